@@ -1,0 +1,1 @@
+"""samekey: same key, same answer, one effect."""
