@@ -1,0 +1,68 @@
+"""What one request asks for: its identity, its fingerprint and how it wants to run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from .states import Mode
+
+_PLAIN_LIMIT: Final = 200
+"""A longer scope part is hashed, so that no path or principal can outgrow a database's index row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request for the right to run. ``id`` and ``attempt`` are fresh random values, unused if lost."""
+
+    id: str
+    attempt: str
+    scope: str
+    key: str
+    tenant: str
+    endpoint: str
+    fingerprint: bytes
+    fingerprint_version: str
+    digest_as: Callable[[str], bytes | None]
+    """This request's digest under a stored record's version; None where it cannot be computed."""
+    mode: Mode
+    lease_ms: int
+    ttl_ms: int
+
+
+def scope_part(text: str) -> str:
+    """A principal or endpoint in a form that every store can hold, distinct for distinct inputs."""
+    if len(text) <= _PLAIN_LIMIT and text.isascii() and text.isprintable():
+        return f"={text}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"#{digest}"
+
+
+def scope_of(*parts: str) -> str:
+    """Parts joined so that no two different lists give the same scope: each carries its length."""
+    return "".join(f"{len(part)}:{part}" for part in parts)
+
+
+def downstream_base(scope: str, key: str) -> str:
+    """What every downstream key of this operation begins with, in this life and any later one."""
+    return _digest("samekey downstream 1", scope, key)[:32]
+
+
+def downstream_key(scope: str, key: str, step: str) -> str:
+    """A key for the provider: the same for every attempt at this step, in every process, for ever.
+
+    It has 65 characters at most, well inside the limits that providers publish.
+    """
+    return f"{downstream_base(scope, key)}-{_digest('samekey step 1', step)[:32]}"
+
+
+def lock_number(scope: str, key: str) -> int:
+    """A signed 64-bit number for an advisory lock. A collision costs a 409, never a second run."""
+    digest = hashlib.sha256(scope_of("samekey lock 1", scope, key).encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(scope_of(*parts).encode("utf-8", "surrogatepass")).hexdigest()

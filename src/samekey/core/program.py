@@ -1,0 +1,70 @@
+"""A program: what to ask of a database, without asking it.
+
+A store operation is a generator. It yields statements, is sent the rows of each, and returns a result.
+It holds all of the logic and performs no I/O, so one implementation serves sync and async code, our
+connections and the user's, and a test can stop it at every point (``samekey.testing.crash``).
+
+A program never calls user code. Database errors are thrown into it; it may catch them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, TypeVar
+
+Value: TypeAlias = str | int | bytes | None | Sequence[str] | Sequence[int]
+"""What a parameter may be: the types on which all drivers agree."""
+
+Row: TypeAlias = Sequence[str | int | bytes | None]
+Dialect: TypeAlias = Literal["postgres", "sqlite"]
+Style: TypeAlias = Literal["numeric", "format", "qmark"]
+"""How a driver spells parameters: ``$1`` (asyncpg), ``%s`` (psycopg), ``?`` (sqlite3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One named SQL statement, rendered for every parameter style when it was loaded."""
+
+    name: str
+    sql: str
+    """As written, with ``:name`` parameters."""
+    rendered: Mapping[Style, tuple[str, tuple[str, ...]]]
+    """For each style, the text and the names of its parameters in order."""
+
+    def __call__(self, **parameters: Value) -> Statement:
+        return Statement(self, parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A query with its parameters: the one thing that a driver must be able to execute."""
+
+    query: Query
+    parameters: Mapping[str, Value]
+
+    @property
+    def name(self) -> str:
+        return self.query.name
+
+    def render(self, style: Style) -> tuple[str, list[Value]]:
+        text, names = self.query.rendered[style]
+        parameters = self.parameters
+        return text, [parameters[name] for name in names]
+
+
+class Begin:
+    """Yielded first by a program whose statements must commit together.
+
+    Without it each statement commits by itself: most operations are one statement that compares and
+    sets, and a transaction around it would cost two round trips and buy nothing.
+    """
+
+    __slots__ = ()
+    name = "begin"
+
+
+BEGIN: Final = Begin()
+
+T = TypeVar("T")
+Program: TypeAlias = Generator[Statement | Begin, Sequence[Row], T]

@@ -1,0 +1,190 @@
+"""What is kept for a key: the record, its lease and its answer. Data only; the rules stand elsewhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import CorruptRecord
+from .program import Row
+from .states import Mode, State
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+ANSWER_VERSION: Final = 1
+"""The layout of a stored answer. A record with another one is refused, never guessed at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer: what the first request got and what every retry gets."""
+
+    status: int
+    headers: Headers = ()
+    body: bytes = b""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value under that (lower-case) name."""
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to run one operation, fenced by an attempt id that never repeats."""
+
+    scope: str
+    key: str
+    attempt: str
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One key in one scope, as the store holds it. Times are milliseconds by the store's clock."""
+
+    id: str
+    scope: str
+    key: str
+    tenant: str
+    endpoint: str
+    fingerprint: bytes
+    fingerprint_version: str
+    state: State
+    mode: Mode
+    attempt: str
+    attempts: int
+    recovery_point: str | None
+    locked_until: int | None
+    answer: Answer | None
+    """None while there is no final answer, and where it could not be stored (see ``withheld``)."""
+    withheld: bool
+    """The operation completed but its answer was streamed or too large to keep."""
+    error_code: str | None
+    downstream: str | None
+    provider_id: str | None
+    reconcile_after: int | None
+    created_at: int
+    last_run_at: int
+    completed_at: int | None
+    expires_at: int
+
+    def lease(self, duration_ms: int) -> Lease:
+        return Lease(self.scope, self.key, self.attempt, duration_ms)
+
+
+COLUMNS: Final = (
+    "id",
+    "scope",
+    "key",
+    "tenant",
+    "endpoint",
+    "fingerprint",
+    "fingerprint_version",
+    "state",
+    "mode",
+    "attempt",
+    "attempts",
+    "recovery_point",
+    "locked_until",
+    "answer_version",
+    "answer_status",
+    "answer_headers",
+    "answer_body",
+    "error_code",
+    "downstream",
+    "provider_id",
+    "reconcile_after",
+    "created_at",
+    "last_run_at",
+    "completed_at",
+    "expires_at",
+)
+"""The columns of a record in the order in which every query returns them."""
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """Headers as they are stored: repeated names and their order survive."""
+    pairs = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+    return json.dumps(pairs, separators=(",", ":")).encode("ascii")
+
+
+def decode_headers(stored: bytes) -> Headers:
+    pairs = json.loads(stored)
+    return tuple((str(n).encode("latin-1"), str(v).encode("latin-1")) for n, v in pairs)
+
+
+def decode_record(row: Row) -> Record:
+    """A row in the order of ``COLUMNS``, or ``CorruptRecord``: never a guess, never a second run."""
+    try:
+        return _decode(dict(zip(COLUMNS, row, strict=True)))
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptRecord(
+            "A stored record cannot be read by this version of samekey; the operation was not run. "
+            f"Was it written by a newer version? ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _decode(row: dict[str, str | int | bytes | None]) -> Record:
+    state = State(_text(row["state"]))
+    version, status = _optional_int(row["answer_version"]), _optional_int(row["answer_status"])
+    answer: Answer | None = None
+    if state is State.COMPLETED:
+        if version != ANSWER_VERSION:
+            raise ValueError(f"answer version {version}")
+        if status is not None:
+            headers = decode_headers(_bytes(row["answer_headers"]))
+            answer = Answer(status, headers, _bytes(row["answer_body"]))
+    return Record(
+        id=_text(row["id"]),
+        scope=_text(row["scope"]),
+        key=_text(row["key"]),
+        tenant=_text(row["tenant"]),
+        endpoint=_text(row["endpoint"]),
+        fingerprint=_bytes(row["fingerprint"]),
+        fingerprint_version=_text(row["fingerprint_version"]),
+        state=state,
+        mode=Mode(_text(row["mode"])),
+        attempt=_text(row["attempt"]),
+        attempts=_int(row["attempts"]),
+        recovery_point=_optional_text(row["recovery_point"]),
+        locked_until=_optional_int(row["locked_until"]),
+        answer=answer,
+        withheld=state is State.COMPLETED and answer is None,
+        error_code=_optional_text(row["error_code"]),
+        downstream=_optional_text(row["downstream"]),
+        provider_id=_optional_text(row["provider_id"]),
+        reconcile_after=_optional_int(row["reconcile_after"]),
+        created_at=_int(row["created_at"]),
+        last_run_at=_int(row["last_run_at"]),
+        completed_at=_optional_int(row["completed_at"]),
+        expires_at=_int(row["expires_at"]),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text expected, not {type(value).__name__}")
+    return value
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"integer expected, not {type(value).__name__}")
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if not isinstance(value, bytes):
+        raise TypeError(f"bytes expected, not {type(value).__name__}")
+    return value
+
+
+def _optional_text(value: object) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _optional_int(value: object) -> int | None:
+    return None if value is None else _int(value)

@@ -1,0 +1,186 @@
+"""Every rule about what may become what.
+
+This is the only file that says which state follows which. The SQL takes the states it may leave and
+the state it enters from here (see ``stores/sql/queries.py``), the documentation draws its diagram from
+here (``python -m samekey.core.states``), and the tests walk every pair of state and event.
+
+``None`` stands for "no record": before the first claim, after a release, after the reaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class State(StrEnum):
+    """Where a record stands."""
+
+    PENDING = "pending"
+    """Accepted and written down; a worker will do it."""
+    IN_PROGRESS = "in_progress"
+    """Somebody holds the lease and runs it."""
+    COMPLETED = "completed"
+    """There is a final answer, good or bad. It never changes."""
+    FAILED_RETRYABLE = "failed_retryable"
+    """It failed and provably nothing happened; one retry may run it again."""
+    UNKNOWN = "unknown"
+    """It may or may not have happened; nobody runs it again until somebody finds out."""
+    DEAD_LETTER = "dead_letter"
+    """The machine gave up finding out; an operator decides."""
+    EXPIRED = "expired"
+    """A tombstone: the key was used, its answer is gone."""
+
+
+class Mode(StrEnum):
+    """How an operation was declared to run; it decides what a lost lease means."""
+
+    ATOMIC = "atomic"
+    """Its writes and its answer commit in one transaction."""
+    LEASED = "leased"
+    """It has effects outside the database."""
+    REPEATABLE = "repeatable"
+    """Leased, and declared safe to repeat."""
+    PHASED = "phased"
+    """It resumes at its recovery point."""
+    DEFERRED = "deferred"
+    """A worker's job, retried under its downstream key."""
+
+
+class Event(StrEnum):
+    """What can happen to a record."""
+
+    CLAIM = "claim"
+    """A request takes a key that is new, or whose former life has expired."""
+    ACCEPT = "accept"
+    """A deferred operation is written down for a worker."""
+    COMMIT = "commit"
+    """Atomic work appears, finished, with its transaction."""
+    START = "start"
+    """A worker takes a pending operation."""
+    RETRY = "retry"
+    """One retry wins the right to run a failed operation again."""
+    RESUME = "resume"
+    """Phased work whose lease ran out goes on under a new attempt."""
+    COMPLETE = "complete"
+    """The holder stores its answer."""
+    FAIL = "fail"
+    """The holder proves that nothing happened."""
+    LOSE = "lose"
+    """The outcome cannot be told."""
+    RELEASE = "release"
+    """The holder frees the key: the answer is not one to remember."""
+    LEASE_END = "lease_end"
+    """The lease ran out; what follows depends on the mode."""
+    TIME_OUT = "time_out"
+    """A pending operation that nobody started in time is closed with a 408."""
+    FOUND_EXECUTED = "found_executed"
+    """Somebody found out that it happened (also: that it was declined)."""
+    FOUND_NOT_EXECUTED = "found_not_executed"
+    """Somebody found out that it never happened."""
+    GIVE_UP = "give_up"
+    """Finding out, or trying, has been exhausted."""
+    EXPIRE = "expire"
+    """Retention is over; the fact stays, the answer goes."""
+    REAP = "reap"
+    """Retention is over; the record goes."""
+
+
+LEASE_END: Final[Mapping[Mode, State]] = {
+    Mode.ATOMIC: State.FAILED_RETRYABLE,  # its transaction was rolled back
+    Mode.LEASED: State.UNKNOWN,  # the effect may be out there
+    Mode.REPEATABLE: State.FAILED_RETRYABLE,  # the user said that repeating is safe
+    Mode.PHASED: State.IN_PROGRESS,  # stays, and may be resumed at its recovery point
+    Mode.DEFERRED: State.PENDING,  # the job is retried under its downstream key
+}
+"""What a lease that ran out makes of a record, by its mode. It never means "safe to run again"."""
+
+
+TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
+    (None, Event.CLAIM): State.IN_PROGRESS,
+    (State.EXPIRED, Event.CLAIM): State.IN_PROGRESS,
+    (None, Event.ACCEPT): State.PENDING,
+    (State.EXPIRED, Event.ACCEPT): State.PENDING,
+    (None, Event.COMMIT): State.COMPLETED,
+    (State.EXPIRED, Event.COMMIT): State.COMPLETED,
+    (State.FAILED_RETRYABLE, Event.COMMIT): State.COMPLETED,
+    (State.PENDING, Event.START): State.IN_PROGRESS,
+    (State.FAILED_RETRYABLE, Event.RETRY): State.IN_PROGRESS,
+    (State.IN_PROGRESS, Event.RESUME): State.IN_PROGRESS,
+    (State.IN_PROGRESS, Event.COMPLETE): State.COMPLETED,
+    # A late result of the holder, while its attempt id is still the current one, is the truth.
+    (State.UNKNOWN, Event.COMPLETE): State.COMPLETED,
+    (State.FAILED_RETRYABLE, Event.COMPLETE): State.COMPLETED,
+    (State.IN_PROGRESS, Event.FAIL): State.FAILED_RETRYABLE,
+    (State.UNKNOWN, Event.FAIL): State.FAILED_RETRYABLE,
+    (State.IN_PROGRESS, Event.LOSE): State.UNKNOWN,
+    # Atomic work that escaped its transaction has no record yet and still must not run again.
+    (None, Event.LOSE): State.UNKNOWN,
+    (State.FAILED_RETRYABLE, Event.LOSE): State.UNKNOWN,
+    (State.EXPIRED, Event.LOSE): State.UNKNOWN,
+    (State.IN_PROGRESS, Event.RELEASE): None,
+    (State.UNKNOWN, Event.RELEASE): None,
+    (State.PENDING, Event.TIME_OUT): State.COMPLETED,
+    (State.UNKNOWN, Event.FOUND_EXECUTED): State.COMPLETED,
+    (State.DEAD_LETTER, Event.FOUND_EXECUTED): State.COMPLETED,
+    (State.UNKNOWN, Event.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
+    (State.DEAD_LETTER, Event.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
+    (State.PENDING, Event.GIVE_UP): State.DEAD_LETTER,
+    (State.UNKNOWN, Event.GIVE_UP): State.DEAD_LETTER,
+    (State.COMPLETED, Event.EXPIRE): State.EXPIRED,
+    (State.FAILED_RETRYABLE, Event.EXPIRE): State.EXPIRED,
+    (State.COMPLETED, Event.REAP): None,
+    (State.FAILED_RETRYABLE, Event.REAP): None,
+    (State.EXPIRED, Event.REAP): None,
+}
+"""All legal transitions but the end of a lease, which ``LEASE_END`` gives by mode."""
+
+
+class IllegalTransition(Exception):
+    """An event that this state does not know. It is a bug in samekey, never a user's mistake."""
+
+
+def next_state(state: State | None, event: Event, mode: Mode) -> State | None:
+    """The state that follows, or ``IllegalTransition``."""
+    if event is Event.LEASE_END and state is State.IN_PROGRESS:
+        return LEASE_END[mode]
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        was = "no record" if state is None else state
+        raise IllegalTransition(f"{event} is not possible from {was}") from None
+
+
+def sources(event: Event) -> tuple[State, ...]:
+    """The recorded states that an event may leave, in the order of ``State``."""
+    if event is Event.LEASE_END:
+        return (State.IN_PROGRESS,)
+    return tuple(state for state in State if (state, event) in TRANSITIONS)
+
+
+def target(event: Event) -> State:
+    """The one state that an event leads to; an error for events that have several or delete."""
+    targets = {after for (_, e), after in TRANSITIONS.items() if e is event}
+    if len(targets) != 1 or None in targets:
+        raise IllegalTransition(f"{event} has no single target state")
+    found = targets.pop()
+    assert found is not None
+    return found
+
+
+def diagram() -> str:
+    """The transitions as a Mermaid state diagram, for ``docs/architecture.md``."""
+    edges: dict[tuple[str, str], list[str]] = {}
+    for (before, event), after in TRANSITIONS.items():
+        edge = ("[*]" if before is None else before, "[*]" if after is None else after)
+        edges.setdefault(edge, []).append(event)
+    for mode, after in LEASE_END.items():
+        edges.setdefault((State.IN_PROGRESS, after), []).append(f"{Event.LEASE_END} ({mode})")
+    lines = ["stateDiagram-v2"]
+    lines += [f"    {a} --> {b}: {', '.join(events)}" for (a, b), events in edges.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(diagram(), end="")

@@ -1,0 +1,64 @@
+"""What a driver is: it executes one statement, and opens a transaction. Nothing else is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..core.program import Row, Statement
+
+
+class Session(Protocol):
+    """One transaction on one connection. It may begin as late as its first use."""
+
+    @property
+    def connection(self) -> Any:
+        """What the handler writes through. Its own commit is refused where the driver can."""
+
+    def wrote(self) -> bool | None:
+        """Whether anything was written so far; None where only the database can tell."""
+
+    def execute(self, statement: Statement) -> Sequence[Row]: ...
+
+    def commit(self) -> None:
+        """Commits and gives the connection back. ``CommitUncertain`` if nobody can tell."""
+
+    def rollback(self) -> None:
+        """Rolls back and gives the connection back. Never raises."""
+
+
+class Driver(Protocol):
+    """Synchronous I/O with one database. Safe to use from many threads and after a fork."""
+
+    def execute(self, statement: Statement) -> Sequence[Row]:
+        """One statement that commits by itself."""
+
+    def open(self, connection: Any = None) -> Session:
+        """A transaction, on a connection of ours or on the user's."""
+
+    def close(self) -> None: ...
+
+
+class AsyncSession(Protocol):
+    """``Session`` for async code."""
+
+    @property
+    def connection(self) -> Any: ...
+
+    def wrote(self) -> bool | None: ...
+
+    async def execute(self, statement: Statement) -> Sequence[Row]: ...
+
+    async def commit(self) -> None: ...
+
+    async def rollback(self) -> None: ...
+
+
+class AsyncDriver(Protocol):
+    """``Driver`` for async code."""
+
+    async def execute(self, statement: Statement) -> Sequence[Row]: ...
+
+    async def open(self, connection: Any = None) -> AsyncSession: ...
+
+    async def close(self) -> None: ...

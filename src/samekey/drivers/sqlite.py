@@ -1,0 +1,359 @@
+"""SQLite through the standard library: sync, and async without blocking the event loop.
+
+Every connection is in autocommit mode: a transaction is there because we began it. WAL lets duplicates
+read while somebody writes; ``synchronous=FULL`` makes a commit durable; a writer waits for another a bounded
+time and then is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from ..core.program import Row, Statement
+from ..errors import (
+    CommitRefused,
+    ConfigurationError,
+    SchemaMismatch,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
+
+T = TypeVar("T")
+Parameters = Sequence[Any] | Mapping[str, Any]
+
+BUSY_SECONDS: Final = 5.0
+"""How long a writer waits for another. Longer than any commit, shorter than a client's patience."""
+IDLE_CONNECTIONS: Final = 8
+"""Connections kept open between statements; opening one costs about a fifth of a millisecond."""
+
+_BUSY: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_COMMIT_REFUSED: Final = (
+    "samekey commits this transaction together with the answer, so the handler must not end it. "
+    "Remove the commit or rollback; to undo everything, raise an error."
+)
+
+
+class HandlerConnection(sqlite3.Connection):
+    """A connection that refuses to end its transaction while a handler holds it."""
+
+    guarded = False
+
+    def commit(self) -> None:
+        self._refuse_if_guarded()
+        super().commit()
+
+    def rollback(self) -> None:
+        self._refuse_if_guarded()
+        super().rollback()
+
+    def __enter__(self) -> HandlerConnection:
+        self._refuse_if_guarded()  # leaving the block would commit
+        super().__enter__()
+        return self
+
+    def _refuse_if_guarded(self) -> None:
+        if self.guarded:
+            raise CommitRefused(_COMMIT_REFUSED)
+
+    def guard(self) -> None:
+        self.guarded = True
+        self.set_authorizer(_refuse_transaction_statements)
+
+    def unguard(self) -> None:
+        self.guarded = False
+        self.set_authorizer(None)
+
+
+def _refuse_transaction_statements(
+    action: int, _a: str | None, _b: str | None, _c: str | None, _d: str | None
+) -> int:
+    """COMMIT and ROLLBACK as SQL text; savepoints are the handler's own business."""
+    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
+
+
+class SQLiteDriver:
+    """Synchronous SQLite. ``path`` may be ``:memory:``."""
+
+    def __init__(self, path: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+        self._busy_seconds = busy_seconds
+        self._lock = threading.Lock()
+        self._idle: list[HandlerConnection] = []
+        self._pid = os.getpid()
+        self._temporary: weakref.finalize[..., Any] | None = None
+        if path == ":memory:":
+            # A memory database belongs to one connection, or else locks whole tables among several. A
+            # private file that goes with the process behaves like the real thing.
+            folder = tempfile.mkdtemp(prefix="samekey-")
+            self._temporary = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            path = os.path.join(folder, "memory.db")
+        self.path = path
+
+    def execute(self, statement: Statement) -> Sequence[Row]:
+        connection = self.take()
+        try:
+            return _execute(connection, statement)
+        finally:
+            self.give_back(connection)
+
+    def open(self, connection: Any = None) -> SQLiteSession:
+        if connection is not None:
+            raise ConfigurationError(
+                "On SQLite, atomic work runs on samekey's own connection: use "
+                "current_operation().connection for the writes that belong to the operation."
+            )
+        return SQLiteSession(self)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        if self._temporary is not None:
+            self._temporary()
+
+    def take(self) -> HandlerConnection:
+        """A connection that nobody else uses until it is given back."""
+        with self._lock:
+            if self._pid != os.getpid():
+                # SQLite connections must not cross a fork. Closing them here would drop the parent's
+                # locks, so they are left alone.
+                self._pid, self._idle = os.getpid(), []
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def give_back(self, connection: HandlerConnection) -> None:
+        with self._lock:
+            if self._pid == os.getpid() and len(self._idle) < IDLE_CONNECTIONS:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _connect(self) -> HandlerConnection:
+        try:
+            connection = sqlite3.connect(
+                self.path,
+                timeout=self._busy_seconds,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=HandlerConnection,
+            )
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+        except sqlite3.Error as error:
+            raise _translate(error) from error
+        return connection
+
+
+class SQLiteSession:
+    """A write transaction that begins at its first use, so that slow handlers do not hold the lock."""
+
+    def __init__(self, driver: SQLiteDriver) -> None:
+        self._driver = driver
+        self._held: HandlerConnection | None = None
+        self._changes = 0
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._begin()
+
+    def wrote(self) -> bool:
+        return self._held is not None and self._held.total_changes != self._changes
+
+    def execute(self, statement: Statement) -> Sequence[Row]:
+        return _execute(self._begin(), statement)
+
+    def commit(self) -> None:
+        if self._held is None:
+            return
+        self._held.unguard()
+        try:
+            self._held.execute("commit")
+        except sqlite3.Error as error:
+            # SQLite says for certain that it did not commit; the transaction is still open.
+            self.rollback()
+            raise _translate(error) from error
+        self._give_back()
+
+    def rollback(self) -> None:
+        if self._held is None:
+            return
+        self._held.unguard()
+        try:
+            if self._held.in_transaction:
+                self._held.execute("rollback")
+        except sqlite3.Error:
+            self._held.close()
+            self._held = None
+            return
+        self._give_back()
+
+    def _begin(self) -> HandlerConnection:
+        if self._held is None:
+            connection = self._driver.take()
+            try:
+                connection.execute("begin immediate")
+            except sqlite3.Error as error:
+                self._driver.give_back(connection)
+                raise _translate(error) from error
+            self._changes = connection.total_changes
+            connection.row_factory = None
+            connection.guard()
+            self._held = connection
+        return self._held
+
+    def _give_back(self) -> None:
+        if self._held is not None:
+            # A handler may have set its own; the next user must not inherit them.
+            self._held.row_factory = None
+            self._held.text_factory = str
+            self._driver.give_back(self._held)
+            self._held = None
+
+
+def _execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[Row]:
+    sql, parameters = statement.render("qmark")
+    try:
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        rows: list[Row] = cursor.execute(sql, parameters).fetchall()
+        cursor.close()
+    except sqlite3.Error as error:
+        raise _translate(error) from error
+    return rows
+
+
+def _translate(error: sqlite3.Error) -> StoreError | SchemaMismatch:
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = code & 0xFF if isinstance(code, int) else None
+    if primary in _BUSY:
+        return StoreBusy(
+            "The SQLite database is locked by another writer. Retry with the same key."
+        )
+    if "no such table" in str(error):
+        return SchemaMismatch("The tables of samekey are missing. Create them: samekey migrate URL")
+    return StoreUnavailable(f"SQLite could not do it: {error}")
+
+
+class AsyncSQLiteDriver:
+    """SQLite for async code: the same driver, run in threads of its own."""
+
+    def __init__(self, driver: SQLiteDriver) -> None:
+        self.driver = driver
+        self._pid = os.getpid()
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Runs something in a thread; a cancelled caller does not interrupt it half-way."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads(), function, *arguments)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None or self._pid != os.getpid():
+                self._pid = os.getpid()
+                # One thread may wait for the write lock while others answer replays.
+                self._pool = ThreadPoolExecutor(16, thread_name_prefix="samekey-sqlite")
+            return self._pool
+
+    async def execute(self, statement: Statement) -> Sequence[Row]:
+        return await self.call(self.driver.execute, statement)
+
+    async def open(self, connection: Any = None) -> AsyncSQLiteSession:
+        return AsyncSQLiteSession(self, self.driver.open(connection))
+
+    async def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+
+class AsyncSQLiteSession:
+    """A write transaction for async code."""
+
+    def __init__(self, driver: AsyncSQLiteDriver, session: SQLiteSession) -> None:
+        self._driver = driver
+        self._session = session
+        self._connection = AsyncConnection(driver, session)
+
+    @property
+    def connection(self) -> AsyncConnection:
+        return self._connection
+
+    def wrote(self) -> bool:
+        return self._session.wrote()
+
+    async def execute(self, statement: Statement) -> Sequence[Row]:
+        return await self._driver.call(self._session.execute, statement)
+
+    async def commit(self) -> None:
+        await self._driver.call(self._session.commit)
+
+    async def rollback(self) -> None:
+        await self._driver.call(self._session.rollback)
+
+
+class AsyncConnection:
+    """What an async handler writes through: ``await connection.execute(sql, parameters)``.
+
+    Rows are fetched in the thread, so what comes back is plain data.
+    """
+
+    def __init__(self, driver: AsyncSQLiteDriver, session: SQLiteSession) -> None:
+        self._driver = driver
+        self._session = session
+        self._one_at_a_time = asyncio.Lock()
+
+    async def execute(self, sql: str, parameters: Parameters = ()) -> Result:
+        """Runs one statement and gives its rows."""
+        return await self._call(lambda c: _fetch(c.execute(sql, parameters)))
+
+    async def executemany(self, sql: str, parameters: Iterable[Parameters]) -> Result:
+        """Runs one statement for each set of parameters."""
+        return await self._call(lambda c: _fetch(c.executemany(sql, parameters)))
+
+    async def commit(self) -> None:
+        """Always refused: samekey commits, together with the answer."""
+        raise CommitRefused(_COMMIT_REFUSED)
+
+    async def rollback(self) -> None:
+        """Always refused: raise an error to undo everything."""
+        raise CommitRefused(_COMMIT_REFUSED)
+
+    async def _call(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        async with self._one_at_a_time:
+            return await self._driver.call(lambda: work(self._session.connection))
+
+
+class Result:
+    """The rows of a statement, with ``lastrowid`` and ``rowcount``."""
+
+    def __init__(self, rows: list[Any], lastrowid: int | None, rowcount: int) -> None:
+        self.rows = rows
+        self.lastrowid = lastrowid
+        self.rowcount = rowcount
+
+    def fetchone(self) -> Any:
+        return self.rows[0] if self.rows else None
+
+    def fetchall(self) -> list[Any]:
+        return self.rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def _fetch(cursor: sqlite3.Cursor) -> Result:
+    return Result(cursor.fetchall(), cursor.lastrowid, cursor.rowcount)

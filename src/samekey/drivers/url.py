@@ -1,0 +1,68 @@
+"""URL in, drivers out: ``sqlite:///app.db``, ``sqlite:///:memory:``, ``postgresql://…``."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from ..core.program import Dialect
+from ..errors import ConfigurationError
+from .protocol import AsyncDriver, Driver
+from .sqlite import AsyncSQLiteDriver, SQLiteDriver
+
+
+@dataclass(frozen=True, slots=True)
+class Drivers:
+    """The drivers of one database: sync for threads, async for event loops."""
+
+    dialect: Dialect
+    sync: Driver
+    aio: AsyncDriver
+
+
+def drivers_for(url: str, *, pool_size: int = 10, timeout: float = 5.0) -> Drivers:
+    """The drivers that a URL names. Nothing is connected yet."""
+    scheme = url.partition(":")[0].lower()
+    if scheme == "sqlite":
+        driver = SQLiteDriver(_sqlite_path(url), busy_seconds=timeout)
+        return Drivers("sqlite", driver, AsyncSQLiteDriver(driver))
+    if scheme in ("postgresql", "postgres"):
+        return _postgres(url, pool_size, timeout)
+    raise ConfigurationError(
+        f"samekey does not know the store {scheme!r}. Use sqlite:///app.db, sqlite:///:memory: or "
+        "postgresql://user@host/database."
+    )
+
+
+def _sqlite_path(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc:
+        raise ConfigurationError(
+            "A SQLite URL has three slashes before a relative path (sqlite:///app.db) and four "
+            "before an absolute one."
+        )
+    path = unquote(parts.path).removeprefix("/")
+    if not path:
+        raise ConfigurationError("The SQLite URL names no file: write sqlite:///app.db.")
+    return path
+
+
+def _postgres(url: str, pool_size: int, timeout: float) -> Drivers:
+    missing = [
+        name
+        for name in ("asyncpg", "psycopg", "psycopg_pool")
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise ConfigurationError(
+            f"PostgreSQL needs {' and '.join(missing)}: pip install 'samekey[postgresql]'."
+        )
+    from .asyncpg import AsyncpgDriver
+    from .psycopg import PsycopgDriver
+
+    return Drivers(
+        "postgres",
+        PsycopgDriver(url, pool_size=pool_size, timeout=timeout),
+        AsyncpgDriver(url, pool_size=pool_size, timeout=timeout),
+    )

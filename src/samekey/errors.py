@@ -1,0 +1,154 @@
+"""The errors of samekey.
+
+    SamekeyError
+    ├── ConfigurationError          the set-up cannot work; the sentence says what to change
+    │   ├── SchemaMismatch          the tables are missing, too old or too new
+    │   ├── OpenTransaction         atomic work was given a connection inside a transaction
+    │   └── WrongIsolation          atomic work was given a connection of another isolation level
+    ├── StoreError
+    │   ├── StoreUnavailable        503: down, slow, or the circuit breaker is open
+    │   │   ├── ConnectionLost      503: the connection died under the statement
+    │   │   └── StoreBusy           503: reachable, but somebody else has the lock for now
+    │   ├── TransactionConflict     the database aborted the transaction; it may be run again
+    │   └── CommitUncertain         the acknowledgement of COMMIT was lost
+    ├── CorruptRecord               500: a record that this version cannot read
+    ├── HandlerError
+    │   ├── NotExecuted             raise it: nothing happened, a retry may run
+    │   ├── OutcomeUnknown          raise it: nobody can tell, a retry must not run
+    │   ├── CommitRefused           atomic work tried to end its transaction and was stopped
+    │   ├── EscapedTransaction      atomic work ended its own transaction
+    │   ├── NothingWritten          atomic work wrote elsewhere (strict mode)
+    │   ├── StreamedAnswer          atomic work cannot stream its answer
+    │   └── NoOperation             current_operation() outside a guarded handler
+    └── Answered                    internal: the answer is decided, the handler did not run
+
+Each class carries the HTTP status that it leads to and, where it is one of the closed list of
+machine-readable codes, that code.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SamekeyError(Exception):
+    """Everything that samekey raises on purpose."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str | None] = None
+
+
+class ConfigurationError(SamekeyError):
+    """The set-up cannot work as it stands. Raised at start-up wherever that is possible."""
+
+
+class SchemaMismatch(ConfigurationError):
+    """The tables are missing, too old or too new for this version. Run ``samekey migrate URL``."""
+
+    status = 503
+    code = "store_unavailable"
+
+
+class OpenTransaction(ConfigurationError):
+    """Atomic work was given a connection that is already inside a transaction."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Atomic work needs a fresh transaction, but this connection is already inside one: its "
+            "end is not ours to decide, and an outer rollback would erase the record. Nothing was "
+            "run. Give atomic handlers a connection that is not in a transaction."
+        )
+
+
+class WrongIsolation(ConfigurationError):
+    """Atomic work was given a connection whose isolation level is not READ COMMITTED."""
+
+    def __init__(self, level: str) -> None:
+        super().__init__(
+            f"Atomic work needs READ COMMITTED, but this connection uses {level.upper()}: under it a "
+            "duplicate cannot see the record that the first request committed. Nothing was run. "
+            "Give atomic handlers a connection with the default isolation level."
+        )
+
+
+class StoreError(SamekeyError):
+    """The store did not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is down or too slow. Nothing was run; the client may retry with the same key."""
+
+    status = 503
+    code = "store_unavailable"
+
+
+class StoreBusy(StoreUnavailable):
+    """The store is there, but a lock or a connection could not be had in time."""
+
+
+class ConnectionLost(StoreUnavailable):
+    """The connection died; whether the statement was carried out is not known."""
+
+
+class TransactionConflict(StoreError):
+    """The database gave up this transaction in favour of another (40001, 40P01)."""
+
+    status = 503
+    code = "store_unavailable"
+
+
+class CommitUncertain(StoreError):
+    """COMMIT was sent and its acknowledgement never came. Neither outcome may be assumed."""
+
+    status = 503
+    code = "store_unavailable"
+
+
+class CorruptRecord(SamekeyError):
+    """A stored record that this version cannot read. The handler is not run."""
+
+    code = "result_unavailable"
+
+
+class HandlerError(SamekeyError):
+    """Raised by a handler, or because of what a handler did."""
+
+
+class NotExecuted(HandlerError):
+    """Raise this when nothing happened: the operation becomes ``failed_retryable``."""
+
+    status = 503
+
+
+class OutcomeUnknown(HandlerError):
+    """Raise this when nobody can tell what happened: the operation becomes ``unknown``."""
+
+    status = 409
+    code = "outcome_unknown"
+
+
+class CommitRefused(HandlerError):
+    """samekey commits this transaction together with the answer. Remove the commit or rollback."""
+
+
+class EscapedTransaction(HandlerError):
+    """The atomic handler ended its own transaction, so its writes may stand without their record."""
+
+    status = 409
+    code = "outcome_unknown"
+
+
+class NothingWritten(HandlerError):
+    """The atomic handler wrote nothing on ``current_operation().connection``: its work escaped."""
+
+
+class StreamedAnswer(HandlerError):
+    """An atomic handler streamed its answer; it was rolled back. Return the whole body at once."""
+
+
+class NoOperation(SamekeyError):
+    """``current_operation()`` was called where no guarded operation is running."""
+
+
+class Answered(SamekeyError):
+    """The key already decides the answer, so the handler is not run. The middleware catches this."""

@@ -1,0 +1,1 @@
+"""The SQL stores: one set of programs, one file of statements per dialect."""

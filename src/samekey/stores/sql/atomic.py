@@ -1,0 +1,171 @@
+"""The programs of atomic work on PostgreSQL: lock, run, commit with the answer.
+
+They run inside the handler's own transaction. The record is written once, completed, as the last
+statement before COMMIT. The lock spares duplicates the wait; the unique index is the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.claim import Claim, lock_number
+from ...core.decide import Outstanding, Verdict
+from ...core.policy import Policy
+from ...core.program import Program, Statement, Value
+from ...core.record import Answer
+from ...core.states import State
+from ...errors import OpenTransaction, WrongIsolation
+from .keys import Keys, answer_values, claim_values
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Atomic work may run: which transaction it runs in, and which older record it may replace."""
+
+    began: int
+    backend: int
+    seen: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The record stands in the transaction and will appear with it."""
+
+    expires_at: int
+    wrote: bool
+    """Whether the handler itself wrote anything in this transaction."""
+    transaction: str
+    """The transaction's id, to ask about if the acknowledgement of COMMIT is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Somebody else's record is there: roll back and decide again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Escaped:
+    """This is not the transaction that took the lock: the handler ended that one."""
+
+
+class AtomicKeys:
+    """Programs for one dialect that has transaction-scoped advisory locks."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.queries = keys.queries
+
+    def open(
+        self, claim: Claim, policy: Policy, *, max_run_ms: int, now: int | None = None
+    ) -> Program[Opened | Verdict]:
+        """First in the transaction: the lock, then a fresh look at the record.
+
+        Two statements, because one would look with a snapshot from before it had the lock, and could
+        miss a record that was committed in between.
+        """
+        rows = yield Statement(
+            self.queries["atomic_lock"],
+            {
+                "lock": lock_number(claim.scope, claim.key),
+                "max_run_ms": str(max_run_ms),
+                "now": now,
+            },
+        )
+        locked, began, backend, isolation, has_written, _ = rows[0]
+        assert isinstance(began, int) and isinstance(backend, int)
+        if isolation != "read committed":
+            raise WrongIsolation(str(isolation))
+        if has_written:
+            raise OpenTransaction
+        if not locked:
+            return Outstanding(None, (began // 1000 if now is None else now) + claim.ttl_ms)
+        seen = yield from self.keys.look(claim, policy, now=now)
+        if seen is None or isinstance(seen, str):
+            return Opened(began, backend, seen)
+        return seen
+
+    def commit(
+        self,
+        claim: Claim,
+        opened: Opened,
+        answer: Answer | None,
+        *,
+        provider_id: str | None = None,
+        now: int | None = None,
+    ) -> Program[Written | Taken | Escaped]:
+        """Last in the transaction: the record, with the proof that it is still the same one."""
+        rows = yield Statement(
+            self.queries["atomic_commit"],
+            {
+                **claim_values(claim),
+                **answer_values(answer),
+                "provider_id": provider_id,
+                "began": opened.began,
+                "backend": opened.backend,
+                "seen": opened.seen,
+                "now": now,
+            },
+        )
+        same, wrote, expires_at, transaction = rows[0]
+        if not same:
+            return Escaped()
+        if expires_at is None:
+            return Taken()
+        assert isinstance(expires_at, int)
+        return Written(expires_at, bool(wrote), str(transaction))
+
+    def still_open(self, opened: Opened) -> Program[bool]:
+        """Before a rollback: whether this is still the transaction that took the lock."""
+        rows = yield Statement(
+            self.queries["atomic_proof"], {"began": opened.began, "backend": opened.backend}
+        )
+        return bool(rows[0][0])
+
+    def remember(
+        self, claim: Claim, seen: str | None, answer: Answer | None, *, now: int | None = None
+    ) -> Program[int | None]:
+        """After a rollback: a refusal to be remembered. None if somebody else was first."""
+        return self._outcome(claim, seen, State.COMPLETED, now, **answer_values(answer))
+
+    def lose(
+        self, claim: Claim, seen: str | None, error_code: str, *, now: int | None = None
+    ) -> Program[int | None]:
+        """After an escape: nobody can tell what stands, so no retry may run."""
+        return self._outcome(
+            claim,
+            seen,
+            State.UNKNOWN,
+            now,
+            answer_version=None,
+            answer_status=None,
+            answer_headers=None,
+            answer_body=None,
+            error_code=error_code,
+        )
+
+    def _outcome(
+        self, claim: Claim, seen: str | None, state: State, now: int | None, **values: Value
+    ) -> Program[int | None]:
+        rows = yield Statement(
+            self.queries["atomic_outcome"],
+            {
+                "error_code": None,
+                **claim_values(claim),
+                **values,
+                "state": str(state),
+                "lock": lock_number(claim.scope, claim.key),
+                "seen": seen,
+                "now": now,
+            },
+        )
+        if not rows:
+            return None
+        assert isinstance(rows[0][1], int)
+        return rows[0][1]
+
+    def transaction_status(self, transaction: str) -> Program[str]:
+        """``committed``, ``aborted``, ``in progress``, or ``unknown`` if it is too long ago."""
+        rows = yield Statement(
+            self.queries["transaction_status"], {"transaction": transaction, "now": None}
+        )
+        return str(rows[0][0])

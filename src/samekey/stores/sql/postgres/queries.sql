@@ -1,0 +1,257 @@
+-- The statements of the PostgreSQL store. Each is one round trip.
+--
+-- :name      a parameter
+-- {now}      the store's clock in milliseconds, or :now where a test gives one
+-- {record}   the columns of a record, in the order of core/record.py
+-- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
+-- {durable}  true; makes sure that this commit is not one of synchronous_commit = off
+
+-- name: reserve
+-- Insert or nothing. Gives the new record ("mine"), or the one that is there, or neither: then somebody
+-- else's insert committed while this statement ran, and the caller asks again.
+with found as (
+    select {record} from {keys} where scope = :scope::text and key = :key::text
+), mine as (
+    insert into {keys} as k (
+        scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+        attempts, locked_until, downstream, created_at, last_run_at, expires_at
+    )
+    select
+        :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
+        :fingerprint_version::text, {to:claim}, :mode::text, :attempt::text, 1,
+        {now} + :lease_ms::bigint, :downstream::text, {now}, {now}, {now} + :ttl_ms::bigint
+    where not exists (select from found) and {durable}
+    on conflict (scope, key) do nothing
+    returning {record}
+)
+select {now}, 1::bigint, mine.* from mine
+union all
+select {now}, 0::bigint, found.* from found
+
+-- name: find
+-- The record of a key, if any; always one row, so that the store's clock comes along.
+select {now}, {record} from (select) as one
+left join {keys} on scope = :scope::text and key = :key::text
+
+-- name: find_by_id
+select {now}, {record} from {keys} where id = :id::text
+
+-- name: find_by_downstream
+select {now}, {record} from {keys} where downstream = :downstream::text limit 2
+
+-- name: find_by_provider_id
+select {now}, {record} from {keys} where provider_id = :provider_id::text limit 2
+
+-- name: retry
+-- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
+update {keys} set
+    state = {to:retry}, mode = :mode::text, attempt = :attempt::text, attempts = attempts + 1,
+    locked_until = {now} + :lease_ms::bigint, last_run_at = {now},
+    expires_at = {now} + :ttl_ms::bigint, error_code = null,
+    downstream = coalesce(downstream, :downstream::text)
+where scope = :scope::text and key = :key::text and attempt = :seen::text
+    and state in ({from:retry}) and {durable}
+returning {now}, {record}
+
+-- name: resume
+-- Takes over phased work whose lease ran out, under a new attempt.
+update {keys} set
+    state = {to:resume}, attempt = :attempt::text, attempts = attempts + 1,
+    locked_until = {now} + :lease_ms::bigint, last_run_at = {now}
+where scope = :scope::text and key = :key::text and attempt = :seen::text
+    and state in ({from:resume}) and mode = 'phased' and locked_until <= {now} and {durable}
+returning {now}, {record}
+
+-- name: reuse
+-- A new life of a key whose retention is over, whether or not the reaper has been by.
+update {keys} set
+    state = {to:claim}, mode = :mode::text, attempt = :attempt::text, attempts = 1,
+    tenant = :tenant::text, endpoint = :endpoint::text, fingerprint = :fingerprint::bytea,
+    fingerprint_version = :fingerprint_version::text,
+    recovery_point = null, locked_until = {now} + :lease_ms::bigint,
+    answer_version = null, answer_status = null, answer_headers = null, answer_body = null,
+    error_code = null, downstream = :downstream::text, provider_id = null, reconcile_after = null,
+    created_at = {now}, last_run_at = {now}, completed_at = null,
+    expires_at = {now} + :ttl_ms::bigint
+where scope = :scope::text and key = :key::text and attempt = :seen::text
+    and (state in ({from:claim}) or (state in ({from:expire}) and expires_at <= {now})) and {durable}
+returning {now}, {record}
+
+-- name: end_lease
+-- Moves a record whose lease ran out, by its mode.
+update {keys} set
+    state = {lease_end}, locked_until = null, error_code = 'lease_ended',
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end
+where scope = :scope::text and key = :key::text and attempt = :seen::text
+    and state in ({from:lease_end}) and mode <> 'phased' and locked_until <= {now} and {durable}
+returning {now}, {record}
+
+-- name: renew
+-- All live leases of a process at once; gives back the attempts that are still ours.
+update {keys} as k set locked_until = {now} + l.duration
+from unnest(:scopes::text[], :key_list::text[], :attempts::text[], :durations::bigint[])
+    as l (scope, key, attempt, duration)
+where k.scope = l.scope and k.key = l.key and k.attempt = l.attempt
+    and k.state in ({from:lease_end})
+returning k.attempt
+
+-- name: complete
+-- The holder's answer. Nothing happens if anybody else has taken the record.
+update {keys} set
+    state = {to:complete}, answer_version = :answer_version::bigint,
+    answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
+    answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null,
+    expires_at = case when :from_creation::bigint = 1 then created_at else {now} end + :ttl_ms::bigint,
+    error_code = null, reconcile_after = null,
+    provider_id = coalesce(:provider_id::text, provider_id)
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:complete}) and {durable}
+returning {now}, expires_at
+
+-- name: fail
+-- The holder proves that nothing happened.
+update {keys} set
+    state = {to:fail}, locked_until = null, error_code = :error_code::text, reconcile_after = null
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:fail}) and {durable}
+returning {now}, expires_at
+
+-- name: lose
+-- The holder cannot tell what happened.
+update {keys} set
+    state = {to:lose}, locked_until = null, error_code = :error_code::text, reconcile_after = {now},
+    provider_id = coalesce(:provider_id::text, provider_id)
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:lose}) and {durable}
+returning {now}, expires_at
+
+-- name: release
+-- The holder frees the key.
+delete from {keys}
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:release}) and {durable}
+returning {now}, expires_at
+
+-- name: expire
+-- Retention is over: keep the fact, drop the answer.
+update {keys} set
+    state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
+    answer_body = null
+where scope = :scope::text and key = :key::text and state in ({from:expire}) and expires_at <= {now}
+returning {now}, expires_at
+
+-- name: atomic_lock
+-- Begins atomic work: takes the lock that spares duplicates the wait, bounds how long a silent handler
+-- may hold the transaction, and notes which transaction this is.
+select
+    pg_try_advisory_xact_lock(:lock::bigint)::int::bigint,
+    (extract(epoch from now()) * 1000000)::bigint,
+    pg_backend_pid()::bigint,
+    current_setting('transaction_isolation'),
+    (pg_current_xact_id_if_assigned() is not null)::int::bigint,
+    set_config('idle_in_transaction_session_timeout', :max_run_ms::text, true)
+where {durable}
+
+-- name: atomic_commit
+-- Ends atomic work: the record appears, completed, with the handler's writes. It proves that this is
+-- still the transaction that took the lock, and tells whether the handler wrote anything in it. The index
+-- is the truth: if somebody else's record is there, nothing is written and the caller rolls back.
+with proof as materialized (
+    select
+        (extract(epoch from now()) * 1000000)::bigint = :began::bigint
+            and pg_backend_pid() = :backend::bigint as same,
+        pg_current_xact_id_if_assigned() is not null as wrote
+), written as (
+    insert into {keys} as k (
+        scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+        attempts, answer_version, answer_status, answer_headers, answer_body, provider_id,
+        created_at, last_run_at, completed_at, expires_at
+    )
+    select
+        :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
+        :fingerprint_version::text, {to:commit}, :mode::text, :attempt::text, 1,
+        :answer_version::bigint, :answer_status::bigint, :answer_headers::bytea, :answer_body::bytea,
+        :provider_id::text, {now}, {now}, {now}, {now} + :ttl_ms::bigint
+    from proof where proof.same
+    on conflict (scope, key) do update set
+        state = {to:commit}, mode = excluded.mode, attempt = excluded.attempt,
+        attempts = k.attempts + 1, endpoint = excluded.endpoint, fingerprint = excluded.fingerprint,
+        fingerprint_version = excluded.fingerprint_version,
+        answer_version = excluded.answer_version, answer_status = excluded.answer_status,
+        answer_headers = excluded.answer_headers, answer_body = excluded.answer_body,
+        provider_id = excluded.provider_id, locked_until = null, error_code = null,
+        reconcile_after = null, recovery_point = null,
+        last_run_at = excluded.last_run_at, completed_at = excluded.completed_at,
+        expires_at = excluded.expires_at
+        where k.attempt = :seen::text
+            and (k.state in ({from:commit}) or (k.state in ({from:expire}) and k.expires_at <= {now}))
+    returning k.expires_at
+)
+select
+    proof.same::int::bigint, proof.wrote::int::bigint, written.expires_at,
+    pg_current_xact_id_if_assigned()::text
+from proof left join written on true
+
+-- name: atomic_proof
+-- Whether this is still the transaction that took the lock.
+select (
+    (extract(epoch from now()) * 1000000)::bigint = :began::bigint
+    and pg_backend_pid() = :backend::bigint
+)::int::bigint
+
+-- name: atomic_outcome
+-- After a rollback: what is to be remembered of it all the same, a refusal or an unknown outcome. It is
+-- written under the same lock, and only if nobody else has written meanwhile.
+insert into {keys} as k (
+    scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt, attempts,
+    answer_version, answer_status, answer_headers, answer_body, error_code, reconcile_after,
+    created_at, last_run_at, completed_at, expires_at
+)
+select
+    :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
+    :fingerprint_version::text, :state::text, :mode::text, :attempt::text, 1,
+    :answer_version::bigint, :answer_status::bigint, :answer_headers::bytea, :answer_body::bytea,
+    :error_code::text, case when :state::text = 'unknown' then {now} end,
+    {now}, {now}, case when :state::text = 'completed' then {now} end, {now} + :ttl_ms::bigint
+where (pg_try_advisory_xact_lock(:lock::bigint) or :state::text = 'unknown') and {durable}
+on conflict (scope, key) do update set
+    state = excluded.state, mode = excluded.mode, attempt = excluded.attempt,
+    attempts = k.attempts + 1, fingerprint = excluded.fingerprint,
+    fingerprint_version = excluded.fingerprint_version, endpoint = excluded.endpoint,
+    answer_version = excluded.answer_version, answer_status = excluded.answer_status,
+    answer_headers = excluded.answer_headers, answer_body = excluded.answer_body,
+    error_code = excluded.error_code, reconcile_after = excluded.reconcile_after,
+    last_run_at = excluded.last_run_at, completed_at = excluded.completed_at,
+    expires_at = excluded.expires_at, locked_until = null, recovery_point = null
+    where k.attempt = :seen::text
+        and (k.state in ({from:commit}) or (k.state in ({from:expire}) and k.expires_at <= {now}))
+returning {now}, expires_at
+
+-- name: transaction_status
+-- What became of a transaction whose acknowledgement was lost.
+select coalesce(pg_xact_status(:transaction::text::xid8), 'unknown')
+
+-- name: schema_versions
+select version::bigint, min_compatible::bigint from {schema}.schema_versions order by version
+
+-- name: migration_lock
+-- Migrators queue up here; the second finds the work done.
+select pg_advisory_xact_lock(7165093141852290897)::text
+
+-- name: create_versions
+create table if not exists {schema}.schema_versions (
+    version        bigint primary key,
+    min_compatible bigint not null,
+    applied_at     timestamptz not null default now()
+)
+
+-- name: create_schema
+create schema if not exists {schema}
+
+-- name: schema_exists
+select count(*)::bigint from information_schema.tables
+where table_schema = :schema_name::text and table_name = 'schema_versions'
+
+-- name: note_version
+insert into {schema}.schema_versions (version, min_compatible)
+values (:version::bigint, :min_compatible::bigint)

@@ -1,0 +1,134 @@
+"""Loads the named statements of a dialect from its ``.sql`` file.
+
+A query begins at ``-- name: reserve`` and ends before the next. Its ``:name`` parameters are turned into
+``$1``, ``%s`` and ``?`` once, when the file is loaded; so are the braces, which keep what stands in one
+place elsewhere (the states, the columns, the clock) from being written again in SQL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from ...core.program import Dialect, Query, Style
+from ...core.record import COLUMNS
+from ...core.states import LEASE_END, Event, sources, target
+from ...errors import ConfigurationError
+
+_NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)\b")
+_BRACES: Final = re.compile(r"\{([a-z_:]+)\}")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+_CLOCK: Final[Mapping[Dialect, str]] = {
+    # now() stands still within a transaction and clock_timestamp() cannot use an index.
+    "postgres": "coalesce(:now::bigint, (extract(epoch from statement_timestamp()) * 1000)::bigint)",
+    # unixepoch('subsec') is NULL before SQLite 3.42.
+    "sqlite": "coalesce(:now, cast((julianday('now') - 2440587.5) * 86400000 as integer))",
+}
+_DURABLE: Final = (
+    "(current_setting('synchronous_commit') <> 'off'"
+    " or set_config('synchronous_commit', 'on', true) is not null)"
+)
+
+
+class Queries:
+    """The statements of one dialect, by name: ``queries["reserve"](scope=…, key=…)``."""
+
+    def __init__(self, dialect: Dialect, schema: str = "samekey") -> None:
+        if not _IDENTIFIER.fullmatch(schema):
+            raise ConfigurationError(
+                f"{schema!r} cannot be the name of a schema: use letters, digits and underscores."
+            )
+        self.dialect = dialect
+        self.schema = schema
+        self._words = _words(dialect, schema)
+        self._queries = {name: self.build(name, sql) for name, sql in _read(dialect)}
+
+    def __getitem__(self, name: str) -> Query:
+        return self._queries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queries)
+
+    def expand(self, sql: str) -> str:
+        """SQL with its braces filled in; parameters stay as they are."""
+        return _BRACES.sub(lambda match: self._word(match[1]), sql)
+
+    def build(self, name: str, sql: str) -> Query:
+        """A query from SQL as it stands in a file."""
+        text = self.expand(sql)
+        return Query(name, text, {style: _render(text, style) for style in _STYLES[self.dialect]})
+
+    def _word(self, word: str) -> str:
+        kind, _, event = word.partition(":")
+        if kind == "from":
+            return ", ".join(f"'{state}'" for state in sources(Event(event)))
+        if kind == "to":
+            return f"'{target(Event(event))}'"
+        return self._words[word]
+
+
+_STYLES: Final[Mapping[Dialect, tuple[Style, ...]]] = {
+    "postgres": ("numeric", "format"),
+    "sqlite": ("qmark",),
+}
+
+
+def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
+    lease_end = " ".join(f"when '{mode}' then '{state}'" for mode, state in LEASE_END.items())
+    words = {
+        "record": ", ".join(COLUMNS),
+        "now": _CLOCK[dialect],
+        "lease_end": f"case mode {lease_end} end",
+        "durable": _DURABLE,
+        "schema": schema,
+    }
+    if dialect == "postgres":
+        # Quoted, so that any case works; schema-qualified, so that no search_path matters.
+        quoted = f'"{schema}"'
+        return {
+            **words,
+            "schema": quoted,
+            "keys": f"{quoted}.keys",
+            "versions": f"{quoted}.schema_versions",
+        }
+    return {**words, "keys": "samekey_keys", "versions": "samekey_schema_versions"}
+
+
+def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
+    names: list[str] = []
+
+    def placeholder(match: re.Match[str]) -> str:
+        name = match[1]
+        if style == "numeric":
+            if name not in names:
+                names.append(name)
+            return f"${names.index(name) + 1}"
+        names.append(name)
+        return "%s" if style == "format" else "?"
+
+    text = sql.replace("%", "%%") if style == "format" else sql
+    return _PARAMETER.sub(placeholder, text), tuple(names)
+
+
+@cache
+def _read(dialect: Dialect) -> tuple[tuple[str, str], ...]:
+    text = files(__package__).joinpath(dialect, "queries.sql").read_text("utf-8")
+    parts = _NAME.split(text)[1:]
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return tuple((name, _without_comments(sql)) for name, sql in pairs)
+
+
+def _without_comments(sql: str) -> str:
+    lines = (line for line in sql.splitlines() if not line.lstrip().startswith("--"))
+    return "\n".join(lines).strip()
+
+
+@cache
+def queries_for(dialect: Dialect, schema: str = "samekey") -> Queries:
+    """The loaded queries, shared: they never change."""
+    return Queries(dialect, schema)
