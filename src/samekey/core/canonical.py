@@ -32,7 +32,7 @@ MAX_EXPONENT_TEXT = 300
 MAX_DOUBLE_DIGITS = 17
 
 
-class NotCanonical(ValueError):  # noqa: N818 - a finding about the document, not a failure
+class NotCanonical(ValueError):
     """The document has no canonical form that is safe to compare."""
 
 

@@ -84,9 +84,7 @@ def parse_media_type(value: bytes) -> MediaType | None:
 def codings(values: Iterable[bytes]) -> tuple[bytes, ...]:
     """The Content-Encoding of a request in one spelling, in the order they were applied."""
     names = (name.strip(b" \t").lower() for value in values for name in value.split(b","))
-    return tuple(
-        b"gzip" if name == b"x-gzip" else name for name in names if name not in (b"", b"identity")
-    )
+    return tuple(b"gzip" if name == b"x-gzip" else name for name in names if name not in (b"", b"identity"))
 
 
 def decode(body: bytes, applied: tuple[bytes, ...], cap: int) -> bytes | None:

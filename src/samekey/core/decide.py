@@ -112,9 +112,7 @@ class Reuse:
     record: Record
 
 
-Verdict: TypeAlias = (
-    Replay | Outstanding | Mismatch | Uncertain | Accepted | Gone | Withheld | Unreadable
-)
+Verdict: TypeAlias = Replay | Outstanding | Mismatch | Uncertain | Accepted | Gone | Withheld | Unreadable
 """The request is answered without running anything."""
 
 Move: TypeAlias = Retry | Resume | EndLease | Reuse

@@ -113,8 +113,7 @@ class FingerprintRules:
             for wanted in self._include:
                 if wanted.tokens[: len(left_out.tokens)] == left_out.tokens:
                     raise ValueError(
-                        f"include {wanted.text!r} lies within exclude {left_out.text!r}: "
-                        "it could never count"
+                        f"include {wanted.text!r} lies within exclude {left_out.text!r}: it could never count"
                     )
         _set(self, "_secret_by_id", _by_id(self.secrets))
 
@@ -287,10 +286,7 @@ def _json_body(document: Any, rules: FingerprintRules) -> tuple[bytes, bytes]:
     chosen = _select(rest, rules._include)
     if chosen and not _emptied(_select(document, rules._include), chosen):
         return b"json-chosen", b"".join(
-            [
-                _frame(b"pointer", _text(text)) + _frame(*canonical(value))
-                for text, value in chosen.items()
-            ]
+            [_frame(b"pointer", _text(text)) + _frame(*canonical(value)) for text, value in chosen.items()]
         )
     if not _emptied(document, rest):
         return canonical(rest)
@@ -308,9 +304,7 @@ def _emptied(before: Any, after: Any) -> bool:
     return after is not before and not holds_value(after) and holds_value(before)
 
 
-def _form_body(
-    tag: bytes, fields: list[tuple[bytes, bytes]], rules: FingerprintRules
-) -> tuple[bytes, bytes]:
+def _form_body(tag: bytes, fields: list[tuple[bytes, bytes]], rules: FingerprintRules) -> tuple[bytes, bytes]:
     excluded = _field_names(rules._exclude)
     included = _field_names(rules._include)
     rest = [field for field in fields if field[0] not in excluded]

@@ -39,7 +39,7 @@ _BARE = re.compile(rb"[!#-+\--~][!-+\--~]*")
 UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
 
-class KeyRefused(Exception):  # noqa: N818 - a refusal is an answer to the client, not our failure
+class KeyRefused(Exception):
     """The request carries no usable key. ``detail`` tells the client what to do about it."""
 
     def __init__(self, code: Literal["missing", "malformed", "personal"], detail: str) -> None:
@@ -66,9 +66,7 @@ class PersonalPattern:
 #: An e-mail address, also with the @ percent-encoded, also inside a longer key.
 EMAIL = PersonalPattern(
     "an e-mail address",
-    re.compile(
-        r"[A-Za-z0-9_+-](?:@|%40)[A-Za-z0-9](?:[A-Za-z0-9-]|\.(?=[A-Za-z0-9]))*\.[A-Za-z]{2}"
-    ),
+    re.compile(r"[A-Za-z0-9_+-](?:@|%40)[A-Za-z0-9](?:[A-Za-z0-9-]|\.(?=[A-Za-z0-9]))*\.[A-Za-z]{2}"),
 )
 
 #: A telephone number: +44 20 7946 0958, (555) 010-9999, 555-010-9999, or 10 to 15 plain digits.
@@ -123,8 +121,7 @@ class KeyRules:
             )
         if self.min_length > self.max_length:
             raise ValueError(
-                f"min_length {self.min_length} is above max_length {self.max_length}: "
-                "no key could pass"
+                f"min_length {self.min_length} is above max_length {self.max_length}: no key could pass"
             )
         if self.pattern is not None and not isinstance(self.pattern.pattern, str):
             raise ValueError("pattern must be compiled from a str, not from bytes")
@@ -199,13 +196,9 @@ def _check(key: str, rules: KeyRules) -> None:
     if not key.strip(" "):
         raise _malformed("The key is empty or blank; send a unique value such as a UUID.")
     if len(key) < rules.min_length:
-        raise _malformed(
-            f"The key has {len(key)} characters; it must have at least {rules.min_length}."
-        )
+        raise _malformed(f"The key has {len(key)} characters; it must have at least {rules.min_length}.")
     if len(key) > rules.max_length:
-        raise _malformed(
-            f"The key has {len(key)} characters; it must have at most {rules.max_length}."
-        )
+        raise _malformed(f"The key has {len(key)} characters; it must have at most {rules.max_length}.")
     if rules.pattern is not None and rules.pattern.fullmatch(key) is None:
         raise _malformed("The key does not have the form that this API asks for; see its docs.")
     for personal in rules.personal:

@@ -68,9 +68,7 @@ class Policy:
     errors: Literal["problem", "stripe"] = "problem"
     expires_header: str = "Idempotency-Key-Expires"
     replayed_header: str = "Idempotent-Replayed"
-    documentation: str = (
-        "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
-    )
+    documentation: str = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
     """What an error answer links to. Point it at your own published specification."""
     status_path: str | None = "/idempotency"
     """Where the status resource is; None switches it off."""
@@ -177,13 +175,9 @@ def _problems(policy: Policy) -> list[str]:
             found.append(f"{name} must be a 4xx status, not {status}.")
     for name, choices in _CHOICES.items():
         if getattr(policy, name) not in choices:
-            found.append(
-                f"{name} must be one of {', '.join(choices)}, not {getattr(policy, name)!r}."
-            )
+            found.append(f"{name} must be one of {', '.join(choices)}, not {getattr(policy, name)!r}.")
     if not policy.methods:
-        found.append(
-            "methods is empty, so nothing would be guarded; remove the middleware instead."
-        )
+        found.append("methods is empty, so nothing would be guarded; remove the middleware instead.")
     unsafe = policy.methods & {"GET", "HEAD", "OPTIONS", "TRACE"}
     if unsafe:
         found.append(f"methods names {', '.join(sorted(unsafe))}, which must not change anything.")

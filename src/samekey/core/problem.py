@@ -140,9 +140,7 @@ def uncertain_answer(policy: Policy, operation_id: str | None, expires_at: int |
         "is being found out; retry with the same key, or look at the status."
     )
     return refuse(
-        Refusal(
-            409, detail, "outcome_unknown", policy.unknown_retry_after, operation_id, expires_at
-        ),
+        Refusal(409, detail, "outcome_unknown", policy.unknown_retry_after, operation_id, expires_at),
         policy,
     )
 

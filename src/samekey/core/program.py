@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
-Value: TypeAlias = str | int | bytes | None | Sequence[str] | Sequence[int]
+Value: TypeAlias = str | int | bytes | Sequence[str] | Sequence[int] | None
 """What a parameter may be: the types on which all drivers agree."""
 
 Row: TypeAlias = Sequence[str | int | bytes | None]

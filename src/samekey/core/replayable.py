@@ -54,9 +54,7 @@ def replayable_headers(headers: Headers) -> Headers:
         for token in value.split(b",")
     }
     return tuple(
-        (name, value)
-        for name, value in headers
-        if not _forbidden(name.lower()) and name.lower() not in named
+        (name, value) for name, value in headers if not _forbidden(name.lower()) and name.lower() not in named
     )
 
 

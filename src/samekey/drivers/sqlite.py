@@ -237,9 +237,7 @@ def _translate(error: sqlite3.Error) -> StoreError | SchemaMismatch:
     code = getattr(error, "sqlite_errorcode", None)
     primary = code & 0xFF if isinstance(code, int) else None
     if primary in _BUSY:
-        return StoreBusy(
-            "The SQLite database is locked by another writer. Retry with the same key."
-        )
+        return StoreBusy("The SQLite database is locked by another writer. Retry with the same key.")
     if "no such table" in str(error):
         return SchemaMismatch("The tables of samekey are missing. Create them: samekey migrate URL")
     return StoreUnavailable(f"SQLite could not do it: {error}")

@@ -165,7 +165,5 @@ class AtomicKeys:
 
     def transaction_status(self, transaction: str) -> Program[str]:
         """``committed``, ``aborted``, ``in progress``, or ``unknown`` if it is too long ago."""
-        rows = yield Statement(
-            self.queries["transaction_status"], {"transaction": transaction, "now": None}
-        )
+        rows = yield Statement(self.queries["transaction_status"], {"transaction": transaction, "now": None})
         return str(rows[0][0])

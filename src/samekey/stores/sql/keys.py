@@ -96,9 +96,7 @@ class Keys:
         name = {Retry: "retry", Resume: "resume", EndLease: "end_lease", Reuse: "reuse"}[type(move)]
         return self._query(name, now, seen=move.record.attempt, **claim_values(claim))
 
-    def look(
-        self, claim: Claim, policy: Policy, *, now: int | None = None
-    ) -> Program[Verdict | str | None]:
+    def look(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Verdict | str | None]:
         """What the record that is there says, without taking it.
 
         None: there is none. A string: the attempt id of a record that may be run again.
@@ -126,9 +124,7 @@ class Keys:
         rows = yield self._query("find", now, scope=scope, key=key)
         return None if rows[0][1] is None else decode_record(rows[0][1:])
 
-    def read_by_id(
-        self, operation_id: str, *, now: int | None = None
-    ) -> Program[tuple[int, Record] | None]:
+    def read_by_id(self, operation_id: str, *, now: int | None = None) -> Program[tuple[int, Record] | None]:
         """The record of an operation id, with the store's clock."""
         rows = yield self._query("find_by_id", now, id=operation_id)
         return (_int(rows[0][0]), decode_record(rows[0][1:])) if rows else None

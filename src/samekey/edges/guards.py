@@ -1,0 +1,63 @@
+"""Which routes are guarded, by whom, and where the status resource is. The same for both edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ..engine.idempotency import GUARD, Idempotency
+from ..engine.rules import Rules
+from ..errors import ConfigurationError
+
+RouteGuard = Literal["required", "optional", "exempt"]
+
+
+class RouteGuards:
+    """Answers, for each request: leave it alone, let its handler claim, or claim at the edge."""
+
+    def __init__(
+        self,
+        idempotency: Idempotency,
+        routes: dict[str, RouteGuard],
+        undecorated: Literal["guard", "pass"],
+    ) -> None:
+        for path, guard in routes.items():
+            if guard not in ("required", "optional", "exempt"):
+                raise ConfigurationError(
+                    f"routes[{path!r}] must be 'required', 'optional' or 'exempt', not {guard!r}."
+                )
+        if undecorated not in ("guard", "pass"):
+            raise ConfigurationError(f"undecorated must be 'guard' or 'pass', not {undecorated!r}.")
+        self.header = idempotency.policy.header.lower().encode("latin-1")
+        self._routes = routes
+        self._undecorated = undecorated
+        self._default = idempotency.edge_rules()
+        self._required = idempotency.edge_rules(required=True)
+        self._optional = idempotency.edge_rules(required=False)
+        prefix = idempotency.policy.status_path
+        self._status_prefix = None if prefix is None else f"{prefix.rstrip('/')}/"
+
+    def for_route(
+        self, endpoint: Callable[..., Any] | None, *paths: str | None
+    ) -> Rules | Literal["handler", "exempt"]:
+        """``endpoint`` is the handler, if the router could be asked; ``paths`` its path and template."""
+        mark = getattr(endpoint, GUARD, None)
+        said = next((self._routes[path] for path in paths if path in self._routes), None)
+        if isinstance(mark, Rules):
+            if said == "exempt":
+                raise ConfigurationError(f"{paths[0]} is declared exempt, but its handler is guarded.")
+            return "handler"
+        if mark == "exempt" or said == "exempt":
+            return "exempt"
+        if said is not None:
+            return self._required if said == "required" else self._optional
+        return self._default if self._undecorated == "guard" else "handler"
+
+    def status_id(self, method: str, path: str) -> str | None:
+        """The operation id, if this request is for the status resource."""
+        prefix = self._status_prefix
+        if prefix is None or method not in ("GET", "HEAD") or not path.startswith(prefix):
+            return None
+        operation_id = path.removeprefix(prefix)
+        is_id = len(operation_id) == 32 and all(c in "0123456789abcdef" for c in operation_id)
+        return operation_id if is_id else None

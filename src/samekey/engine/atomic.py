@@ -1,0 +1,305 @@
+"""Atomic work: the handler's writes and its answer commit in one transaction.
+
+What both kinds share: when to commit, what is rolled back, what is remembered of a rollback. They differ in
+how a duplicate is kept away while the first one runs:
+
+- ``LockedAtomic`` (PostgreSQL): a transaction-scoped lock. The record appears, completed, with the commit;
+  there is no lease and nothing to clean up after a crash.
+- ``ClaimedAtomic`` (SQLite): a short committed claim, because SQLite has one write lock for everybody and a
+  slow handler must not hold it. The write transaction begins at the first use of the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any
+
+from ..core.claim import Claim
+from ..core.decide import Execute, Verdict
+from ..core.outcome import Outcome
+from ..core.problem import Refusal, refuse, uncertain_answer, verdict_answer
+from ..core.record import Answer
+from ..errors import (
+    CommitUncertain,
+    EscapedTransaction,
+    HandlerError,
+    NothingWritten,
+    SamekeyError,
+    StoreError,
+    StreamedAnswer,
+)
+from ..stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
+from ..stores.sql.keys import Keys
+from .flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
+from .keeper import Keeper
+from .leased import max_run_of
+from .operation import Operation, Running
+from .rules import Rules
+from .way import Finished, Handled, keep, unavailable, with_expiry
+
+logger = logging.getLogger("samekey")
+
+SETTLE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 1.6)
+"""Seconds between questions about a commit whose acknowledgement was lost: some five in all. A commit was
+seen to land two and a half seconds after its connection was cut."""
+
+_NOTHING_WRITTEN = (
+    "The atomic handler answered {status} but wrote nothing on current_operation().connection. Work on "
+    "another connection does not commit with the answer, and a crash between the two runs it twice. Write "
+    "through current_operation().connection, or declare the handler leased."
+)
+_ESCAPED = (
+    "The atomic handler ended its own transaction (COMMIT or ROLLBACK), so its writes may stand without "
+    "their record. The outcome is marked unknown and the operation will not be run again by itself. Leave "
+    "the end of the transaction to samekey."
+)
+
+
+class _Atomic(ABC):
+    """The decisions that both kinds share."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
+        rules, policy = running.rules, running.rules.policy
+        if handled.streamed:
+            yield from self._undo(running, None)
+            error = StreamedAnswer(
+                "An atomic handler cannot stream its answer: it commits before the first byte is sent. "
+                "Everything was rolled back. Return the whole body at once, or declare the handler leased."
+            )
+            return Finished(refuse(Refusal(500, "The answer could not be kept."), policy), error)
+        outcome = handled.outcome(rules)
+        if outcome is not Outcome.REMEMBER:
+            escaped = yield from self._undo(running, None)
+            return escaped or handled.unremembered(
+                policy, Outcome.FAIL, running.operation.id, running.expires_at
+            )
+        answer = handled.answer_or_failure(policy)
+        refused = answer.status >= 400
+        if handled.error is not None or answer.status >= 500 or (refused and rules.on_4xx == "rollback"):
+            # A refusal is remembered; what the handler wrote before it refused is not.
+            escaped = yield from self._undo(running, keep(answer, handled, policy), remember=True)
+            return escaped or Finished(answer, handled.propagated)
+        return (yield from self._commit(running, handled, answer))
+
+    @abstractmethod
+    def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]: ...
+
+    @abstractmethod
+    def _undo(
+        self, running: Running, answer: Answer | None, *, remember: bool = False
+    ) -> Flow[Finished | None]:
+        """Rolls back; then remembers the answer, or lets a retry run. Finished only if it escaped."""
+
+    def _decide_again(self, running: Running) -> Flow[Finished]:
+        """Somebody else's record is there, and ours was rolled back."""
+        claim, policy = running.claim, running.rules.policy
+        seen = yield from ask(lambda: self._keys.look(claim, policy))
+        if seen is None or isinstance(seen, str):
+            return Finished(unavailable(policy, StoreError("the record moved")))
+        return Finished(verdict_answer(seen, policy))
+
+    def _wrote_nothing(self, running: Running, answer: Answer) -> NothingWritten | None:
+        """A warning, or in strict mode an error, for work that went elsewhere."""
+        if answer.status >= 300:
+            return None  # a refusal or a redirect need not write
+        sentence = _NOTHING_WRITTEN.format(status=answer.status)
+        if running.rules.strict:
+            return NothingWritten(sentence)
+        logger.warning(sentence)
+        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+        return None
+
+    def _refuse_to_commit(self, running: Running, error: HandlerError) -> Flow[Finished]:
+        yield from self._undo(running, None)
+        policy = running.rules.policy
+        return Finished(refuse(Refusal(500, "The operation was rolled back."), policy), error)
+
+
+class LockedAtomic(_Atomic):
+    """PostgreSQL: no commit but the handler's own, and no lease."""
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self._atomic = AtomicKeys(keys)
+
+    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
+        policy = rules.policy
+        # A replay is one statement, and never takes a connection that a handler could use.
+        seen = yield from ask(lambda: self._keys.look(claim, policy))
+        if seen is not None and not isinstance(seen, str):
+            return seen
+        session = yield Open(connection)
+        try:
+            opened = yield from ask_in(
+                session, self._atomic.open(claim, policy, max_run_ms=max_run_of(rules))
+            )
+        except BaseException:
+            yield Rollback(session)
+            raise
+        if not isinstance(opened, Opened):
+            yield Rollback(session)
+            return opened
+        operation = Operation(claim, claim.id)
+        operation._session = session
+        running = Running(claim, rules, operation, session=session, opened=opened)
+        running.expires_at = opened.began // 1000 + claim.ttl_ms
+        return running
+
+    def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
+        claim, policy, session, opened = running.claim, running.rules.policy, running.session, running.opened
+        assert opened is not None
+        provider_id = running.operation.provider_id
+        try:
+            written = yield from ask_in(
+                session,
+                self._atomic.commit(claim, opened, keep(answer, handled, policy), provider_id=provider_id),
+            )
+        except SamekeyError as error:
+            # COMMIT was not sent, so the server rolls back whatever happens to this connection.
+            escaped = yield from self._undo(running, None)
+            logger.error("Atomic work could not be committed and was rolled back: %s", error)
+            return escaped or Finished(unavailable(policy, error))
+        if isinstance(written, Escaped):
+            yield Rollback(session)
+            return (yield from self._escaped(running))
+        if isinstance(written, Taken):
+            yield Rollback(session)
+            return (yield from self._decide_again(running))
+        if not written.wrote:
+            problem = self._wrote_nothing(running, answer)
+            if problem is not None:
+                return (yield from self._refuse_to_commit(running, problem))
+        try:
+            yield Commit(session)
+        except CommitUncertain as error:
+            logger.warning("%s; finding out what became of it", error)
+            return (yield from self._find_out(running, written, answer))
+        except StoreError as error:
+            logger.error("COMMIT was refused, so everything was rolled back: %s", error)
+            return Finished(unavailable(policy, error))
+        return Finished(with_expiry(answer, policy, written.expires_at))
+
+    def _find_out(self, running: Running, written: Written, answer: Answer) -> Flow[Finished]:
+        """The acknowledgement of COMMIT was lost. Only evidence counts: the transaction's own status.
+
+        That the record cannot be seen proves nothing, since the commit may still be on its way.
+        """
+        policy = running.rules.policy
+        for pause in SETTLE_PAUSES:
+            try:
+                status = yield from ask(lambda: self._atomic.transaction_status(written.transaction))
+            except StoreError:
+                status = "unreachable"
+            if status == "committed":
+                return Finished(with_expiry(answer, policy, written.expires_at))
+            if status == "aborted":
+                break
+            yield Pause(pause)
+        # Rolled back, or not known yet. Either way a retry with the same key finds the truth.
+        return Finished(unavailable(policy, CommitUncertain("the commit is uncertain")))
+
+    def _undo(
+        self, running: Running, answer: Answer | None, *, remember: bool = False
+    ) -> Flow[Finished | None]:
+        opened = running.opened
+        assert opened is not None
+        try:
+            same = yield from ask_in(running.session, self._atomic.still_open(opened))
+        except SamekeyError:
+            same = True  # aborted or cut off: the server has rolled back or will
+        yield Rollback(running.session)
+        if not same:
+            return (yield from self._escaped(running))
+        if remember:
+            claim, seen = running.claim, opened.seen
+            try:
+                yield from ask(lambda: self._atomic.remember(claim, seen, answer))
+            except StoreError as error:
+                logger.warning("A refusal could not be remembered; a retry will run again: %s", error)
+        return None
+
+    def _escaped(self, running: Running) -> Flow[Finished]:
+        claim, opened = running.claim, running.opened
+        assert opened is not None
+        logger.error(_ESCAPED)
+        yield from ask(lambda: self._atomic.lose(claim, opened.seen, "escaped_transaction"))
+        answer = uncertain_answer(running.rules.policy, running.operation.id, running.expires_at)
+        return Finished(answer, EscapedTransaction(_ESCAPED))
+
+
+class ClaimedAtomic(_Atomic):
+    """SQLite: one short commit for the claim, then the handler's own."""
+
+    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+        super().__init__(keys)
+        self._keeper = keeper
+
+    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
+        decision = yield from ask(lambda: self._keys.claim(claim, rules.policy))
+        if not isinstance(decision, Execute):
+            return decision
+        record = decision.record
+        lease = record.lease(claim.lease_ms)
+        self._keeper.watch(lease, max_run_of(rules))
+        operation = Operation(claim, record.id)
+        operation._session = yield Open(connection)
+        running = Running(claim, rules, operation, lease=lease, session=operation._session)
+        running.expires_at = record.expires_at
+        return running
+
+    def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
+        assert running.lease is not None
+        try:
+            return (yield from super().finish(running, handled))
+        finally:
+            self._keeper.forget(running.lease)
+
+    def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
+        policy, session, lease = running.rules.policy, running.session, running.lease
+        assert lease is not None
+        if not session.wrote():
+            problem = self._wrote_nothing(running, answer)
+            if problem is not None:
+                return (yield from self._refuse_to_commit(running, problem))
+        try:
+            expires_at = yield from ask_in(
+                session,
+                self._keys.complete(
+                    lease,
+                    keep(answer, handled, policy),
+                    ttl_ms=policy.ttl_ms,
+                    from_creation=policy.ttl_from == "creation",
+                    provider_id=running.operation.provider_id,
+                ),
+            )
+            if expires_at is None:
+                # The lease ran out and somebody else has run it; ours is as if it had never been.
+                yield Rollback(session)
+                return (yield from self._decide_again(running))
+            yield Commit(session)
+        except SamekeyError as error:
+            yield from self._undo(running, None)
+            logger.error("Atomic work could not be committed and was rolled back: %s", error)
+            return Finished(unavailable(policy, error))
+        return Finished(with_expiry(answer, policy, expires_at))
+
+    def _undo(
+        self, running: Running, answer: Answer | None, *, remember: bool = False
+    ) -> Flow[Finished | None]:
+        lease, policy = running.lease, running.rules.policy
+        assert lease is not None
+        yield Rollback(running.session)
+        try:
+            if remember:
+                yield from ask(lambda: self._keys.complete(lease, answer, ttl_ms=policy.ttl_ms))
+            else:
+                # Nothing stands, so the key is as free as if it had never been sent.
+                yield from ask(lambda: self._keys.release(lease))
+        except StoreError as error:
+            logger.warning("A claim could not be given back; it runs out by itself: %s", error)
+        return None

@@ -1,0 +1,114 @@
+"""Leased work: the claim commits, the handler runs under its lease, the answer is stored, then sent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..core.claim import Claim
+from ..core.decide import Execute, Verdict
+from ..core.outcome import Outcome
+from ..core.problem import uncertain_answer, verdict_answer
+from ..core.program import Program
+from ..core.record import Answer, Lease
+from ..errors import StoreError
+from ..stores.sql.keys import Keys
+from .flow import Flow, ask
+from .keeper import Keeper
+from .operation import Operation, Running
+from .rules import Rules
+from .way import Finished, Handled, keep, with_expiry
+
+logger = logging.getLogger("samekey")
+
+
+class Leased:
+    """The way of handlers with effects outside the database. Two commits: the claim and the outcome."""
+
+    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+        self._keys = keys
+        self._keeper = keeper
+
+    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
+        decision = yield from ask(lambda: self._keys.claim(claim, rules.policy))
+        if not isinstance(decision, Execute):
+            return decision
+        record = decision.record
+        lease = record.lease(claim.lease_ms)
+        self._keeper.watch(lease, max_run_of(rules))
+        running = Running(claim, rules, Operation(claim, record.id), lease=lease)
+        running.expires_at = record.expires_at
+        return running
+
+    def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
+        lease = running.lease
+        assert lease is not None
+        try:
+            return (yield from self._record(running, lease, handled))
+        finally:
+            self._keeper.forget(lease)
+
+    def _record(self, running: Running, lease: Lease, handled: Handled) -> Flow[Finished]:
+        policy = running.rules.policy
+        provider_id = running.operation.provider_id
+        outcome = handled.outcome(running.rules)
+        if outcome is Outcome.REMEMBER:
+            answer = handled.answer_or_failure(policy)
+            expires_at = yield from self._attempt(
+                lease,
+                lambda: self._keys.complete(
+                    lease,
+                    keep(answer, handled, policy),
+                    ttl_ms=policy.ttl_ms,
+                    from_creation=policy.ttl_from == "creation",
+                    provider_id=provider_id,
+                ),
+                otherwise=running.expires_at,
+            )
+            if expires_at is None:
+                return Finished((yield from self._overtaken(running)))
+            return Finished(with_expiry(answer, policy, expires_at), handled.propagated)
+        if outcome is Outcome.UNKNOWN:
+            code = handled.error_code
+            yield from self._attempt(
+                lease,
+                lambda: self._keys.lose(lease, code, provider_id=provider_id),
+                otherwise=None,
+            )
+        elif outcome is Outcome.FAIL:
+            yield from self._attempt(
+                lease, lambda: self._keys.fail(lease, handled.error_code), otherwise=True
+            )
+        else:
+            yield from self._attempt(lease, lambda: self._keys.release(lease), otherwise=True)
+        return handled.unremembered(policy, outcome, running.operation.id, running.expires_at)
+
+    def _attempt(self, lease: Lease, factory: Callable[[], Program[Any]], *, otherwise: Any) -> Flow[Any]:
+        """Records an outcome. The one exception to "durable before sent" is made here.
+
+        The handler has run, so its answer is the truth whether or not the store can be reached. The
+        client gets it, recording goes on in the background until the lease ends, and a retry meanwhile
+        finds the lease and does not run.
+        """
+        try:
+            return (yield from ask(factory))
+        except StoreError as error:
+            logger.error(
+                "The outcome of an operation could not be recorded and will be tried again: %s", error
+            )
+            self._keeper.record_later(lease, factory)
+            return otherwise
+
+    def _overtaken(self, running: Running) -> Flow[Answer]:
+        """Our lease ran out and somebody else has the record: its answer counts, not ours."""
+        claim, policy = running.claim, running.rules.policy
+        logger.warning("A late result was dropped: somebody else has taken the operation")
+        seen = yield from ask(lambda: self._keys.look(claim, policy))
+        if seen is None or isinstance(seen, str):
+            return uncertain_answer(policy, running.operation.id, None)
+        return verdict_answer(seen, policy)
+
+
+def max_run_of(rules: Rules) -> int:
+    return int(rules.policy.max_run.total_seconds() * 1000)

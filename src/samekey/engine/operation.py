@@ -1,0 +1,79 @@
+"""The operation that is running: what a handler may know and use of it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.claim import Claim, downstream_key
+from ..core.record import Lease
+from ..errors import ConfigurationError, NoOperation
+from ..stores.sql.atomic import Opened
+from .rules import Rules
+
+
+class Operation:
+    """A guarded operation while its handler runs. Get it with ``current_operation()``."""
+
+    def __init__(self, claim: Claim, operation_id: str) -> None:
+        self._claim = claim
+        self._session: Any = None
+        self.id = operation_id
+        """The unguessable id of the record: reference it from your tables."""
+        self.provider_id: str | None = None
+        """Set it to the provider's own id; it is stored with the outcome and can be looked up."""
+
+    @property
+    def mode(self) -> str:
+        return str(self._claim.mode)
+
+    @property
+    def connection(self) -> Any:
+        """Atomic work only: what is written through it commits together with the answer.
+
+        An asyncpg or psycopg connection, a ``sqlite3.Connection``, or for async SQLite an object with
+        ``await connection.execute(sql, parameters)``.
+        """
+        if self._session is None:
+            raise ConfigurationError(
+                f"A {self.mode} operation has no transaction of its own, because it may call other "
+                "services. Use your own connection, or declare the handler atomic."
+            )
+        return self._session.connection
+
+    def downstream_key(self, step: str = "") -> str:
+        """A key to send to a provider: the same for every attempt at this step of this operation."""
+        return downstream_key(self._claim.scope, self._claim.key, step)
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.id} {self.mode}>"
+
+
+@dataclass(slots=True)
+class Running:
+    """The engine's own view of an operation that holds its key."""
+
+    claim: Claim
+    rules: Rules
+    operation: Operation
+    sync: bool = False
+    """Begun by sync code: its session belongs to the sync driver."""
+    lease: Lease | None = None
+    session: Any = None
+    opened: Opened | None = None
+    expires_at: int = field(default=0)
+
+
+_current: ContextVar[Operation | None] = ContextVar("samekey_operation", default=None)
+
+
+def current_operation() -> Operation:
+    """The operation that this handler runs in. ``NoOperation`` where there is none."""
+    operation = _current.get()
+    if operation is None:
+        raise NoOperation(
+            "current_operation() was called where no guarded operation is running: outside a decorated "
+            "handler, or in one whose key is optional and was not sent."
+        )
+    return operation

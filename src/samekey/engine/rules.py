@@ -1,0 +1,77 @@
+"""How one handler is guarded: its mode, its policy, and what its errors mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from ..core.outcome import Classifier, OnError, Outcome, of_error, of_status
+from ..core.policy import Policy
+from ..core.states import Mode
+from ..errors import ConfigurationError
+
+Connections = Callable[[Any], Any]
+"""Gives the connection for atomic work from the ASGI scope or WSGI environ; may be async."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a decorator, or the edge, declares about a handler."""
+
+    policy: Policy
+    mode: Mode = Mode.LEASED
+    required: bool = True
+    on_error: OnError = "retry"
+    on_4xx: Literal["commit", "rollback"] = "commit"
+    strict: bool = False
+    """Atomic: a handler that wrote nothing on its connection is an error, not a warning."""
+    classify: Classifier | None = None
+    connection: Connections | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("retry", "unknown"):
+            raise ConfigurationError(f'on_error must be "retry" or "unknown", not {self.on_error!r}.')
+        if self.on_4xx not in ("commit", "rollback"):
+            raise ConfigurationError(f'on_4xx must be "commit" or "rollback", not {self.on_4xx!r}.')
+
+    def outcome(self, status: int | None, error: BaseException | None, *, routed: bool) -> Outcome:
+        """What became of the operation, by the returned status, the raised error, or both.
+
+        An error that the application turned into an answer below 500 is that answer.
+        """
+        answered = status is not None and (error is None or status < 500)
+        if self.classify is not None:
+            chosen = self.classify(status if answered or error is None else error)  # type: ignore[arg-type]
+            if chosen is not None:
+                return Outcome(chosen)
+        if answered or (status is not None and self.policy.remember == "everything"):
+            assert status is not None
+            return of_status(status, self.policy.remember, routed=routed)
+        assert error is not None
+        if self.policy.remember == "everything":
+            return Outcome.REMEMBER
+        return of_error(error, self.on_error)
+
+
+def seconds(value: float | timedelta) -> timedelta:
+    """A duration given as seconds or as a timedelta."""
+    return value if isinstance(value, timedelta) else timedelta(seconds=value)
+
+
+_DURATIONS = frozenset({"lease", "max_run", "ttl", "wait"})
+_RULES = frozenset(field.name for field in dataclasses.fields(Rules)) - {"policy", "mode"}
+
+
+def rules_from(policy: Policy, mode: Mode, options: dict[str, Any]) -> Rules:
+    """Rules from a decorator's keywords: its own, and any setting of the policy."""
+    own = {name: options.pop(name) for name in list(options) if name in _RULES}
+    for name in _DURATIONS & options.keys():
+        options[name] = seconds(options[name])
+    if "lease" in options and "max_run" not in options and options["lease"] > policy.max_run:
+        options["max_run"] = options["lease"]
+    merged = policy.override(**options)
+    own.setdefault("required", merged.required)
+    return Rules(policy=merged, mode=mode, **own)

@@ -1,0 +1,102 @@
+"""What every way of running an operation has in common: how a handler ended, and what the client gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..core.claim import Claim
+from ..core.decide import Verdict
+from ..core.outcome import Outcome
+from ..core.policy import Policy
+from ..core.problem import Refusal, expiry_header, refuse, uncertain_answer
+from ..core.record import Answer
+from ..core.replayable import replayable
+from ..errors import NotExecuted, OutcomeUnknown, StoreUnavailable
+from .flow import Flow
+from .operation import Running
+from .rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """How the handler ended: what it answered, what it raised, or both."""
+
+    answer: Answer | None
+    error: BaseException | None = None
+    streamed: bool = False
+    """There is more of the answer to come, so it cannot be kept."""
+    routed: bool = True
+    """Whether a handler saw the request at all."""
+
+    def outcome(self, rules: Rules) -> Outcome:
+        status = None if self.answer is None else self.answer.status
+        return rules.outcome(status, self.error, routed=self.routed)
+
+    @property
+    def propagated(self) -> BaseException | None:
+        """The error, unless the application made an answer of it."""
+        return self.error if self.answer is None else None
+
+    @property
+    def error_code(self) -> str:
+        """What is kept of a failure for operators: its kind, never its text, which may be private."""
+        if self.error is not None:
+            return type(self.error).__name__
+        return "no_answer" if self.answer is None else f"status_{self.answer.status}"
+
+    def answer_or_failure(self, policy: Policy) -> Answer:
+        """The answer; where the handler only raised, the 500 that is remembered in its place."""
+        if self.answer is not None:
+            return self.answer
+        return refuse(Refusal(500, "The operation failed. It will not be run again under this key."), policy)
+
+    def unremembered(
+        self, policy: Policy, outcome: Outcome, operation_id: str | None, expires_at: int
+    ) -> Finished:
+        """What the client gets when nothing is remembered."""
+        if isinstance(self.error, OutcomeUnknown) and outcome is Outcome.UNKNOWN:
+            return Finished(uncertain_answer(policy, operation_id, expires_at))
+        if isinstance(self.error, NotExecuted | StoreUnavailable):
+            return Finished(unavailable(policy, self.error))
+        return Finished(self.answer, self.propagated)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What the edge does now: send the answer, if any, then raise the error, if any."""
+
+    answer: Answer | None
+    error: BaseException | None = None
+
+
+class Way(Protocol):
+    """One of the ways to run an operation once."""
+
+    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
+        """Takes the key, or says what the request gets instead."""
+
+    def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
+        """Makes the outcome durable, then says what to send."""
+
+
+def keep(answer: Answer, handled: Handled, policy: Policy) -> Answer | None:
+    """What is stored of an answer; None if it was streamed or is too large."""
+    if handled.streamed or len(answer.body) > policy.max_answer:
+        return None
+    return replayable(answer)
+
+
+def with_expiry(answer: Answer, policy: Policy, expires_at: int) -> Answer:
+    return Answer(answer.status, (*answer.headers, expiry_header(policy, expires_at)), answer.body)
+
+
+def unavailable(policy: Policy, error: Exception) -> Answer:
+    """503: nothing was done; the same key may be tried again."""
+    code = None if isinstance(error, NotExecuted) else "store_unavailable"
+    detail = (
+        "Nothing was done. Retry with the same key."
+        if isinstance(error, NotExecuted)
+        else "The idempotency store cannot be used right now, so nothing was done. Retry with the same key."
+    )
+    return refuse(Refusal(503, detail, code, policy.retry_after), policy)

@@ -1,0 +1,108 @@
+"""Ready-made answers to "whose key is this?". The scope of a key always holds its tenant.
+
+A resolver takes the ASGI scope or WSGI environ and gives a stable id of the authenticated caller, or None
+(then 401). Never the credential itself: a refreshed token must not be a new caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .errors import ConfigurationError
+
+Tenant = Callable[[Any], str | None]
+_IDENTITIES = ("identity", "id", "pk", "user_id", "username", "display_name")
+
+
+def by_user(context: Any) -> str | None:
+    """The authenticated user: ``scope["user"]`` (Starlette's AuthenticationMiddleware and its like),
+    ``request.state.user``, or under WSGI ``REMOTE_USER``."""
+    user = context.get("user")
+    if user is None:
+        user = _state(context).get("user")
+    if user is None:
+        user = context.get("REMOTE_USER")
+    return _identity(user)
+
+
+def by_state(name: str) -> Tenant:
+    """What your authentication left in ``request.state`` (ASGI) or in the environ (WSGI) under a name.
+
+    Works with authentication in FastAPI dependencies: a decorated handler claims after them.
+    """
+
+    def resolve(context: Any) -> str | None:
+        value = _state(context).get(name)
+        return _identity(value if value is not None else context.get(name))
+
+    return resolve
+
+
+def by_api_key(keys: Iterable[str], *, secret: bytes, header: str = "Authorization") -> Tenant:
+    """Static API keys: the tenant is an HMAC of the key, so that the key itself is stored nowhere.
+
+    Only the listed keys are accepted, with or without ``Bearer``; any other gives None. Use this only where
+    a key stands for a caller for good: a rotated key is a new tenant.
+    """
+    known = [key.encode() for key in keys]
+    if not known or not secret:
+        raise ConfigurationError("by_api_key needs the accepted keys and a secret to hash them with.")
+
+    def resolve(context: Any) -> str | None:
+        sent = _header(context, header)
+        if sent is None:
+            return None
+        scheme, _, rest = sent.partition(b" ")
+        sent = rest.strip() if scheme.lower() == b"bearer" else sent
+        matches = [key for key in known if hmac.compare_digest(key, sent)]
+        return hmac.new(secret, matches[0], hashlib.sha256).hexdigest() if matches else None
+
+    return resolve
+
+
+def single_tenant(name: str = "single") -> Tenant:
+    """One scope for everybody, said explicitly. Only for a service with one caller."""
+
+    def resolve(_context: Any) -> str | None:
+        return name
+
+    return resolve
+
+
+def _state(context: Any) -> dict[str, Any]:
+    state = context.get("state")
+    if isinstance(state, dict):
+        return state
+    inner = getattr(state, "_state", None)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _identity(user: Any) -> str | None:
+    if user is None or user == "" or getattr(user, "is_authenticated", True) is False:
+        return None
+    if isinstance(user, str):
+        return user
+    if isinstance(user, int):
+        return str(user)
+    for name in _IDENTITIES:
+        try:
+            value = getattr(user, name, None)
+        except NotImplementedError:
+            continue
+        if value is not None and value != "":
+            return str(value)
+    raise ConfigurationError(
+        f"The user is a {type(user).__name__} without any of {', '.join(_IDENTITIES)}. "
+        "Write a resolver of your own that gives its stable id."
+    )
+
+
+def _header(context: Any, name: str) -> bytes | None:
+    if "wsgi.input" in context:
+        value = context.get("HTTP_" + name.upper().replace("-", "_"))
+        return None if value is None else str(value).encode("latin-1")
+    wanted = name.lower().encode("latin-1")
+    return next((bytes(v) for n, v in context.get("headers", ()) if n.lower() == wanted), None)

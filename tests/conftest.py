@@ -1,0 +1,44 @@
+"""Fixtures for the stores that tests run on: real servers, and a fresh database for each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from samekey.testing.postgres import NamedServer, PostgresUnavailable, find_server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[NamedServer]:
+    """One server for the run, or for each worker of a parallel run."""
+    try:
+        server = find_server()
+    except PostgresUnavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)  # in CI a missing store is an error
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_session_url(postgres_server: NamedServer) -> str:
+    """One database for the run: for tests that only read, or that keep to a scope of their own."""
+    return postgres_server.create_database()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: NamedServer) -> Iterator[str]:
+    """A fresh database for this test."""
+    url = postgres_server.create_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A database file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'samekey.db'}"
