@@ -290,7 +290,7 @@ def _json_body(document: Any, rules: FingerprintRules) -> tuple[bytes, bytes]:
         )
     if not _emptied(document, rest):
         return canonical(rest)
-    # A tag of its own: what is left of another document could look just like this one.
+    # A tag of its own, so that nobody has to prove that no other document's rest can look like this.
     return b"json-whole", _frame(*canonical(document))
 
 

@@ -24,8 +24,8 @@ from ..engine.rules import Rules
 from ..engine.way import Handled
 from ..errors import ConfigurationError
 from ..tenants import Tenant
-from .guards import RouteGuards
-from .starlette import Route, find_route, make_response
+from .guards import Route, RouteGuard, RouteGuards, too_large
+from .starlette import find_route, make_response
 
 logger = logging.getLogger("samekey")
 
@@ -60,7 +60,7 @@ class IdempotencyMiddleware:
         *,
         idempotency: Idempotency,
         tenant: Tenant,
-        routes: dict[str, Literal["required", "optional", "exempt"]] | None = None,
+        routes: dict[str, RouteGuard] | None = None,
         undecorated: Literal["guard", "pass"] = "guard",
     ) -> None:
         if not callable(tenant):
@@ -338,11 +338,6 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | Refus
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
-
-
-def too_large(limit: int) -> Refusal:
-    detail = f"The body of a request with an idempotency key may have {limit} bytes. Nothing was done."
-    return Refusal(413, detail, "too_large")
 
 
 def _replay_body(body: bytes) -> Receive:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..core.problem import Refusal
 from ..engine.idempotency import GUARD, Idempotency
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
 
 RouteGuard = Literal["required", "optional", "exempt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The handler that a router will reach, and the template of its path."""
+
+    endpoint: Any
+    template: str
 
 
 class RouteGuards:
@@ -61,3 +71,8 @@ class RouteGuards:
         operation_id = path.removeprefix(prefix)
         is_id = len(operation_id) == 32 and all(c in "0123456789abcdef" for c in operation_id)
         return operation_id if is_id else None
+
+
+def too_large(limit: int) -> Refusal:
+    detail = f"The body of a request with an idempotency key may have {limit} bytes. Nothing was done."
+    return Refusal(413, detail, "too_large")

@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..core.record import Answer
 from ..engine.exchange import Respond, raise_answered
+from .guards import Route
 
 Scope = MutableMapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The handler that the router will reach, and the template of its path."""
-
-    endpoint: Any
-    template: str
 
 
 def find_route(scope: Scope) -> Route | None:

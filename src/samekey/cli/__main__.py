@@ -1,0 +1,5 @@
+"""``python -m samekey.cli``."""
+
+from . import main
+
+main()

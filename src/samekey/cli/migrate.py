@@ -1,0 +1,58 @@
+"""``samekey migrate URL``: create the tables, or bring them up to date."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..drivers.run import run
+from ..drivers.url import drivers_for
+from ..errors import SamekeyError
+from ..stores.sql.migrations import check, code_version, migrate, script
+from ..stores.sql.queries import queries_for
+
+
+def migrate_command(
+    url: Annotated[str, typer.Argument(envvar="SAMEKEY_URL", help="sqlite:///app.db or postgresql://…")],
+    schema: Annotated[
+        str, typer.Option(envvar="SAMEKEY_SCHEMA", help="The PostgreSQL schema that holds the tables.")
+    ] = "samekey",
+    print_sql: Annotated[
+        bool,
+        typer.Option(
+            "--print-sql",
+            envvar="SAMEKEY_PRINT_SQL",
+            help="Print the SQL and change nothing: for Alembic or Flyway.",
+        ),
+    ] = False,
+    check_only: Annotated[
+        bool,
+        typer.Option(
+            "--check", envvar="SAMEKEY_CHECK", help="Change nothing; fail if the tables do not fit."
+        ),
+    ] = False,
+) -> None:
+    """Create samekey's tables, or bring them up to date. Safe to run twice, and two at once."""
+    try:
+        _migrate(url, schema, print_sql=print_sql, check_only=check_only)
+    except SamekeyError as error:
+        typer.echo(f"samekey: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool) -> None:
+    drivers = drivers_for(url)
+    queries = queries_for(drivers.dialect, schema)
+    if print_sql:
+        typer.echo(script(queries), nl=False)
+        return
+    try:
+        if check_only:
+            run(drivers.sync, lambda: check(queries))
+        else:
+            for migration in run(drivers.sync, lambda: migrate(queries)):
+                typer.echo(f"applied {migration.version:04d} {migration.name}")
+        typer.echo(f"The tables have version {code_version(drivers.dialect)}.")
+    finally:
+        drivers.sync.close()

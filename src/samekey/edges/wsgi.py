@@ -1,0 +1,320 @@
+"""The WSGI edge: for Flask and any other application of that kind.
+
+    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, idempotency=idempotency, tenant=by_user)
+
+It makes the same promises as the ASGI edge, in the plain way of a world where a request is a thread.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from typing import Any, Literal
+
+from ..core.fingerprint import RequestParts
+from ..core.problem import Refusal, refuse
+from ..core.record import Answer
+from ..engine.exchange import Exchange, current_exchange
+from ..engine.idempotency import Idempotency
+from ..engine.rules import Rules
+from ..engine.way import Finished, Handled
+from ..errors import ConfigurationError
+from ..tenants import Tenant
+from .flask import find_route, make_response
+from .guards import RouteGuard, RouteGuards, too_large
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Callable[[bytes], object]]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+_CHUNK = 64 * 1024
+
+
+class IdempotencyMiddleware:
+    """Guards the application that it wraps. The options are those of the ASGI middleware."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        idempotency: Idempotency,
+        tenant: Tenant,
+        routes: dict[str, RouteGuard] | None = None,
+        undecorated: Literal["guard", "pass"] = "guard",
+    ) -> None:
+        if not callable(tenant):
+            raise ConfigurationError("tenant must be a function of the WSGI environ; see samekey.tenants.")
+        self.app = app
+        self._idempotency = idempotency
+        self._policy = idempotency.policy
+        self._tenant = tenant
+        self._guards = RouteGuards(idempotency, routes or {}, undecorated)
+        self._variable = "HTTP_" + idempotency.policy.header.upper().replace("-", "_")
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], full_path(environ)
+        operation_id = self._guards.status_id(method, path)
+        if operation_id is not None:
+            return send_answer(start_response, self._status(environ, operation_id))
+        if method not in self._policy.methods:
+            return self.app(environ, start_response)
+        route = find_route(self.app, environ)
+        guard = (
+            self._guards.for_route(route.endpoint, path, route.template)
+            if route is not None
+            else self._guards.for_route(None, path)
+        )
+        if guard == "exempt":
+            return self.app(environ, start_response)
+        sent = environ.get(self._variable)
+        if sent is None and guard != "handler" and not guard.required:
+            return self.app(environ, start_response)
+        # A server joins repeated header lines with a comma, which no key may hold.
+        lines = [] if sent is None else [sent.encode("latin-1")]
+        body: bytes | None = None
+        if lines:
+            read = read_body(environ, self._policy.max_body)
+            if isinstance(read, Refusal):
+                return send_answer(start_response, refuse(read, self._policy))
+            body = read
+            environ["wsgi.input"] = io.BytesIO(body)
+            environ["CONTENT_LENGTH"] = str(len(body))
+        template = route.template if route is not None else path
+        exchange = self._exchange(environ, lines, body, template)
+        return _Guarded(self.app, self._idempotency, exchange, guard).run(start_response)
+
+    def _exchange(self, environ: Environ, lines: list[bytes], body: bytes | None, template: str) -> Exchange:
+        headers = tuple(_headers(environ))
+        parts = RequestParts(
+            method=environ["REQUEST_METHOD"],
+            path=full_path(environ),
+            query=environ.get("QUERY_STRING", "").encode("latin-1", "replace"),
+            headers=headers,
+            body=body,
+        )
+        return Exchange(parts, lines, environ, self._tenant, template, make_response())
+
+    def _status(self, environ: Environ, operation_id: str) -> Answer:
+        exchange = self._exchange(environ, [], None, full_path(environ))
+        tenant = self._idempotency.tenant_of(exchange, self._policy)
+        return tenant if isinstance(tenant, Answer) else self._idempotency.status(tenant, operation_id)
+
+
+class _Guarded:
+    """One guarded request: runs the application and holds its answer back."""
+
+    def __init__(
+        self, app: App, idempotency: Idempotency, exchange: Exchange, guard: Rules | Literal["handler"]
+    ) -> None:
+        self._app = app
+        self._idempotency = idempotency
+        self._exchange = exchange
+        self._guard = guard
+        self._start: tuple[str, list[tuple[str, str]]] | None = None
+        self._written: list[bytes] = []
+
+    def run(self, start_response: StartResponse) -> Iterable[bytes]:
+        token = current_exchange.set(self._exchange)
+        try:
+            if self._guard != "handler":
+                begun = self._idempotency.begin(self._exchange, self._guard)
+                if isinstance(begun, Answer):
+                    return send_answer(start_response, begun)
+                if begun is None:
+                    return self._app(self._exchange.context, start_response)
+            return self._run_app(start_response)
+        finally:
+            current_exchange.reset(token)
+
+    def _run_app(self, start_response: StartResponse) -> Iterable[bytes]:
+        exchange = self._exchange
+        chunks: Iterable[bytes] = ()
+        try:
+            chunks = self._app(exchange.context, self._capture)
+            if exchange.running is None and exchange.answer is None:
+                # No handler claimed: the router refused, validation failed, or no key was sent.
+                return self._pass_on(chunks, start_response)
+            iterator = iter(chunks)
+            body, streamed = self._collect(iterator)
+        except BaseException as error:
+            _close(chunks)
+            return self._failed(error, start_response)
+        if exchange.answer is not None:
+            _close(chunks)
+            return send_answer(start_response, exchange.answer)
+        try:
+            finished = self._finish(body, streamed=streamed)
+        except BaseException:
+            _close(chunks)
+            raise
+        assert finished.answer is not None
+        if finished.error is not None:
+            _close(chunks)
+            # The server logs what is raised; a client in need of an answer gets one all the same.
+            return _then_raise(send_answer(start_response, finished.answer), finished.error)
+        if streamed and finished.answer.body is body:
+            _start(start_response, finished.answer)
+            return _Stream(body, iterator, chunks)
+        _close(chunks)
+        return send_answer(start_response, finished.answer)
+
+    def _capture(
+        self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
+    ) -> Callable[[bytes], object]:
+        self._start = (status, headers)
+        return self._written.append
+
+    def _collect(self, chunks: Iterator[bytes]) -> tuple[bytes, bool]:
+        """The body, and whether there is more of it than can be kept."""
+        running = self._exchange.running
+        limit = running.rules.policy.max_answer if running is not None else 0
+        collected = self._written
+        size = sum(map(len, collected))
+        for chunk in chunks:
+            collected.append(chunk)
+            size += len(chunk)
+            if size > limit and running is not None:
+                more = next(chunks, None)
+                if more is None:
+                    break
+                collected.append(more)
+                return b"".join(collected), True
+            if self._is_endless():
+                return b"".join(collected), True
+        return b"".join(collected), False
+
+    def _is_endless(self) -> bool:
+        headers = self._start[1] if self._start is not None else []
+        return any(
+            name.lower() == "content-type" and value.lower().startswith("text/event-stream")
+            for name, value in headers
+        )
+
+    def _finish(self, body: bytes, *, streamed: bool) -> Finished:
+        """The outcome becomes durable; only then does the first byte leave."""
+        exchange = self._exchange
+        assert exchange.running is not None
+        if self._start is None:
+            raise RuntimeError("The application gave a body without calling start_response.")
+        status, headers = self._start
+        encoded = tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
+        answer = Answer(int(status.split(" ", 1)[0]), encoded, body)
+        # Where the edge claims it cannot tell a router's 404 from a handler's.
+        handled = Handled(answer, exchange.error, streamed=streamed, routed=self._guard == "handler")
+        return self._idempotency.finish(exchange.running, handled)
+
+    def _failed(self, error: BaseException, start_response: StartResponse) -> Iterable[bytes]:
+        exchange = self._exchange
+        if exchange.answer is not None:
+            return send_answer(start_response, exchange.answer)
+        if exchange.running is None:
+            raise error
+        finished = self._idempotency.finish(exchange.running, Handled(None, exchange.error or error))
+        if finished.answer is None:
+            raise error
+        answer = send_answer(start_response, finished.answer)
+        return answer if finished.error is None else _then_raise(answer, finished.error)
+
+    def _pass_on(self, chunks: Iterable[bytes], start_response: StartResponse) -> Iterable[bytes]:
+        """Hands an unguarded answer on as it comes."""
+        iterator = iter(chunks)
+        first = next(iterator, None)  # an application may call start_response as late as this
+        if self._start is None:
+            raise RuntimeError("The application gave a body without calling start_response.")
+        write = start_response(*self._start)
+        for written in self._written:
+            write(written)
+        return _Stream(b"" if first is None else first, iterator, chunks)
+
+
+class _Stream:
+    """The rest of an answer, as it comes; closing it closes the application's own iterable."""
+
+    def __init__(self, first: bytes, rest: Iterator[bytes], source: Iterable[bytes]) -> None:
+        self._first = first
+        self._rest = rest
+        self._source = source
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._first:
+            yield self._first
+        yield from self._rest
+
+    def close(self) -> None:
+        _close(self._source)
+
+
+def read_body(environ: Environ, limit: int) -> bytes | Refusal:
+    """The whole body, or why it cannot be had. A body that breaks off is never executed."""
+    length = environ.get("CONTENT_LENGTH") or ""
+    if length:
+        if not (length.isascii() and length.isdigit()):
+            return Refusal(400, "Content-Length is not a number. Nothing was done.")
+        if int(length) > limit:
+            return too_large(limit)
+        wanted = int(length)
+    elif environ.get("wsgi.input_terminated"):
+        wanted = limit + 1
+    else:
+        return b""
+    chunks, size = [], 0
+    try:
+        while size < wanted:
+            chunk = environ["wsgi.input"].read(min(_CHUNK, wanted - size))
+            if not chunk:
+                break
+            chunks.append(chunk)
+            size += len(chunk)
+    except OSError:
+        size = -1
+    if size > limit:
+        return too_large(limit)
+    if size < 0 or (length and size < wanted):
+        return Refusal(400, "The body broke off before its end. Nothing was done.")
+    return b"".join(chunks)
+
+
+def full_path(environ: Environ) -> str:
+    """The path as received: WSGI splits it in two and hands it over as Latin-1."""
+    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    return str(path).encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+
+
+def _headers(environ: Environ) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in environ.items():
+        if name.startswith("HTTP_"):
+            header = name.removeprefix("HTTP_")
+        elif name in ("CONTENT_TYPE", "CONTENT_LENGTH") and value:
+            header = name
+        else:
+            continue
+        yield header.lower().replace("_", "-").encode("latin-1"), str(value).encode("latin-1", "replace")
+
+
+def send_answer(start_response: StartResponse, answer: Answer) -> list[bytes]:
+    if answer.header(b"content-length") is None and answer.status not in (204, 304):
+        length = (b"content-length", str(len(answer.body)).encode())
+        answer = Answer(answer.status, (*answer.headers, length), answer.body)
+    _start(start_response, answer)
+    return [answer.body]
+
+
+def _start(start_response: StartResponse, answer: Answer) -> None:
+    try:
+        phrase = HTTPStatus(answer.status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+    start_response(f"{answer.status} {phrase}", headers)
+
+
+def _then_raise(chunks: Iterable[bytes], error: BaseException) -> Iterator[bytes]:
+    yield from chunks
+    raise error
+
+
+def _close(chunks: Any) -> None:
+    close = getattr(chunks, "close", None)
+    if close is not None:
+        close()
