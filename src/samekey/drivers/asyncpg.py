@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 import asyncpg
 
 from ..core.program import Row, Statement
-from ..errors import CommitUncertain, OpenTransaction, SamekeyError, StoreBusy, StoreUnavailable
+from ..errors import (
+    CommitUncertain,
+    ConnectionLost,
+    OpenTransaction,
+    SamekeyError,
+    StoreBusy,
+    StoreUnavailable,
+)
 from .sqlstate import from_sqlstate
 
 T = TypeVar("T")
@@ -84,7 +91,11 @@ class AsyncpgDriver:
                 "connection while it holds its own? Retry with the same key."
             ) from error
         except Exception as error:
-            raise translate(error) from error
+            translated = translate(error)
+            if isinstance(translated, ConnectionLost):
+                # There was none to lose, and trying again at once would only take longer.
+                raise StoreUnavailable(f"PostgreSQL cannot be reached: {error}") from error
+            raise translated from error
 
     async def _pool(self, name: str) -> asyncpg.Pool:
         here = self._here()

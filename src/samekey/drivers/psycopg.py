@@ -5,8 +5,6 @@ Two pools: short statements of ours never queue behind atomic handlers that hold
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,10 +13,10 @@ import psycopg
 import psycopg.conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
-from psycopg_pool import ConnectionPool, PoolTimeout
 
 from ..core.program import Row, Statement
-from ..errors import CommitUncertain, OpenTransaction, SamekeyError, StoreBusy, StoreUnavailable
+from ..errors import CommitUncertain, ConnectionLost, OpenTransaction, SamekeyError, StoreUnavailable
+from .pool import Pool
 from .sqlstate import from_sqlstate
 
 Connection = psycopg.Connection[Any]
@@ -29,97 +27,81 @@ class PsycopgDriver:
 
     def __init__(self, url: str, *, pool_size: int = 10, timeout: float = 5.0) -> None:
         self._url = url
-        self._pool_size = pool_size
-        self.timeout = timeout
-        self._pools: dict[str, ConnectionPool[Connection]] = {}
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._timeout = timeout
+        self._statements = self._pool(pool_size, statement_timeout=True)
+        self._operations = self._pool(pool_size, statement_timeout=False)
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        pool = self._pool("statements")
-        connection = self._acquire(pool)
+        connection = self._statements.take()
         try:
             return _execute(connection, statement)
-        except StoreUnavailable:
-            # Its siblings died of the same cause; let the pool look them over.
-            pool.putconn(connection)
-            connection = None
-            pool.check()
+        except ConnectionLost:
+            # Its siblings died of the same cause.
+            self._statements.drop_idle()
             raise
         finally:
-            if connection is not None:
-                pool.putconn(connection)
+            self._statements.give_back(connection)
 
     def open(self, connection: Any = None) -> PsycopgSession:
         if connection is not None:
             return PsycopgSession(connection, pool=None)
-        pool = self._pool("operations")
-        held = self._acquire(pool)
         try:
-            return PsycopgSession(held, pool=pool)
-        except SamekeyError as error:
-            pool.putconn(held)
-            if not isinstance(error, StoreUnavailable):
-                raise
+            return self._open()
+        except ConnectionLost:
             # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
-            pool.check()
-            held = self._acquire(pool)
-            return PsycopgSession(held, pool=pool)
+            self._operations.drop_idle()
+            return self._open()
+
+    def _open(self) -> PsycopgSession:
+        held = self._operations.take()
+        try:
+            return PsycopgSession(held, pool=self._operations)
+        except BaseException:
+            self._operations.give_back(held)
+            raise
 
     def close(self) -> None:
-        with self._lock:
-            pools, self._pools = self._pools, {}
-            if self._pid != os.getpid():
-                return
-        for pool in pools.values():
-            pool.close()
+        self._statements.drop_idle()
+        self._operations.drop_idle()
 
-    def _acquire(self, pool: ConnectionPool[Connection]) -> Any:
-        try:
-            return pool.getconn(timeout=self.timeout)
-        except PoolTimeout as error:
-            raise StoreBusy(
-                f"No connection could be had within {self.timeout:g} s: PostgreSQL is down, or a "
-                "handler takes a second connection while it holds its own. Retry with the same key."
-            ) from error
-
-    def _pool(self, name: str) -> ConnectionPool[Connection]:
-        with self._lock:
-            if self._pid != os.getpid():
-                # Connections must not cross a fork; the parent's are left alone.
-                self._pid, self._pools = os.getpid(), {}
-            if name not in self._pools:
-                self._pools[name] = self._make_pool(name)
-            return self._pools[name]
-
-    def _make_pool(self, name: str) -> ConnectionPool[Connection]:
+    def _pool(self, size: int, *, statement_timeout: bool) -> Pool[Connection]:
         settings: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(self._url)
-        settings.setdefault("connect_timeout", max(2, round(self.timeout)))
+        settings.setdefault("connect_timeout", max(2, round(self._timeout)))
         # A peer that vanished without a word is noticed by the kernel.
-        settings.setdefault("tcp_user_timeout", round(self.timeout * 1000))
-        if name == "statements":
+        settings.setdefault("tcp_user_timeout", round(self._timeout * 1000))
+        if statement_timeout:
             # Ours are short; a handler's statements are its own business.
-            settings.setdefault("options", f"-c statement_timeout={round(self.timeout * 1000)}")
-        return ConnectionPool(
-            psycopg.conninfo.make_conninfo(**settings),
-            min_size=0,
-            max_size=self._pool_size,
-            kwargs={"autocommit": True},
-            configure=_configure,
-            name=f"samekey-{name}",
-            open=True,
-            reconnect_timeout=self.timeout,
+            settings.setdefault("options", f"-c statement_timeout={round(self._timeout * 1000)}")
+        conninfo = psycopg.conninfo.make_conninfo(**settings)
+        return Pool(
+            lambda: _connect(conninfo),
+            psycopg.Connection.close,
+            size=size,
+            keep=size,
+            timeout=self._timeout,
+            usable=_usable,
         )
 
 
-def _configure(connection: Connection) -> None:
+def _connect(conninfo: str) -> Connection:
+    try:
+        connection = psycopg.connect(conninfo, autocommit=True)
+    except psycopg.Error as error:
+        # Not a lost connection: there was none, and trying again at once would only take longer.
+        raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return connection
+
+
+def _usable(connection: Connection) -> bool:
+    """Open and idle. Whatever was left in another state is not worth mending."""
+    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
 
 
 class PsycopgSession:
     """One transaction, opened through psycopg's own object, so that it refuses the handler's commit."""
 
-    def __init__(self, connection: Connection, *, pool: ConnectionPool[Connection] | None) -> None:
+    def __init__(self, connection: Connection, *, pool: Pool[Connection] | None) -> None:
         if connection.info.transaction_status != TransactionStatus.IDLE:
             raise OpenTransaction
         self._connection = connection
@@ -162,7 +144,7 @@ class PsycopgSession:
 
     def _leave(self) -> None:
         if self._pool is not None:
-            self._pool.putconn(self._connection)
+            self._pool.give_back(self._connection)
 
 
 def _execute(connection: Connection, statement: Statement) -> Sequence[Row]:

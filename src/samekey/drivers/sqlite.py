@@ -27,14 +27,13 @@ from ..errors import (
     StoreError,
     StoreUnavailable,
 )
+from .pool import Pool
 
 T = TypeVar("T")
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 BUSY_SECONDS: Final = 5.0
 """How long a writer waits for another. Longer than any commit, shorter than a client's patience."""
-IDLE_CONNECTIONS: Final = 8
-"""Connections kept open between statements; opening one costs about a fifth of a millisecond."""
 
 _BUSY: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _COMMIT_REFUSED: Final = (
@@ -86,9 +85,6 @@ class SQLiteDriver:
 
     def __init__(self, path: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._busy_seconds = busy_seconds
-        self._lock = threading.Lock()
-        self._idle: list[HandlerConnection] = []
-        self._pid = os.getpid()
         self._temporary: weakref.finalize[..., Any] | None = None
         if path == ":memory:":
             # A memory database belongs to one connection, or else locks whole tables among several. A
@@ -97,6 +93,9 @@ class SQLiteDriver:
             self._temporary = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             path = os.path.join(folder, "memory.db")
         self.path = path
+        self._pool: Pool[HandlerConnection] = Pool(self._connect, HandlerConnection.close)
+        self.take = self._pool.take
+        self.give_back = self._pool.give_back
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         connection = self.take()
@@ -114,30 +113,9 @@ class SQLiteDriver:
         return SQLiteSession(self)
 
     def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._pool.drop_idle()
         if self._temporary is not None:
             self._temporary()
-
-    def take(self) -> HandlerConnection:
-        """A connection that nobody else uses until it is given back."""
-        with self._lock:
-            if self._pid != os.getpid():
-                # SQLite connections must not cross a fork. Closing them here would drop the parent's
-                # locks, so they are left alone.
-                self._pid, self._idle = os.getpid(), []
-            if self._idle:
-                return self._idle.pop()
-        return self._connect()
-
-    def give_back(self, connection: HandlerConnection) -> None:
-        with self._lock:
-            if self._pid == os.getpid() and len(self._idle) < IDLE_CONNECTIONS:
-                self._idle.append(connection)
-                return
-        connection.close()
 
     def _connect(self) -> HandlerConnection:
         try:

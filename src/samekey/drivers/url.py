@@ -56,8 +56,16 @@ def _postgres(url: str, pool_size: int, timeout: float) -> Drivers:
         raise ConfigurationError(
             f"PostgreSQL needs {' and '.join(missing)}: pip install 'samekey[postgresql]'."
         )
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
     from .asyncpg import AsyncpgDriver
     from .psycopg import PsycopgDriver
+
+    try:
+        conninfo_to_dict(url)
+    except Error as error:
+        raise ConfigurationError(f"The PostgreSQL URL cannot be read: {str(error).strip()}") from error
 
     return Drivers(
         "postgres",

@@ -55,7 +55,10 @@ def migrate(queries: Queries) -> Program[list[Migration]]:
     yield BEGIN
     if queries.dialect == "postgres":
         yield _statement(queries["migration_lock"])
-        yield _statement(queries["create_schema"])
+        rows = yield Statement(queries["schema_there"], {"schema_name": queries.schema})
+        if not rows[0][0]:
+            # Only then: the statement needs the right to create schemas even where it does nothing.
+            yield _statement(queries["create_schema"])
     yield _statement(queries["create_versions"])
     rows = yield _statement(queries["schema_versions"])
     there = {row[0] for row in rows}

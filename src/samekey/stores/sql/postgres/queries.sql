@@ -248,6 +248,9 @@ create table if not exists {schema}.schema_versions (
 -- name: create_schema
 create schema if not exists {schema}
 
+-- name: schema_there
+select count(*)::bigint from pg_namespace where nspname = :schema_name::text
+
 -- name: schema_exists
 select count(*)::bigint from information_schema.tables
 where table_schema = :schema_name::text and table_name = 'schema_versions'
