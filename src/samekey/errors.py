@@ -17,6 +17,9 @@
     │   ├── OutcomeUnknown          raise it: nobody can tell, a retry must not run
     │   ├── CommitRefused           atomic work tried to end its transaction and was stopped
     │   ├── EscapedTransaction      atomic work ended its own transaction
+    │   ├── LeaseLost               somebody else has taken the operation; stop here
+    │   ├── NotSerialisable         an input, a payload or a result that cannot be stored
+    │   ├── DefinitionChanged       phases that do not fit what was recorded, or an unknown version
     │   ├── NothingWritten          atomic work wrote elsewhere (strict mode)
     │   ├── StreamedAnswer          atomic work cannot stream its answer
     │   └── NoOperation             current_operation() outside a guarded handler
@@ -138,6 +141,21 @@ class EscapedTransaction(HandlerError):
     code = "outcome_unknown"
 
 
+class LeaseLost(HandlerError):
+    """Somebody else has taken the operation. Nothing more may be done under this attempt."""
+
+    status = 409
+    code = "in_progress"
+
+
+class NotSerialisable(HandlerError):
+    """An input, a payload or a result that cannot be stored as JSON."""
+
+
+class DefinitionChanged(HandlerError):
+    """The code does not fit what the operation has recorded. The operation was left as it was."""
+
+
 class NothingWritten(HandlerError):
     """The atomic handler wrote nothing on ``current_operation().connection``: its work escaped."""
 
@@ -146,7 +164,7 @@ class StreamedAnswer(HandlerError):
     """An atomic handler streamed its answer; it was rolled back. Return the whole body at once."""
 
 
-class NoOperation(SamekeyError):
+class NoOperation(HandlerError):
     """``current_operation()`` was called where no guarded operation is running."""
 
 

@@ -10,11 +10,13 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterable
 from typing import Any
+from uuid import UUID
 
 from .errors import ConfigurationError
 
 Tenant = Callable[[Any], str | None]
-_IDENTITIES = ("identity", "id", "pk", "user_id", "username", "display_name")
+_IDENTITIES = ("identity", "id", "pk", "user_id", "username")
+"""Where a user object keeps what identifies it. Not its display name: two users may share one."""
 
 
 def by_user(context: Any) -> str | None:
@@ -35,8 +37,9 @@ def by_state(name: str) -> Tenant:
     """
 
     def resolve(context: Any) -> str | None:
-        value = _state(context).get(name)
-        return _identity(value if value is not None else context.get(name))
+        # Not the ASGI scope: "type" or "path" would be there for every caller.
+        place = context if _is_wsgi(context) else _state(context)
+        return _identity(place.get(name))
 
     return resolve
 
@@ -47,9 +50,12 @@ def by_api_key(keys: Iterable[str], *, secret: bytes, header: str = "Authorizati
     Only the listed keys are accepted, with or without ``Bearer``; any other gives None. Use this only where
     a key stands for a caller for good: a rotated key is a new tenant.
     """
-    known = [key.encode() for key in keys]
-    if not known or not secret:
-        raise ConfigurationError("by_api_key needs the accepted keys and a secret to hash them with.")
+    listed = [] if isinstance(keys, str | bytes) else list(keys)
+    if not listed or not all(isinstance(key, str) and key.strip() for key in listed):
+        raise ConfigurationError("by_api_key needs a list of the accepted keys, none of them empty.")
+    if not isinstance(secret, bytes) or not secret:
+        raise ConfigurationError("by_api_key needs a secret, as bytes, to hash the keys with.")
+    known = [key.encode() for key in listed]
 
     def resolve(context: Any) -> str | None:
         sent = _header(context, header)
@@ -65,6 +71,8 @@ def by_api_key(keys: Iterable[str], *, secret: bytes, header: str = "Authorizati
 
 def single_tenant(name: str = "single") -> Tenant:
     """One scope for everybody, said explicitly. Only for a service with one caller."""
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError("single_tenant needs a name: nobody is let in under an empty one.")
 
     def resolve(_context: Any) -> str | None:
         return name
@@ -81,18 +89,18 @@ def _state(context: Any) -> dict[str, Any]:
 
 
 def _identity(user: Any) -> str | None:
-    if user is None or user == "" or getattr(user, "is_authenticated", True) is False:
+    if user is None or user is False or user == "" or _is_anonymous(user):
         return None
     if isinstance(user, str):
         return user
-    if isinstance(user, int):
+    if isinstance(user, int | UUID) and user is not True:
         return str(user)
     for name in _IDENTITIES:
         try:
             value = getattr(user, name, None)
         except NotImplementedError:
             continue
-        if value is not None and value != "":
+        if value is not None and value != "" and _is_stable(value):
             return str(value)
     raise ConfigurationError(
         f"The user is a {type(user).__name__} without any of {', '.join(_IDENTITIES)}. "
@@ -100,8 +108,24 @@ def _identity(user: Any) -> str | None:
     )
 
 
+def _is_anonymous(user: Any) -> bool:
+    authenticated = getattr(user, "is_authenticated", True)
+    return not callable(authenticated) and not authenticated
+
+
+def _is_stable(value: Any) -> bool:
+    """False for a method, or an object without a text of its own: that text holds a memory address."""
+    kind: Any = type(value)
+    bare = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    return not (callable(value) or bare or isinstance(value, bool))
+
+
+def _is_wsgi(context: Any) -> bool:
+    return "wsgi.input" in context
+
+
 def _header(context: Any, name: str) -> bytes | None:
-    if "wsgi.input" in context:
+    if _is_wsgi(context):
         value = context.get("HTTP_" + name.upper().replace("-", "_"))
         return None if value is None else str(value).encode("latin-1")
     wanted = name.lower().encode("latin-1")

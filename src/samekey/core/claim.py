@@ -60,7 +60,7 @@ def downstream_key(scope: str, key: str, step: str) -> str:
 
 def lock_number(scope: str, key: str) -> int:
     """A signed 64-bit number for an advisory lock. A collision costs a 409, never a second run."""
-    digest = hashlib.sha256(scope_of("samekey lock 1", scope, key).encode()).digest()
+    digest = bytes.fromhex(_digest("samekey lock 1", scope, key))
     return int.from_bytes(digest[:8], "big", signed=True)
 
 

@@ -159,8 +159,6 @@ def _in_progress(record: Record, now: int) -> Verdict | Move:
         return Unreadable("an operation in progress has no lease")
     if record.locked_until <= now:
         return Resume(record) if record.mode is Mode.PHASED else EndLease(record)
-    if record.mode is Mode.DEFERRED:
-        return Accepted(record)
     return Outstanding(record.id, record.expires_at)
 
 

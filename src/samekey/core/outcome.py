@@ -17,7 +17,6 @@ nothing to be unknown. The user's own ``classify`` comes before all of it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Final, Literal
@@ -47,6 +46,7 @@ _NEVER_SENT: Final = frozenset(
     {
         "builtins.ConnectionRefusedError",
         "socket.gaierror",
+        "ssl.SSLCertVerificationError",
         "httpx.ConnectError",
         "httpx.ConnectTimeout",
         "httpx.PoolTimeout",
@@ -55,6 +55,14 @@ _NEVER_SENT: Final = frozenset(
         "httpx2.ConnectTimeout",
         "httpx2.PoolTimeout",
         "httpx2.UnsupportedProtocol",
+        "httpcore.ConnectError",
+        "httpcore.ConnectTimeout",
+        "httpcore.PoolTimeout",
+        "httpcore.UnsupportedProtocol",
+        "httpcore2.ConnectError",
+        "httpcore2.ConnectTimeout",
+        "httpcore2.PoolTimeout",
+        "httpcore2.UnsupportedProtocol",
         "requests.exceptions.ConnectTimeout",
         "urllib3.exceptions.NewConnectionError",
         "urllib3.exceptions.ConnectTimeoutError",
@@ -71,13 +79,24 @@ _MAY_HAVE_ARRIVED: Final = frozenset(
         "ssl.SSLError",
         "http.client.IncompleteRead",
         "http.client.BadStatusLine",
+        "http.client.LineTooLong",
+        "http.client.UnknownProtocol",
+        "http.client.UnknownTransferEncoding",
+        "subprocess.TimeoutExpired",
+        "multiprocessing.context.TimeoutError",
+        "concurrent.futures.CancelledError",
         "httpx.TransportError",
         "httpx.DecodingError",
         "httpx2.TransportError",
         "httpx2.DecodingError",
         "httpcore.NetworkError",
         "httpcore.TimeoutException",
-        "httpcore.RemoteProtocolError",
+        "httpcore.ProtocolError",
+        "httpcore.ProxyError",
+        "httpcore2.NetworkError",
+        "httpcore2.TimeoutException",
+        "httpcore2.ProtocolError",
+        "httpcore2.ProxyError",
         "requests.exceptions.Timeout",
         "requests.exceptions.ConnectionError",
         "requests.exceptions.ChunkedEncodingError",
@@ -106,30 +125,58 @@ def of_status(status: int, remember: Remember, *, routed: bool = True) -> Outcom
 
 
 def of_error(error: BaseException, on_error: OnError) -> Outcome:
-    """By the raised error, or by whichever error it was raised from."""
-    for cause in _chain(error):
-        if isinstance(cause, NotExecuted):
-            return Outcome.FAIL
-        if isinstance(cause, OutcomeUnknown | EscapedTransaction):
-            return Outcome.UNKNOWN
-        if isinstance(cause, asyncio.CancelledError) or not isinstance(cause, Exception):
-            return Outcome.UNKNOWN  # cancelled, or the process is being torn down
-        names = {f"{_home(kind)}.{kind.__qualname__}" for kind in type(cause).__mro__}
-        if names & _NEVER_SENT:
-            return Outcome.FAIL
-        if names & _MAY_HAVE_ARRIVED:
-            return Outcome.UNKNOWN
+    """By the raised error, or by whichever error it was raised from. The first that says anything counts:
+    ``NotExecuted`` raised from a time-out is the user's own word about that time-out."""
+    judged = _judge(error, set())
+    if judged is not None:
+        return judged
     return Outcome.UNKNOWN if on_error == "unknown" else Outcome.FAIL
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _judge(error: BaseException, seen: set[int]) -> Outcome | None:
+    """What an error, its causes or the members of a group prove; None if nothing."""
+    chain = list(_chain(error, seen))
+    for place, cause in enumerate(chain):
+        if isinstance(cause, NotExecuted):
+            return Outcome.FAIL
+        # Not an Exception: cancelled, or the process is being torn down.
+        if isinstance(cause, OutcomeUnknown | EscapedTransaction) or not isinstance(cause, Exception):
+            return Outcome.UNKNOWN
+        if isinstance(cause, ExceptionGroup):
+            members = {_judge(member, seen) for member in cause.exceptions}
+            if Outcome.UNKNOWN in members:
+                return Outcome.UNKNOWN
+            if members == {Outcome.FAIL}:
+                return Outcome.FAIL
+        elif _names(cause) & _NEVER_SENT:
+            # Of this call. A handler that tried again after a time-out has made another one before it.
+            before = (one for one in chain[place + 1 :] if _library(one) == _library(cause))
+            return Outcome.UNKNOWN if any(map(_may_have_arrived, before)) else Outcome.FAIL
+        elif _may_have_arrived(cause):
+            return Outcome.UNKNOWN
+    return None
+
+
+def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     """The error, then what caused it. A wrapped time-out is still a time-out."""
-    seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         yield cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+
+
+def _may_have_arrived(error: BaseException) -> bool:
+    names = _names(error)
+    return not names & _NEVER_SENT and bool(names & _MAY_HAVE_ARRIVED)
+
+
+def _names(error: BaseException) -> set[str]:
+    return {f"{_home(kind)}.{kind.__qualname__}" for kind in type(error).__mro__}
+
+
+def _library(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def _home(kind: type) -> str:

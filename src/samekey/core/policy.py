@@ -4,17 +4,20 @@
     stripe()      as the Stripe API v1 publishes it
     stripe_v2()   as the Stripe API v2 publishes it
 
-Each profile takes overrides by name: ``ietf(ttl=timedelta(days=7), mismatch_status=409)``. A policy
-that cannot work is refused when it is made, with a sentence that says what to change.
+Each profile takes overrides by name: ``ietf(ttl=timedelta(days=7), mismatch_status=409)``. Durations may
+also be numbers of seconds there. A policy that cannot work is refused when it is made, with a sentence that
+says what to change.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ..errors import ConfigurationError
 from .fingerprint import FingerprintRules
@@ -95,7 +98,7 @@ class Policy:
             )
 
     def override(self, **changes: Any) -> Policy:
-        """This policy with some choices replaced; unknown names are refused."""
+        """This policy with some choices replaced; unknown names are refused. Durations may be seconds."""
         return _override(self, changes)
 
     @property
@@ -149,46 +152,103 @@ def _override(base: Policy, changes: dict[str, Any]) -> Policy:
             raise ConfigurationError(
                 f"There is no setting {name!r}. The settings are: {', '.join(sorted(known))}."
             )
-    if "methods" in changes:
-        changes["methods"] = frozenset(method.upper() for method in changes["methods"])
-    return dataclasses.replace(base, **changes)
+    return dataclasses.replace(base, **{name: _converted(name, value) for name, value in changes.items()})
 
 
-def _problems(policy: Policy) -> list[str]:
-    """Why a policy cannot work; the first is raised."""
-    found = []
+def _converted(name: str, value: Any) -> Any:
+    """A setting in the form that the policy keeps; what cannot be converted is left to be refused."""
+    if name in _DURATIONS and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return timedelta(seconds=value)
+        except (OverflowError, ValueError):
+            raise ConfigurationError(f"{name} must be a duration with an end, not {value!r}.") from None
+    if name == "methods" and isinstance(value, set | frozenset | list | tuple):
+        return frozenset(str(method).upper() for method in value)
+    return value
+
+
+def _problems(policy: Policy) -> Iterator[str]:
+    """Why a policy cannot work; the first is raised, so each may rely on those before it."""
+    yield from _wrong_types(policy)
     if policy.ttl <= timedelta(0):
-        found.append("ttl must be longer than nothing: a key that expires at once protects nobody.")
+        yield "ttl must be longer than nothing: a key that expires at once protects nobody."
     if policy.ttl > timedelta(days=3660):
-        found.append("ttl must have an end: keys that are never forgotten fill the table for ever.")
+        yield "ttl must have an end: keys that are never forgotten fill the table for ever."
     if policy.lease < timedelta(milliseconds=100):
-        found.append("lease must be at least 0.1 s, or it ends before a handler can start.")
+        yield "lease must be at least 0.1 s, or it ends before a handler can start."
     if policy.max_run < policy.lease:
-        found.append("max_run must be at least as long as lease.")
-    if policy.max_body < 0 or policy.max_answer < 0:
-        found.append("max_body and max_answer are numbers of bytes and cannot be negative.")
+        yield "max_run must be at least as long as lease."
+    if policy.max_run > timedelta(days=24):
+        yield "max_run must be at most 24 days: a database cannot time a longer transaction out."
     if policy.wait <= timedelta(0):
-        found.append("wait must be longer than nothing.")
+        yield "wait must be longer than nothing."
+    for name in ("max_body", "max_answer"):
+        if getattr(policy, name) < 0:
+            yield f"{name} is a number of bytes and cannot be negative."
+    for name in ("retry_after", "unknown_retry_after"):
+        if getattr(policy, name) < 0:
+            yield f"{name} is a number of seconds and cannot be negative."
     for name in ("mismatch_status", "gone_status"):
         status = getattr(policy, name)
         if not 400 <= status <= 499:
-            found.append(f"{name} must be a 4xx status, not {status}.")
+            yield f"{name} must be a 4xx status, not {status}."
     for name, choices in _CHOICES.items():
         if getattr(policy, name) not in choices:
-            found.append(f"{name} must be one of {', '.join(choices)}, not {getattr(policy, name)!r}.")
-    if not policy.methods:
-        found.append("methods is empty, so nothing would be guarded; remove the middleware instead.")
-    unsafe = policy.methods & {"GET", "HEAD", "OPTIONS", "TRACE"}
-    if unsafe:
-        found.append(f"methods names {', '.join(sorted(unsafe))}, which must not change anything.")
-    if not all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in policy.header) or not policy.header:
-        found.append(f"header {policy.header!r} is not a valid header name.")
+            yield f"{name} must be one of {', '.join(choices)}, not {getattr(policy, name)!r}."
+    yield from _wrong_methods(policy.methods)
+    for name in ("header", "expires_header", "replayed_header"):
+        if not _TOKEN.fullmatch(getattr(policy, name)):
+            yield f"{name} {getattr(policy, name)!r} is not a valid header name."
+    if not _URL.fullmatch(policy.documentation):
+        yield "documentation must be a URL in ASCII, without spaces or angle brackets: it goes into a header."
     if policy.status_path is not None and not policy.status_path.startswith("/"):
-        found.append("status_path must begin with a slash, or be None.")
-    return found
+        yield "status_path must begin with a slash, or be None."
+    if policy.status_path is not None and not _URL.fullmatch(policy.status_path):
+        yield "status_path must be a path in ASCII, without spaces or angle brackets: it goes into a header."
 
 
-_CHOICES = {
+def _wrong_types(policy: Policy) -> Iterator[str]:
+    for kinds, (expected, names) in _TYPES.items():
+        for name in names:
+            value = getattr(policy, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+                yield f"{name} must be {expected}, not {value!r}."
+    status_path: object = policy.status_path
+    if status_path is not None and not isinstance(status_path, str):
+        yield f"status_path must be a string or None, not {status_path!r}."
+
+
+def _wrong_methods(methods: frozenset[str]) -> Iterator[str]:
+    if not methods:
+        yield "methods is empty, so nothing would be guarded; remove the middleware instead."
+    for method in sorted(methods):
+        if not _TOKEN.fullmatch(method) or method != method.upper():
+            yield f"methods names {method!r}; a method is a word in upper case, such as POST."
+    unsafe = methods & {"GET", "HEAD", "OPTIONS", "TRACE"}
+    if unsafe:
+        yield f"methods names {', '.join(sorted(unsafe))}, which must not change anything."
+
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_URL: Final = re.compile(r"[!-;=?-~]+")
+
+_DURATIONS: Final = ("ttl", "lease", "max_run", "wait")
+
+_TYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
+    timedelta: ("a timedelta or a number of seconds", _DURATIONS),
+    int: (
+        "a whole number",
+        ("max_body", "max_answer", "retry_after", "unknown_retry_after", "mismatch_status", "gone_status"),
+    ),
+    bool: ("True or False", ("required", "required_at_edge")),
+    str: ("a string", ("header", "expires_header", "replayed_header", "documentation")),
+    frozenset: ('a set of method names, such as {"POST", "PATCH"}', ("methods",)),
+    KeyRules: ("a KeyRules", ("key",)),
+    FingerprintRules: ("a FingerprintRules", ("fingerprint",)),
+}
+
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "profile": ("ietf", "stripe", "stripe_v2"),
     "scope": ("tenant", "tenant+endpoint"),
     "on_mismatch": ("reject", "replay", "execute"),
     "on_in_progress": ("reject", "accept", "wait"),

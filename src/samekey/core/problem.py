@@ -24,6 +24,7 @@ from .decide import (
 )
 from .policy import Policy
 from .record import Answer
+from .states import State
 
 CODES: Final = {
     "missing": "Idempotency-Key is missing",
@@ -72,20 +73,25 @@ def verdict_answer(verdict: Verdict, policy: Policy) -> Answer:
             assert record.answer is not None
             first = record.answer
             mark = (policy.replayed_header.encode("latin-1"), b"true")
-            headers = (*first.headers, mark, expiry_header(policy, record.expires_at))
-            return Answer(first.status, headers, first.body)
+            marks = (mark, expiry_header(policy, record.expires_at))
+            # A handler may have passed on somebody else's marks; there must be one of each, and ours.
+            ours = {name.lower() for name, _ in marks}
+            kept = tuple(pair for pair in first.headers if pair[0].lower() not in ours)
+            return Answer(first.status, (*kept, *marks), first.body)
         case Outstanding(operation_id, expires_at):
             return _outstanding(policy, operation_id, expires_at)
         case Accepted(record):
-            return accepted_answer(policy, record.id, record.expires_at)
+            return accepted_answer(policy, record.id, record.expires_at, record.state)
         case Mismatch(record):
-            same = "endpoint" if policy.scope == "tenant" else "parameters"
+            same = "parameters" if policy.scope == "tenant+endpoint" else "endpoint and the same parameters"
             detail = (
-                "Keys can only be used with the same parameters they were first used with, on the "
-                f"same {same}. This request is different, so nothing was done; send it with a new "
-                "key if it is a new operation."
+                f"Keys can only be used with the same {same} they were first used with. This request "
+                "is different, so nothing was done; if it is a new operation, send it with a new key."
             )
-            return refuse(Refusal(policy.mismatch_status, detail, "reused"), policy)
+            # Neither the operation's id nor its state: a different request learns nothing about the first.
+            return refuse(
+                Refusal(policy.mismatch_status, detail, "reused", expires_at=record.expires_at), policy
+            )
         case Uncertain(record):
             return uncertain_answer(policy, record.id, record.expires_at)
         case Gone(record):
@@ -124,13 +130,10 @@ def verdict_answer(verdict: Verdict, policy: Policy) -> Answer:
 
 
 def _outstanding(policy: Policy, operation_id: str | None, expires_at: int) -> Answer:
-    if policy.on_in_progress == "accept" and operation_id is not None:
+    if policy.on_in_progress == "accept":
         return accepted_answer(policy, operation_id, expires_at)
     detail = "The first request with this key is still running. Retry with the same key."
-    status = 202 if policy.on_in_progress == "accept" else 409
-    return refuse(
-        Refusal(status, detail, "in_progress", policy.retry_after, operation_id, expires_at), policy
-    )
+    return refuse(Refusal(409, detail, "in_progress", policy.retry_after, operation_id, expires_at), policy)
 
 
 def uncertain_answer(policy: Policy, operation_id: str | None, expires_at: int | None) -> Answer:
@@ -145,15 +148,20 @@ def uncertain_answer(policy: Policy, operation_id: str | None, expires_at: int |
     )
 
 
-def accepted_answer(policy: Policy, operation_id: str, expires_at: int) -> Answer:
-    """202: it is being worked on; the status resource will have the answer."""
+def accepted_answer(
+    policy: Policy, operation_id: str | None, expires_at: int, state: State = State.IN_PROGRESS
+) -> Answer:
+    """202: it is being worked on; the status resource will have the answer.
+
+    Atomic work has no id before it commits, so there is nothing to point to: only when to come back.
+    """
     headers: list[tuple[bytes, bytes]] = [(b"content-type", b"application/json")]
     headers.append((b"retry-after", str(policy.retry_after).encode()))
-    if policy.status_path is not None:
+    if operation_id is not None and policy.status_path is not None:
         headers.append((b"location", status_url(policy, operation_id).encode("latin-1", "replace")))
     headers.append(expiry_header(policy, expires_at))
-    body = json.dumps({"id": operation_id, "state": "in_progress"}).encode()
-    return Answer(202, tuple(headers), body)
+    content = {"state": str(state)} if operation_id is None else {"id": operation_id, "state": str(state)}
+    return Answer(202, tuple(headers), json.dumps(content, separators=(",", ":")).encode())
 
 
 def refuse(refusal: Refusal, policy: Policy) -> Answer:
@@ -197,8 +205,9 @@ def _problem_body(refusal: Refusal, policy: Policy) -> dict[str, object]:
 
 
 def _stripe_body(refusal: Refusal, policy: Policy) -> dict[str, object]:
+    fallback = "api_error" if refusal.status >= 500 else "invalid_request_error"
     error: dict[str, object] = {
-        "type": _STRIPE_TYPES.get(refusal.code or "", "invalid_request_error"),
+        "type": _STRIPE_TYPES.get(refusal.code or "", fallback),
         "message": refusal.detail,
         "doc_url": policy.documentation,
     }
@@ -214,7 +223,7 @@ def _title(code: str, policy: Policy) -> str:
 
 def status_url(policy: Policy, operation_id: str) -> str:
     """The status resource of an operation, relative to the application's root."""
-    return f"{policy.status_path or ''}/{operation_id}"
+    return f"{(policy.status_path or '').rstrip('/')}/{operation_id}"
 
 
 def expiry_header(policy: Policy, expires_at: int) -> tuple[bytes, bytes]:

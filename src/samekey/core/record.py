@@ -15,6 +15,9 @@ Headers = tuple[tuple[bytes, bytes], ...]
 ANSWER_VERSION: Final = 1
 """The layout of a stored answer. A record with another one is refused, never guessed at."""
 
+LAST_TIME: Final = 253_402_300_799_999
+"""The end of the year 9999, in milliseconds: the last moment that HTTP and ISO dates can name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -110,15 +113,26 @@ def encode_headers(headers: Headers) -> bytes:
 
 
 def decode_headers(stored: bytes) -> Headers:
-    pairs = json.loads(stored)
-    return tuple((str(n).encode("latin-1"), str(v).encode("latin-1")) for n, v in pairs)
+    """The headers that ``encode_headers`` made these bytes of; ``ValueError`` or ``TypeError`` otherwise."""
+    pairs = json.loads(stored.decode("ascii"))
+    if not isinstance(pairs, list):
+        raise TypeError("the stored headers are not a list")
+    return tuple(_header(pair) for pair in pairs)
+
+
+def _header(pair: object) -> tuple[bytes, bytes]:
+    # Checked, not converted: a pair is also what unpacking makes of "ab", of {"a": 1, "b": 2} and of [1, 2].
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise TypeError("a stored header is not a pair")
+    name, value = pair
+    return _text(name).encode("latin-1"), _text(value).encode("latin-1")
 
 
 def decode_record(row: Row) -> Record:
     """A row in the order of ``COLUMNS``, or ``CorruptRecord``: never a guess, never a second run."""
     try:
         return _decode(dict(zip(COLUMNS, row, strict=True)))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CorruptRecord(
             "A stored record cannot be read by this version of samekey; the operation was not run. "
             f"Was it written by a newer version? ({type(error).__name__}: {error})"
@@ -134,7 +148,9 @@ def _decode(row: dict[str, str | int | bytes | None]) -> Record:
             raise ValueError(f"answer version {version}")
         if status is not None:
             headers = decode_headers(_bytes(row["answer_headers"]))
-            answer = Answer(status, headers, _bytes(row["answer_body"]))
+            answer = Answer(_status(status), headers, _bytes(row["answer_body"]))
+        elif row["answer_headers"] is not None or row["answer_body"] is not None:
+            raise ValueError("an answer without a status")
     return Record(
         id=_text(row["id"]),
         scope=_text(row["scope"]),
@@ -148,17 +164,17 @@ def _decode(row: dict[str, str | int | bytes | None]) -> Record:
         attempt=_text(row["attempt"]),
         attempts=_int(row["attempts"]),
         recovery_point=_optional_text(row["recovery_point"]),
-        locked_until=_optional_int(row["locked_until"]),
+        locked_until=_optional_time(row["locked_until"]),
         answer=answer,
         withheld=state is State.COMPLETED and answer is None,
         error_code=_optional_text(row["error_code"]),
         downstream=_optional_text(row["downstream"]),
         provider_id=_optional_text(row["provider_id"]),
-        reconcile_after=_optional_int(row["reconcile_after"]),
-        created_at=_int(row["created_at"]),
-        last_run_at=_int(row["last_run_at"]),
-        completed_at=_optional_int(row["completed_at"]),
-        expires_at=_int(row["expires_at"]),
+        reconcile_after=_optional_time(row["reconcile_after"]),
+        created_at=_time(row["created_at"]),
+        last_run_at=_time(row["last_run_at"]),
+        completed_at=_optional_time(row["completed_at"]),
+        expires_at=_time(row["expires_at"]),
     )
 
 
@@ -169,7 +185,7 @@ def _text(value: object) -> str:
 
 
 def _int(value: object) -> int:
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"integer expected, not {type(value).__name__}")
     return value
 
@@ -188,3 +204,20 @@ def _optional_text(value: object) -> str | None:
 
 def _optional_int(value: object) -> int | None:
     return None if value is None else _int(value)
+
+
+def _time(value: object) -> int:
+    # A time that cannot be written as a date would fail later, in the middle of an answer.
+    if not 0 <= (time := _int(value)) <= LAST_TIME:
+        raise ValueError(f"{time} is not a time in milliseconds")
+    return time
+
+
+def _optional_time(value: object) -> int | None:
+    return None if value is None else _time(value)
+
+
+def _status(status: int) -> int:
+    if not 100 <= status <= 999:
+        raise ValueError(f"{status} is not an HTTP status")
+    return status

@@ -13,6 +13,7 @@ from .record import Answer, Headers
 _NEVER: Final = frozenset(
     {
         # credentials
+        b"cookie",
         b"set-cookie",
         b"set-cookie2",
         b"authorization",
@@ -22,7 +23,12 @@ _NEVER: Final = frozenset(
         b"authentication-info",
         b"proxy-authentication-info",
         b"x-csrf-token",
+        b"x-csrftoken",
         b"x-xsrf-token",
+        b"x-auth-token",
+        b"x-access-token",
+        b"x-refresh-token",
+        b"dpop-nonce",
         b"clear-site-data",
         # one connection
         b"connection",
@@ -40,9 +46,10 @@ _NEVER: Final = frozenset(
         b"server-timing",
         b"retry-after",
         b"idempotent-replayed",
+        b"idempotency-key-expires",
     }
 )
-_NEVER_PREFIXES: Final = (b"ratelimit", b"x-ratelimit", b"x-rate-limit")
+_NEVER_PREFIXES: Final = (b"ratelimit", b"rate-limit", b"x-ratelimit", b"x-rate-limit")
 
 
 def replayable_headers(headers: Headers) -> Headers:

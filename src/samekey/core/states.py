@@ -45,7 +45,7 @@ class Mode(StrEnum):
     PHASED = "phased"
     """It resumes at its recovery point."""
     DEFERRED = "deferred"
-    """A worker's job, retried under its downstream key."""
+    """Its writes and its job commit in one transaction; a worker does the job."""
 
 
 class Event(StrEnum):
@@ -57,14 +57,14 @@ class Event(StrEnum):
     """A deferred operation is written down for a worker."""
     COMMIT = "commit"
     """Atomic work appears, finished, with its transaction."""
-    START = "start"
-    """A worker takes a pending operation."""
     RETRY = "retry"
     """One retry wins the right to run a failed operation again."""
     RESUME = "resume"
     """Phased work whose lease ran out goes on under a new attempt."""
+    REGAIN = "regain"
+    """The holder's late result of a phase proves what was unknown, and it goes on."""
     COMPLETE = "complete"
-    """The holder stores its answer."""
+    """The holder stores its answer; for a deferred operation, the worker does."""
     FAIL = "fail"
     """The holder proves that nothing happened."""
     LOSE = "lose"
@@ -92,7 +92,7 @@ LEASE_END: Final[Mapping[Mode, State]] = {
     Mode.LEASED: State.UNKNOWN,  # the effect may be out there
     Mode.REPEATABLE: State.FAILED_RETRYABLE,  # the user said that repeating is safe
     Mode.PHASED: State.IN_PROGRESS,  # stays, and may be resumed at its recovery point
-    Mode.DEFERRED: State.PENDING,  # the job is retried under its downstream key
+    Mode.DEFERRED: State.FAILED_RETRYABLE,  # rolled back; a job, once written, has its own lease
 }
 """What a lease that ran out makes of a record, by its mode. It never means "safe to run again"."""
 
@@ -102,12 +102,16 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.EXPIRED, Event.CLAIM): State.IN_PROGRESS,
     (None, Event.ACCEPT): State.PENDING,
     (State.EXPIRED, Event.ACCEPT): State.PENDING,
+    (State.IN_PROGRESS, Event.ACCEPT): State.PENDING,
+    (State.FAILED_RETRYABLE, Event.ACCEPT): State.PENDING,
     (None, Event.COMMIT): State.COMPLETED,
     (State.EXPIRED, Event.COMMIT): State.COMPLETED,
     (State.FAILED_RETRYABLE, Event.COMMIT): State.COMPLETED,
-    (State.PENDING, Event.START): State.IN_PROGRESS,
     (State.FAILED_RETRYABLE, Event.RETRY): State.IN_PROGRESS,
     (State.IN_PROGRESS, Event.RESUME): State.IN_PROGRESS,
+    (State.IN_PROGRESS, Event.REGAIN): State.IN_PROGRESS,
+    (State.UNKNOWN, Event.REGAIN): State.IN_PROGRESS,
+    (State.PENDING, Event.COMPLETE): State.COMPLETED,
     (State.IN_PROGRESS, Event.COMPLETE): State.COMPLETED,
     # A late result of the holder, while its attempt id is still the current one, is the truth.
     (State.UNKNOWN, Event.COMPLETE): State.COMPLETED,
@@ -127,6 +131,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.UNKNOWN, Event.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
     (State.DEAD_LETTER, Event.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
     (State.PENDING, Event.GIVE_UP): State.DEAD_LETTER,
+    (State.IN_PROGRESS, Event.GIVE_UP): State.DEAD_LETTER,
     (State.UNKNOWN, Event.GIVE_UP): State.DEAD_LETTER,
     (State.COMPLETED, Event.EXPIRE): State.EXPIRED,
     (State.FAILED_RETRYABLE, Event.EXPIRE): State.EXPIRED,

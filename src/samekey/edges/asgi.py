@@ -20,11 +20,12 @@ from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..engine.exchange import Exchange, current_exchange
 from ..engine.idempotency import Idempotency
+from ..engine.operation import _current
 from ..engine.rules import Rules
 from ..engine.way import Handled
-from ..errors import ConfigurationError
+from ..errors import Answered, ConfigurationError
 from ..tenants import Tenant
-from .guards import Route, RouteGuard, RouteGuards, too_large
+from .guards import Found, Route, RouteGuard, RouteGuards, exceeds, too_large
 from .starlette import find_route, make_response
 
 logger = logging.getLogger("samekey")
@@ -81,20 +82,15 @@ class IdempotencyMiddleware:
             return
         operation_id = self._guards.status_id(scope["method"], scope.get("path", ""))
         if operation_id is not None:
-            await send_answer(send, await self._status(scope, operation_id))
+            await send_answer(send, await self._status(scope, operation_id), head=scope["method"] == "HEAD")
         elif scope["method"] not in self._policy.methods:
             await self.app(scope, receive, send)
         else:
             await self._guard(scope, receive, send)
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = find_route(scope)
-        path = scope.get("path", "")
-        guard = (
-            self._guards.for_route(route.endpoint, path, route.template)
-            if route is not None
-            else self._guards.for_route(None, path)
-        )
+        route = find_route(scope, self.app)
+        guard = self._guards.for_route(route, scope.get("path", ""))
         if guard == "exempt":
             await self.app(scope, receive, send)
             return
@@ -113,7 +109,8 @@ class IdempotencyMiddleware:
             body = read
             receive = _replay_body(body)
         exchange = self._exchange(scope, lines, body, route)
-        work = _Guarded(self, exchange, guard, receive, send)
+        routed = guard == "handler" or (isinstance(route, Route) and not route.opaque)
+        work = _Guarded(self, exchange, guard, receive, send, routed=routed)
         task = asyncio.create_task(work.run())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -121,7 +118,7 @@ class IdempotencyMiddleware:
         await asyncio.shield(task)
 
     def _exchange(
-        self, scope: Scope, lines: list[bytes], body: bytes | None, route: Route | None = None
+        self, scope: Scope, lines: list[bytes], body: bytes | None, route: Found = None
     ) -> Exchange:
         headers = tuple((name.lower(), value) for name, value in scope["headers"])
         has_body = bool(body) or any(n in (b"content-length", b"transfer-encoding") for n, _ in headers)
@@ -137,7 +134,7 @@ class IdempotencyMiddleware:
             lines,
             scope,
             self._tenant,
-            endpoint=route.template if route is not None else parts.path,
+            endpoint=route.template if isinstance(route, Route) else parts.path,
             respond=make_response(scope),
         )
 
@@ -176,6 +173,8 @@ class _Guarded:
         guard: Rules | Literal["handler"],
         receive: Receive,
         send: Send,
+        *,
+        routed: bool,
     ) -> None:
         self._app = middleware.app
         self._idempotency = middleware._idempotency
@@ -184,6 +183,8 @@ class _Guarded:
         self._scope: Scope = exchange.context
         self._receive = receive
         self._send = send
+        self._routed = routed
+        """A handler, not a router, gives the answer."""
         self._start: Message | None = None
         self._chunks: list[bytes] = []
         self._size = 0
@@ -202,13 +203,15 @@ class _Guarded:
                     return
                 if begun is None:
                     self._passing = True
+                else:
+                    _current.set(begun.operation)  # this task's own context: it ends with the request
             await self._run_app()
         finally:
             current_exchange.reset(token)
 
     async def _run_app(self) -> None:
         scope = self._scope
-        if "extensions" in scope:
+        if scope.get("extensions"):
             kept = {k: v for k, v in scope["extensions"].items() if k not in _WITHHELD_EXTENSIONS}
             scope["extensions"] = kept
         try:
@@ -229,7 +232,9 @@ class _Guarded:
         """Records what the error means. True: raise it, so that the server reports it."""
         exchange = self._exchange
         if self._answered or self._passing:
-            return True  # after the answer: a background task or a clean-up failed
+            # After the answer: a background task or a clean-up failed. Our own sign to the framework that
+            # the answer was decided is no failure.
+            return not (isinstance(error, Answered) and exchange.answer is not None)
         if exchange.answer is not None:
             await self._deliver(exchange.answer)
             return False
@@ -290,8 +295,7 @@ class _Guarded:
         headers = tuple((bytes(name), bytes(value)) for name, value in start.get("headers", ()))
         answer = Answer(start["status"], headers, b"".join(self._chunks))
         self._chunks.clear()
-        routed = start["status"] not in (404, 405) or self._was_routed()
-        handled = Handled(answer, self._exchange.error, streamed=streamed, routed=routed)
+        handled = Handled(answer, self._exchange.error, streamed=streamed, routed=self._routed)
         finished = await self._idempotency.finish_async(running, handled)
         assert finished.answer is not None
         if streamed and finished.answer.body is answer.body:
@@ -309,10 +313,6 @@ class _Guarded:
         if finished.error is not None:
             raise finished.error
 
-    def _was_routed(self) -> bool:
-        """A decorated handler claimed, or the router left its mark in the scope."""
-        return self._guard == "handler" or "endpoint" in self._scope
-
     async def _deliver(self, answer: Answer) -> None:
         self._answered = True
         try:
@@ -324,7 +324,7 @@ class _Guarded:
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | Refusal | None:
     """The whole body; a refusal if it is too large; None if the client left before the end."""
     for name, value in scope["headers"]:
-        if name.lower() == b"content-length" and value.isdigit() and int(value) > limit:
+        if name.lower() == b"content-length" and value.isdigit() and exceeds(value, limit):
             return too_large(limit)
     chunks, size = [], 0
     while True:
@@ -355,9 +355,9 @@ def _replay_body(body: bytes) -> Receive:
     return receive
 
 
-async def send_answer(send: Send, answer: Answer) -> None:
+async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
     headers = list(answer.headers)
     if answer.header(b"content-length") is None and answer.status not in (204, 304):
         headers.append((b"content-length", str(len(answer.body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+    await send({"type": "http.response.body", "body": b"" if head else answer.body, "more_body": False})

@@ -7,25 +7,33 @@ from typing import Any
 
 from ..core.record import Answer
 from ..engine.exchange import Respond, raise_answered
-from .guards import Route
+from ..engine.idempotency import GUARD
+from .guards import NO_ROUTE, Found, Route
 
 
-def find_route(app: Any, environ: dict[str, Any]) -> Route | None:
+def find_route(app: Any, environ: dict[str, Any]) -> Found:
     """Asks Flask's router before it runs; ``app`` is the Flask object or its ``wsgi_app``."""
     flask_app = getattr(app, "__self__", app)
-    url_map, views = getattr(flask_app, "url_map", None), getattr(flask_app, "view_functions", None)
-    if url_map is None or views is None:
+    views, make_adapter = (getattr(flask_app, n, None) for n in ("view_functions", "create_url_adapter"))
+    if views is None or make_adapter is None:
         return None
     try:
-        rule, _ = url_map.bind_to_environ(environ).match(return_rule=True)
+        # As Flask does it, so that hosts and subdomains count the same.
+        adapter = make_adapter(flask_app.request_class(environ))
+        rule, _ = adapter.match(return_rule=True)
     except Exception:
-        return None  # no such route, another method, a redirect: Flask will say so itself
-    view = views.get(rule.endpoint)
+        return NO_ROUTE  # no such route, another method, a redirect, a bad host: Flask will say so itself
+    return Route(_view(views.get(rule.endpoint), environ["REQUEST_METHOD"]), rule.rule)
+
+
+def _view(view: Any, method: str) -> Any:
+    """A class-based view is guarded as a whole, method by method, or where it dispatches."""
     view_class = getattr(view, "view_class", None)
-    if view_class is not None:
-        # A class-based view is guarded method by method.
-        view = getattr(view_class, environ["REQUEST_METHOD"].lower(), view)
-    return Route(view, rule.rule)
+    for name in (method.lower(), "dispatch_request"):
+        handler = getattr(view_class, name, None)
+        if not hasattr(view, GUARD) and hasattr(handler, GUARD):
+            return handler
+    return view
 
 
 def make_response() -> Respond:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 from ..core.problem import Refusal
 from ..engine.idempotency import GUARD, Idempotency
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
+
+_MOST_DIGITS: Final = 30
+"""Python refuses to read thousands of digits as a number; nobody has a body of that many bytes."""
 
 RouteGuard = Literal["required", "optional", "exempt"]
 
@@ -20,6 +23,17 @@ class Route:
 
     endpoint: Any
     template: str
+    opaque: bool = False
+    """A mounted application of another kind: its own router may still refuse the request."""
+
+
+class NoRoute:
+    """The router was asked and has no handler for the request: it will refuse by itself."""
+
+
+NO_ROUTE: Final = NoRoute()
+Found = Route | NoRoute | None
+"""What a router says before it runs; None where it is not one that can be asked."""
 
 
 class RouteGuards:
@@ -47,20 +61,23 @@ class RouteGuards:
         prefix = idempotency.policy.status_path
         self._status_prefix = None if prefix is None else f"{prefix.rstrip('/')}/"
 
-    def for_route(
-        self, endpoint: Callable[..., Any] | None, *paths: str | None
-    ) -> Rules | Literal["handler", "exempt"]:
-        """``endpoint`` is the handler, if the router could be asked; ``paths`` its path and template."""
+    def for_route(self, route: Found, path: str) -> Rules | Literal["handler", "exempt"]:
+        """By the handler's own mark, then by what was said of its path or template."""
+        endpoint, template = (route.endpoint, route.template) if isinstance(route, Route) else (None, path)
+        while isinstance(endpoint, partial):
+            endpoint = endpoint.func
         mark = getattr(endpoint, GUARD, None)
-        said = next((self._routes[path] for path in paths if path in self._routes), None)
+        said = next((self._routes[known] for known in (path, template) if known in self._routes), None)
         if isinstance(mark, Rules):
             if said == "exempt":
-                raise ConfigurationError(f"{paths[0]} is declared exempt, but its handler is guarded.")
+                raise ConfigurationError(f"{path} is declared exempt, but its handler is guarded.")
             return "handler"
         if mark == "exempt" or said == "exempt":
             return "exempt"
         if said is not None:
             return self._required if said == "required" else self._optional
+        if route is NO_ROUTE:
+            return "exempt"  # a 404 or 405 is on its way: nothing to claim, nobody to ask for
         return self._default if self._undecorated == "guard" else "handler"
 
     def status_id(self, method: str, path: str) -> str | None:
@@ -76,3 +93,8 @@ class RouteGuards:
 def too_large(limit: int) -> Refusal:
     detail = f"The body of a request with an idempotency key may have {limit} bytes. Nothing was done."
     return Refusal(413, detail, "too_large")
+
+
+def exceeds(length: bytes | str, limit: int) -> bool:
+    """Whether a Content-Length of digits is above the limit, however many digits there are."""
+    return len(length) > _MOST_DIGITS or int(length) > limit

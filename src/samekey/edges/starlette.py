@@ -11,35 +11,52 @@ from typing import Any
 
 from ..core.record import Answer
 from ..engine.exchange import Respond, raise_answered
-from .guards import Route
+from .guards import NO_ROUTE, Found, Route
 
 Scope = MutableMapping[str, Any]
 
 
-def find_route(scope: Scope) -> Route | None:
-    """Asks the router before it runs. None if there is no such route, or no router that we know."""
-    routes = getattr(scope.get("app"), "routes", None)
-    return None if routes is None else _match(routes, dict(scope), "")
+def find_route(scope: Scope, wrapped: Any = None) -> Found:
+    """Asks the router before it runs; ``wrapped`` is the application where the scope does not name it."""
+    app = scope.get("app", wrapped)
+    routes = getattr(app, "routes", None)
+    return None if routes is None else _match(app, routes, dict(scope), "")
 
 
-def _match(routes: Any, scope: dict[str, Any], prefix: str) -> Route | None:
+def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:
     for route in _flat(routes):
         matches = getattr(route, "matches", None)
         if matches is None:
-            continue
+            return None  # not a router that we know
         match, child = matches(scope)
         if match.name != "FULL":
             continue
         template = f"{prefix}{getattr(route, 'path', '')}"
         inner = getattr(route, "routes", None)
         if inner:
-            return _match(inner, {**scope, **child}, template)
+            return _match(getattr(route, "app", None), inner, {**scope, **child}, template)
         endpoint = child.get("endpoint", getattr(route, "endpoint", None))
-        if isinstance(endpoint, type):
-            # A class-based endpoint is guarded method by method.
-            endpoint = getattr(endpoint, scope["method"].lower(), endpoint)
+        if getattr(route, "endpoint", None) is None:
+            return Route(endpoint, scope.get("path", ""), opaque=True)
+        return _by_method(endpoint, scope["method"], template)
+    return NO_ROUTE if _refuses(app) else None
+
+
+def _by_method(endpoint: Any, method: str, template: str) -> Found:
+    """A class-based endpoint is guarded method by method."""
+    if not isinstance(endpoint, type):
         return Route(endpoint, template)
-    return None
+    handler = getattr(endpoint, method.lower(), None)
+    if handler is None and hasattr(endpoint, "method_not_allowed"):
+        return NO_ROUTE
+    return Route(endpoint if handler is None else handler, template)
+
+
+def _refuses(app: Any) -> bool:
+    """Whether this router answers 404 where it has no route; a user may have put something else there."""
+    router = getattr(app, "router", app)
+    default = getattr(router, "default", None)
+    return default is not None and default == getattr(router, "not_found", None)
 
 
 def _flat(routes: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, Literal
 
 from ..core.fingerprint import RequestParts
@@ -17,12 +18,13 @@ from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..engine.exchange import Exchange, current_exchange
 from ..engine.idempotency import Idempotency
+from ..engine.operation import _current
 from ..engine.rules import Rules
 from ..engine.way import Finished, Handled
 from ..errors import ConfigurationError
 from ..tenants import Tenant
 from .flask import find_route, make_response
-from .guards import RouteGuard, RouteGuards, too_large
+from .guards import Found, Route, RouteGuard, RouteGuards, exceeds, too_large
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -56,47 +58,48 @@ class IdempotencyMiddleware:
         method, path = environ["REQUEST_METHOD"], full_path(environ)
         operation_id = self._guards.status_id(method, path)
         if operation_id is not None:
-            return send_answer(start_response, self._status(environ, operation_id))
+            body = send_answer(start_response, self._status(environ, operation_id))
+            return [] if method == "HEAD" else body
         if method not in self._policy.methods:
             return self.app(environ, start_response)
         route = find_route(self.app, environ)
-        guard = (
-            self._guards.for_route(route.endpoint, path, route.template)
-            if route is not None
-            else self._guards.for_route(None, path)
-        )
+        guard = self._guards.for_route(route, path)
         if guard == "exempt":
             return self.app(environ, start_response)
         sent = environ.get(self._variable)
         if sent is None and guard != "handler" and not guard.required:
             return self.app(environ, start_response)
         # A server joins repeated header lines with a comma, which no key may hold.
-        lines = [] if sent is None else [sent.encode("latin-1")]
-        body: bytes | None = None
+        lines = [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
+        received: bytes | None = None
         if lines:
+            has_body = bool(environ.get("CONTENT_LENGTH") or environ.get("HTTP_TRANSFER_ENCODING"))
             read = read_body(environ, self._policy.max_body)
             if isinstance(read, Refusal):
                 return send_answer(start_response, refuse(read, self._policy))
-            body = read
-            environ["wsgi.input"] = io.BytesIO(body)
-            environ["CONTENT_LENGTH"] = str(len(body))
-        template = route.template if route is not None else path
-        exchange = self._exchange(environ, lines, body, template)
-        return _Guarded(self.app, self._idempotency, exchange, guard).run(start_response)
+            environ["wsgi.input"] = io.BytesIO(read)
+            if read or has_body:
+                received = read
+                environ["CONTENT_LENGTH"] = str(len(read))
+        exchange = self._exchange(environ, lines, received, route)
+        routed = guard == "handler" or isinstance(route, Route)
+        return _Guarded(self.app, self._idempotency, exchange, guard, routed=routed).run(start_response)
 
-    def _exchange(self, environ: Environ, lines: list[bytes], body: bytes | None, template: str) -> Exchange:
-        headers = tuple(_headers(environ))
+    def _exchange(
+        self, environ: Environ, lines: list[bytes], body: bytes | None, route: Found = None
+    ) -> Exchange:
         parts = RequestParts(
             method=environ["REQUEST_METHOD"],
             path=full_path(environ),
             query=environ.get("QUERY_STRING", "").encode("latin-1", "replace"),
-            headers=headers,
+            headers=tuple(_headers(environ)),
             body=body,
         )
+        template = route.template if isinstance(route, Route) else parts.path
         return Exchange(parts, lines, environ, self._tenant, template, make_response())
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:
-        exchange = self._exchange(environ, [], None, full_path(environ))
+        exchange = self._exchange(environ, [], None)
         tenant = self._idempotency.tenant_of(exchange, self._policy)
         return tenant if isinstance(tenant, Answer) else self._idempotency.status(tenant, operation_id)
 
@@ -105,17 +108,28 @@ class _Guarded:
     """One guarded request: runs the application and holds its answer back."""
 
     def __init__(
-        self, app: App, idempotency: Idempotency, exchange: Exchange, guard: Rules | Literal["handler"]
+        self,
+        app: App,
+        idempotency: Idempotency,
+        exchange: Exchange,
+        guard: Rules | Literal["handler"],
+        *,
+        routed: bool,
     ) -> None:
         self._app = app
         self._idempotency = idempotency
         self._exchange = exchange
         self._guard = guard
+        self._routed = routed
+        """A handler, not a router, gives the answer."""
         self._start: tuple[str, list[tuple[str, str]]] | None = None
         self._written: list[bytes] = []
+        self._client: StartResponse | None = None
+        self._client_write: Callable[[bytes], object] | None = None
+        """Where an answer that passes goes, once it does."""
 
     def run(self, start_response: StartResponse) -> Iterable[bytes]:
-        token = current_exchange.set(self._exchange)
+        token, operation = current_exchange.set(self._exchange), None
         try:
             if self._guard != "handler":
                 begun = self._idempotency.begin(self._exchange, self._guard)
@@ -123,8 +137,11 @@ class _Guarded:
                     return send_answer(start_response, begun)
                 if begun is None:
                     return self._app(self._exchange.context, start_response)
+                operation = _current.set(begun.operation)
             return self._run_app(start_response)
         finally:
+            if operation is not None:
+                _current.reset(operation)
             current_exchange.reset(token)
 
     def _run_app(self, start_response: StartResponse) -> Iterable[bytes]:
@@ -132,38 +149,44 @@ class _Guarded:
         chunks: Iterable[bytes] = ()
         try:
             chunks = self._app(exchange.context, self._capture)
+            iterator = iter(chunks)
+            # An application may be a generator, and run no earlier than this.
+            first = next(iterator, None)
+            whole = iterator if first is None else chain((first,), iterator)
             if exchange.running is None and exchange.answer is None:
                 # No handler claimed: the router refused, validation failed, or no key was sent.
-                return self._pass_on(chunks, start_response)
-            iterator = iter(chunks)
-            body, streamed = self._collect(iterator)
-        except BaseException as error:
-            _close(chunks)
-            return self._failed(error, start_response)
-        if exchange.answer is not None:
-            _close(chunks)
-            return send_answer(start_response, exchange.answer)
-        try:
+                return self._pass_on(whole, chunks, start_response)
+            if exchange.answer is not None:
+                return _Stream(send_answer(start_response, exchange.answer), chunks)
+            body, streamed = self._collect(whole)
             finished = self._finish(body, streamed=streamed)
-        except BaseException:
-            _close(chunks)
-            raise
+        except BaseException as error:
+            try:
+                return self._failed(error, start_response)
+            finally:
+                _close(chunks)
         assert finished.answer is not None
-        if finished.error is not None:
-            _close(chunks)
-            # The server logs what is raised; a client in need of an answer gets one all the same.
-            return _then_raise(send_answer(start_response, finished.answer), finished.error)
         if streamed and finished.answer.body is body:
             _start(start_response, finished.answer)
-            return _Stream(body, iterator, chunks)
-        _close(chunks)
-        return send_answer(start_response, finished.answer)
+            return _Stream(chain((body,), iterator), chunks)
+        # The server closes the application's iterable after it has sent this, as it would without us; and
+        # it logs what is raised, while a client in need of an answer gets one all the same.
+        return _Stream(send_answer(start_response, finished.answer), chunks, finished.error)
 
     def _capture(
         self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
     ) -> Callable[[bytes], object]:
+        if self._client is not None:
+            return self._client(status, headers, exc_info)
         self._start = (status, headers)
-        return self._written.append
+        return self._write
+
+    def _write(self, data: bytes) -> None:
+        """The old way to send: a function that ``start_response`` gives."""
+        if self._client_write is None:
+            self._written.append(data)
+        else:
+            self._client_write(data)
 
     def _collect(self, chunks: Iterator[bytes]) -> tuple[bytes, bool]:
         """The body, and whether there is more of it than can be kept."""
@@ -200,8 +223,7 @@ class _Guarded:
         status, headers = self._start
         encoded = tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
         answer = Answer(int(status.split(" ", 1)[0]), encoded, body)
-        # Where the edge claims it cannot tell a router's 404 from a handler's.
-        handled = Handled(answer, exchange.error, streamed=streamed, routed=self._guard == "handler")
+        handled = Handled(answer, exchange.error, streamed=streamed, routed=self._routed)
         return self._idempotency.finish(exchange.running, handled)
 
     def _failed(self, error: BaseException, start_response: StartResponse) -> Iterable[bytes]:
@@ -213,33 +235,35 @@ class _Guarded:
         finished = self._idempotency.finish(exchange.running, Handled(None, exchange.error or error))
         if finished.answer is None:
             raise error
-        answer = send_answer(start_response, finished.answer)
-        return answer if finished.error is None else _then_raise(answer, finished.error)
+        return _Stream(send_answer(start_response, finished.answer), (), finished.error)
 
-    def _pass_on(self, chunks: Iterable[bytes], start_response: StartResponse) -> Iterable[bytes]:
+    def _pass_on(
+        self, whole: Iterator[bytes], chunks: Iterable[bytes], start_response: StartResponse
+    ) -> Iterable[bytes]:
         """Hands an unguarded answer on as it comes."""
-        iterator = iter(chunks)
-        first = next(iterator, None)  # an application may call start_response as late as this
         if self._start is None:
             raise RuntimeError("The application gave a body without calling start_response.")
-        write = start_response(*self._start)
+        self._client = start_response
+        self._client_write = start_response(*self._start)
         for written in self._written:
-            write(written)
-        return _Stream(b"" if first is None else first, iterator, chunks)
+            self._client_write(written)
+        return _Stream(whole, chunks)
 
 
 class _Stream:
-    """The rest of an answer, as it comes; closing it closes the application's own iterable."""
+    """An answer as it comes; closing it closes the application's own iterable."""
 
-    def __init__(self, first: bytes, rest: Iterator[bytes], source: Iterable[bytes]) -> None:
-        self._first = first
-        self._rest = rest
+    def __init__(
+        self, body: Iterable[bytes], source: Iterable[bytes], error: BaseException | None = None
+    ) -> None:
+        self._body = body
         self._source = source
+        self._error = error
 
     def __iter__(self) -> Iterator[bytes]:
-        if self._first:
-            yield self._first
-        yield from self._rest
+        yield from self._body
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         _close(self._source)
@@ -251,7 +275,7 @@ def read_body(environ: Environ, limit: int) -> bytes | Refusal:
     if length:
         if not (length.isascii() and length.isdigit()):
             return Refusal(400, "Content-Length is not a number. Nothing was done.")
-        if int(length) > limit:
+        if exceeds(length, limit):
             return too_large(limit)
         wanted = int(length)
     elif environ.get("wsgi.input_terminated"):
@@ -307,11 +331,6 @@ def _start(start_response: StartResponse, answer: Answer) -> None:
         phrase = "Unknown"
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
     start_response(f"{answer.status} {phrase}", headers)
-
-
-def _then_raise(chunks: Iterable[bytes], error: BaseException) -> Iterator[bytes]:
-    yield from chunks
-    raise error
 
 
 def _close(chunks: Any) -> None:

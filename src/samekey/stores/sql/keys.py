@@ -61,11 +61,11 @@ class Keys:
 
     def _reserve(self, claim: Claim, now: int | None) -> Program[tuple[Row | None, bool, int]]:
         if self.queries.dialect == "sqlite":
-            found = yield self._query("find", now, scope=claim.scope, key=claim.key)
+            found = yield self.queries.statement("find", now, scope=claim.scope, key=claim.key)
             clock, record = found[0][0], found[0][1:]
             if record[0] is not None:
                 return record, False, _int(clock)
-        rows = yield self._query("reserve", now, **claim_values(claim))
+        rows = yield self.queries.statement("reserve", now, **claim_values(claim))
         if not rows:
             return None, False, 0
         clock, mine, *rest = rows[0]
@@ -94,7 +94,7 @@ class Keys:
 
     def _move(self, move: Move, claim: Claim, now: int | None) -> Statement:
         name = {Retry: "retry", Resume: "resume", EndLease: "end_lease", Reuse: "reuse"}[type(move)]
-        return self._query(name, now, seen=move.record.attempt, **claim_values(claim))
+        return self.queries.statement(name, now, seen=move.record.attempt, **claim_values(claim))
 
     def look(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Verdict | str | None]:
         """What the record that is there says, without taking it.
@@ -102,7 +102,7 @@ class Keys:
         None: there is none. A string: the attempt id of a record that may be run again.
         """
         for _ in range(ROUNDS):
-            rows = yield self._query("find", now, scope=claim.scope, key=claim.key)
+            rows = yield self.queries.statement("find", now, scope=claim.scope, key=claim.key)
             clock, *row = rows[0]
             if row[0] is None:
                 return None
@@ -121,28 +121,28 @@ class Keys:
 
     def read(self, scope: str, key: str, *, now: int | None = None) -> Program[Record | None]:
         """The record of a key."""
-        rows = yield self._query("find", now, scope=scope, key=key)
+        rows = yield self.queries.statement("find", now, scope=scope, key=key)
         return None if rows[0][1] is None else decode_record(rows[0][1:])
 
     def read_by_id(self, operation_id: str, *, now: int | None = None) -> Program[tuple[int, Record] | None]:
         """The record of an operation id, with the store's clock."""
-        rows = yield self._query("find_by_id", now, id=operation_id)
+        rows = yield self.queries.statement("find_by_id", now, id=operation_id)
         return (_int(rows[0][0]), decode_record(rows[0][1:])) if rows else None
 
     def read_by_downstream(self, downstream_key: str) -> Program[Record | None]:
         """The record whose operation made this downstream key, at whatever step."""
         base = downstream_key.partition("-")[0]
-        rows = yield self._query("find_by_downstream", None, downstream=base)
+        rows = yield self.queries.statement("find_by_downstream", None, downstream=base)
         return decode_record(rows[0][1:]) if rows else None
 
     def read_by_provider_id(self, provider_id: str) -> Program[Record | None]:
         """The record that keeps this id of the provider's."""
-        rows = yield self._query("find_by_provider_id", None, provider_id=provider_id)
+        rows = yield self.queries.statement("find_by_provider_id", None, provider_id=provider_id)
         return decode_record(rows[0][1:]) if rows else None
 
     def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
         """Renews all of them in one statement; gives the attempt ids that are still held."""
-        rows = yield self._query(
+        rows = yield self.queries.statement(
             "renew",
             now,
             scopes=[lease.scope for lease in leases],
@@ -164,7 +164,7 @@ class Keys:
         now: int | None = None,
     ) -> Program[int | None]:
         """Stores the answer (None: it is withheld). Gives the expiry, or None if the lease was lost."""
-        rows = yield self._query(
+        rows = yield self.queries.statement(
             "complete",
             now,
             **_lease_values(lease),
@@ -183,7 +183,7 @@ class Keys:
 
     def fail(self, lease: Lease, error_code: str, *, now: int | None = None) -> Program[bool]:
         """Nothing happened: one retry may run. False if the lease was lost."""
-        rows = yield self._query("fail", now, **_lease_values(lease), error_code=error_code)
+        rows = yield self.queries.statement("fail", now, **_lease_values(lease), error_code=error_code)
         return bool(rows)
 
     def lose(
@@ -195,23 +195,20 @@ class Keys:
         now: int | None = None,
     ) -> Program[int | None]:
         """Nobody can tell what happened. Gives the expiry, or None if the lease was lost."""
-        rows = yield self._query(
+        rows = yield self.queries.statement(
             "lose", now, **_lease_values(lease), error_code=error_code, provider_id=provider_id
         )
         return _int(rows[0][1]) if rows else None
 
     def release(self, lease: Lease, *, now: int | None = None) -> Program[bool]:
         """Frees the key as if it had never been used. False if the lease was lost."""
-        rows = yield self._query("release", now, **_lease_values(lease))
+        rows = yield self.queries.statement("release", now, **_lease_values(lease))
         return bool(rows)
 
     def expire(self, scope: str, key: str, *, now: int | None = None) -> Program[bool]:
         """Turns a settled record past its retention into a tombstone. False if it is not one."""
-        rows = yield self._query("expire", now, scope=scope, key=key)
+        rows = yield self.queries.statement("expire", now, scope=scope, key=key)
         return bool(rows)
-
-    def _query(self, name: str, now: int | None, **values: Value) -> Statement:
-        return Statement(self.queries[name], {"now": now, **values})
 
 
 def claim_values(claim: Claim) -> dict[str, Value]:

@@ -1,7 +1,7 @@
-"""Loads the named statements of a dialect from its ``.sql`` file.
+"""Loads the named statements of a dialect from its ``.sql`` files.
 
 A query begins at ``-- name: reserve`` and ends before the next. Its ``:name`` parameters are turned into
-``$1``, ``%s`` and ``?`` once, when the file is loaded; so are the braces, which keep what stands in one
+``$1``, ``%s`` and ``?`` once, when a file is loaded; so are the braces, which keep what stands in one
 place elsewhere (the states, the columns, the clock) from being written again in SQL.
 """
 
@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from ...core.program import Dialect, Query, Style
+from ...core.program import Dialect, Query, Statement, Style, Value
 from ...core.record import COLUMNS
 from ...core.states import LEASE_END, Event, sources, target
 from ...errors import ConfigurationError
@@ -53,6 +53,10 @@ class Queries:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._queries)
+
+    def statement(self, query: str, now: int | None, /, **values: Value) -> Statement:
+        """A statement with its parameters; ``now`` is for tests, else the store's clock rules."""
+        return Statement(self._queries[query], {"now": now, **values})
 
     def expand(self, sql: str) -> str:
         """SQL with its braces filled in; parameters stay as they are."""
@@ -94,9 +98,13 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
             **words,
             "schema": quoted,
             "keys": f"{quoted}.keys",
+            "inputs": f"{quoted}.inputs",
+            "phases": f"{quoted}.phases",
+            "jobs": f"{quoted}.jobs",
             "versions": f"{quoted}.schema_versions",
         }
-    return {**words, "keys": "samekey_keys", "versions": "samekey_schema_versions"}
+    tables = {name: f"samekey_{name}" for name in ("keys", "inputs", "phases", "jobs")}
+    return {**words, **tables, "versions": "samekey_schema_versions"}
 
 
 def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
@@ -117,10 +125,13 @@ def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
 
 @cache
 def _read(dialect: Dialect) -> tuple[tuple[str, str], ...]:
-    text = files(__package__).joinpath(dialect, "queries.sql").read_text("utf-8")
-    parts = _NAME.split(text)[1:]
-    pairs = zip(parts[::2], parts[1::2], strict=True)
-    return tuple((name, _without_comments(sql)) for name, sql in pairs)
+    found: list[tuple[str, str]] = []
+    for entry in sorted(files(__package__).joinpath(dialect).iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".sql"):
+            parts = _NAME.split(entry.read_text("utf-8"))[1:]
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            found += [(name, _without_comments(sql)) for name, sql in pairs]
+    return tuple(found)
 
 
 def _without_comments(sql: str) -> str:

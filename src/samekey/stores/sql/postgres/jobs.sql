@@ -1,0 +1,121 @@
+-- The outbox: jobs written with the handler's own transaction, taken by any number of workers.
+
+-- name: accept
+-- A deferred operation: the record appears, pending, with the handler's writes and its jobs. The proof and the
+-- arbiter are those of atomic work (keys.sql).
+with proof as materialized (
+    select
+        (extract(epoch from now()) * 1000000)::bigint = :began::bigint
+            and pg_backend_pid() = :backend::bigint as same,
+        pg_current_xact_id_if_assigned() is not null as wrote
+), written as (
+    insert into {keys} as k (
+        scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+        attempts, downstream, created_at, last_run_at, expires_at
+    )
+    select
+        :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
+        :fingerprint_version::text, {to:accept}, :mode::text, :attempt::text, 1, :downstream::text,
+        {now}, {now}, {now} + :ttl_ms::bigint
+    from proof where proof.same
+    on conflict (scope, key) do update set
+        state = {to:accept}, mode = excluded.mode, attempt = excluded.attempt,
+        attempts = k.attempts + 1, endpoint = excluded.endpoint, fingerprint = excluded.fingerprint,
+        fingerprint_version = excluded.fingerprint_version, downstream = excluded.downstream,
+        answer_version = null, answer_status = null, answer_headers = null, answer_body = null,
+        provider_id = null, locked_until = null, error_code = null, reconcile_after = null,
+        recovery_point = null, completed_at = null, last_run_at = excluded.last_run_at,
+        expires_at = excluded.expires_at
+        where k.attempt = :seen::text
+            and (k.state in ({from:accept}) or (k.state in ({from:expire}) and k.expires_at <= {now}))
+    returning k.expires_at
+)
+select
+    proof.same::int::bigint, proof.wrote::int::bigint, written.expires_at,
+    pg_current_xact_id_if_assigned()::text
+from proof left join written on true
+
+-- name: enqueue
+-- One job, in the handler's transaction. The notification is delivered when that commits.
+with job as (
+    insert into {jobs} (
+        id, operation_id, scope, key, tenant, name, payload, answers, state, attempts, due_at, created_at
+    )
+    values (
+        :id::text, :operation_id::text, :scope::text, :key::text, :tenant::text, :name::text,
+        :payload::bytea, :answers::bigint, 'live', 0, {now}, {now}
+    )
+    returning id
+)
+select pg_notify('samekey_jobs', '')::text from job
+
+-- name: take_jobs
+-- A batch of due jobs, each under an attempt id of its own. Those that have had all their attempts are
+-- taken too: the worker writes them off, because a job that kills its process can do no more itself.
+update {jobs} as j set
+    attempt = :token::text || j.id, attempts = j.attempts + 1, due_at = {now} + :lease_ms::bigint,
+    first_run_at = coalesce(j.first_run_at, {now})
+from (
+    select id from {jobs} where state = 'live' and due_at <= {now}
+    order by due_at limit :batch::bigint for update skip locked
+) as due
+where j.id = due.id and {durable}
+returning j.id, j.operation_id, j.scope, j.key, j.tenant, j.name, j.payload, j.answers, j.attempt,
+    j.attempts, j.created_at, {now}
+
+-- name: next_due
+-- How long until there is something to take, in milliseconds; null if nothing waits.
+select min(due_at) - {now} from {jobs} where state = 'live'
+
+-- name: renew_jobs
+-- All running jobs of a worker at once; gives back the attempts that are still ours.
+update {jobs} set due_at = {now} + :lease_ms::bigint
+where attempt = any(:attempts::text[]) and id = any(:ids::text[]) and state = 'live'
+returning attempt
+
+-- name: finish_job
+-- Only the attempt that holds the job may finish it.
+update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provider_id::text, provider_id),
+    error = null
+where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
+returning {now}
+
+-- name: note_provider_id
+update {jobs} set provider_id = :provider_id::text
+where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
+returning {now}
+
+-- name: retry_job
+-- Back into the queue, to be tried again after a pause.
+update {jobs} set due_at = {now} + :pause_ms::bigint, error = :error::text, attempt = null,
+    attempts = attempts - :forgiven::bigint
+where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
+returning {now}
+
+-- name: bury_job
+-- All attempts are used up: an operator decides.
+update {jobs} set state = 'dead', done_at = {now}, error = :error::text
+where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
+returning {now}
+
+-- name: complete_operation
+-- The final answer of a deferred operation.
+update {keys} set
+    state = {to:complete}, answer_version = :answer_version::bigint,
+    answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
+    answer_body = :answer_body::bytea, completed_at = {now},
+    expires_at = {now} + (expires_at - last_run_at),
+    error_code = null, provider_id = coalesce(:provider_id::text, provider_id)
+where scope = :scope::text and key = :key::text and id = :operation_id::text
+    and state = 'pending' and {durable}
+returning {now}
+
+-- name: bury_operation
+-- The operation of a job that was given up.
+update {keys} set state = {to:give_up}, error_code = :error_code::text
+where scope = :scope::text and key = :key::text and id = :operation_id::text
+    and state = 'pending' and {durable}
+returning {now}
+
+-- name: count_jobs
+select state, count(*)::bigint from {jobs} group by state

@@ -1,0 +1,101 @@
+-- Phased work: its input, its recovery points, and the fence around each step.
+
+-- name: store_input
+-- The input of phased work, by whoever holds the lease. Kept once: a retry has the same.
+insert into {inputs} (operation_id, name, version, payload, created_at)
+select id, :name::text, :version::bigint, :payload::bytea, {now} from {keys}
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:lease_end}) and {durable}
+on conflict (operation_id) do nothing
+returning version
+
+-- name: load_input
+select name, version, payload from {inputs} where operation_id = :operation_id::text
+
+-- name: load_phases
+select position, name, kind, done, result, provider_id, intent_at, {now} from {phases}
+where operation_id = :operation_id::text order by position
+
+-- name: write_phase
+-- A finished database phase, in the transaction of its own writes.
+insert into {phases} (operation_id, position, name, kind, done, result, intent_at, done_at)
+values (:operation_id::text, :position::bigint, :name::text, 'transaction', 1, :result::bytea, {now}, {now})
+on conflict (operation_id, position) do nothing
+
+-- name: fence
+-- Last before COMMIT: whoever no longer holds the lease changes nothing.
+update {keys} set recovery_point = :name::text
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:lease_end}) and {durable}
+returning {now}, locked_until
+
+-- name: write_intent
+-- An effect that is about to be tried. On a resume the intent is there already.
+insert into {phases} (operation_id, position, name, kind, done, intent_at)
+values (:operation_id::text, :position::bigint, :name::text, 'effect', 0, {now})
+on conflict (operation_id, position) do nothing
+
+-- name: renew_intent
+-- An effect that provably never happened begins anew: its window and its settling time count from now.
+update {phases} set intent_at = {now}
+where operation_id = :operation_id::text and position = :position::bigint and done = 0
+
+-- name: drop_intent
+-- An effect that provably never happened, and whose operation stops here.
+delete from {phases}
+where operation_id = :operation_id::text and position = :position::bigint and done = 0
+
+-- name: write_effect
+-- The result of an effect.
+update {phases} set done = 1, result = :result::bytea, provider_id = :provider_id::text, done_at = {now}
+where operation_id = :operation_id::text and position = :position::bigint
+
+-- name: regain
+-- The holder is alive and knows more: it holds the lease again, unless somebody else has taken it.
+update {keys} set
+    state = {to:regain}, locked_until = {now} + :lease_ms::bigint, error_code = null,
+    reconcile_after = null, recovery_point = :name::text,
+    provider_id = coalesce(:provider_id::text, provider_id)
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:regain}) and {durable}
+returning {now}
+
+-- name: let_go
+-- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer.
+update {keys} set locked_until = {now} + :pause_ms::bigint, error_code = :error_code::text
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:lease_end}) and {durable}
+returning {now}
+
+-- name: give_up
+-- Trying has been exhausted: an operator decides.
+update {keys} set state = {to:give_up}, locked_until = null, error_code = :error_code::text
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:give_up}) and {durable}
+returning {now}
+
+-- name: drop_input
+delete from {inputs} where operation_id = :operation_id::text
+
+-- name: drop_phases
+delete from {phases} where operation_id = :operation_id::text
+
+-- name: take_abandoned
+-- Phased operations whose lease ran out, each under a new attempt. Held and finished ones are left alone,
+-- and so are those whose definition this process does not know.
+with due as materialized (
+    select a.scope as due_scope, a.key as due_key
+    from {keys} as a join {inputs} as i on i.operation_id = a.id
+    where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
+        and i.name || '/' || i.version = any(:known::text[])
+    order by a.locked_until limit :batch::bigint for update of a skip locked
+)
+update {keys} set
+    state = {to:resume}, attempt = :token::text || id, attempts = attempts + 1,
+    locked_until = {now} + :lease_ms::bigint, last_run_at = {now}
+from due
+where scope = due_scope and key = due_key and state in ({from:resume}) and {durable}
+returning {now}, {record}
+
+-- name: clock
+select {now}

@@ -1,0 +1,98 @@
+-- Phased work: its input, its recovery points, and the fence around each step.
+
+-- name: store_input
+-- The input of phased work, by whoever holds the lease. Kept once: a retry has the same.
+insert into {inputs} (operation_id, name, version, payload, created_at)
+select id, :name, :version, :payload, {now} from {keys}
+where scope = :scope and key = :key and attempt = :attempt
+    and state in ({from:lease_end})
+on conflict (operation_id) do nothing
+returning version
+
+-- name: load_input
+select name, version, payload from {inputs} where operation_id = :operation_id
+
+-- name: load_phases
+select position, name, kind, done, result, provider_id, intent_at, {now} from {phases}
+where operation_id = :operation_id order by position
+
+-- name: write_phase
+-- A finished database phase, in the transaction of its own writes.
+insert into {phases} (operation_id, position, name, kind, done, result, intent_at, done_at)
+values (:operation_id, :position, :name, 'transaction', 1, :result, {now}, {now})
+on conflict (operation_id, position) do nothing
+
+-- name: fence
+-- Last before COMMIT: whoever no longer holds the lease changes nothing.
+update {keys} set recovery_point = :name
+where scope = :scope and key = :key and attempt = :attempt
+    and state in ({from:lease_end})
+returning {now}, locked_until
+
+-- name: write_intent
+-- An effect that is about to be tried. On a resume the intent is there already.
+insert into {phases} (operation_id, position, name, kind, done, intent_at)
+values (:operation_id, :position, :name, 'effect', 0, {now})
+on conflict (operation_id, position) do nothing
+
+-- name: renew_intent
+-- An effect that provably never happened begins anew: its window and its settling time count from now.
+update {phases} set intent_at = {now}
+where operation_id = :operation_id and position = :position and done = 0
+
+-- name: drop_intent
+-- An effect that provably never happened, and whose operation stops here.
+delete from {phases}
+where operation_id = :operation_id and position = :position and done = 0
+
+-- name: write_effect
+-- The result of an effect.
+update {phases} set done = 1, result = :result, provider_id = :provider_id, done_at = {now}
+where operation_id = :operation_id and position = :position
+
+-- name: regain
+-- The holder is alive and knows more: it holds the lease again, unless somebody else has taken it.
+update {keys} set
+    state = {to:regain}, locked_until = {now} + :lease_ms, error_code = null,
+    reconcile_after = null, recovery_point = :name,
+    provider_id = coalesce(:provider_id, provider_id)
+where scope = :scope and key = :key and attempt = :attempt
+    and state in ({from:regain})
+returning {now}
+
+-- name: let_go
+-- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer.
+update {keys} set locked_until = {now} + :pause_ms, error_code = :error_code
+where scope = :scope and key = :key and attempt = :attempt
+    and state in ({from:lease_end})
+returning {now}
+
+-- name: give_up
+-- Trying has been exhausted: an operator decides.
+update {keys} set state = {to:give_up}, locked_until = null, error_code = :error_code
+where scope = :scope and key = :key and attempt = :attempt
+    and state in ({from:give_up})
+returning {now}
+
+-- name: drop_input
+delete from {inputs} where operation_id = :operation_id
+
+-- name: drop_phases
+delete from {phases} where operation_id = :operation_id
+
+-- name: take_abandoned
+-- Phased operations whose lease ran out, each under a new attempt. Held and finished ones are left alone,
+-- and so are those whose definition this process does not know.
+update {keys} set
+    state = {to:resume}, attempt = :token || id, attempts = attempts + 1,
+    locked_until = {now} + :lease_ms, last_run_at = {now}
+where state in ({from:resume}) and (scope, key) in (
+    select a.scope, a.key from {keys} as a join {inputs} as i on i.operation_id = a.id
+    where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
+        and i.name || '/' || i.version in (select value from json_each(:known_list))
+    order by a.locked_until limit :batch
+)
+returning {now}, {record}
+
+-- name: clock
+select {now}
