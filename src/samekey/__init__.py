@@ -1,30 +1,52 @@
 """samekey: idempotency keys done right. Same key, same answer, one effect."""
 
+from .core.backoff import Backoff
 from .core.fingerprint import FingerprintRules
 from .core.header import KeyRules
 from .core.outcome import Outcome
 from .core.policy import Policy, ietf, stripe, stripe_v2
 from .engine.idempotency import Idempotency
+from .engine.input import Input
+from .engine.jobs import JobContext
 from .engine.operation import Operation, current_operation
+from .engine.phased import NOT_FOUND, Effect
+from .engine.phases import AsyncPhasedOperation, PhasedOperation
 from .errors import (
     ConfigurationError,
+    KeyReused,
+    LeaseLost,
     NotExecuted,
     OutcomeUnknown,
+    ResultUnavailable,
     SamekeyError,
+    StillRunning,
     StoreUnavailable,
 )
+from .response import Response
 
 __all__ = [
+    "NOT_FOUND",
+    "AsyncPhasedOperation",
+    "Backoff",
     "ConfigurationError",
+    "Effect",
     "FingerprintRules",
     "Idempotency",
+    "Input",
+    "JobContext",
+    "KeyReused",
     "KeyRules",
+    "LeaseLost",
     "NotExecuted",
     "Operation",
     "Outcome",
     "OutcomeUnknown",
+    "PhasedOperation",
     "Policy",
+    "Response",
+    "ResultUnavailable",
     "SamekeyError",
+    "StillRunning",
     "StoreUnavailable",
     "current_operation",
     "ietf",

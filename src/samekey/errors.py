@@ -11,6 +11,10 @@
     │   │   └── StoreBusy           503: reachable, but somebody else has the lock for now
     │   ├── TransactionConflict     the database aborted the transaction; it may be run again
     │   └── CommitUncertain         the acknowledgement of COMMIT was lost
+    ├── Refused                     what once() raises in place of an HTTP answer
+    │   ├── KeyReused               422: the same key with another payload
+    │   ├── StillRunning            409: the first call has not ended
+    │   └── ResultUnavailable       409: it was done, its result is gone
     ├── CorruptRecord               500: a record that this version cannot read
     ├── HandlerError
     │   ├── NotExecuted             raise it: nothing happened, a retry may run
@@ -21,6 +25,7 @@
     │   ├── NotSerialisable         an input, a payload or a result that cannot be stored
     │   ├── DefinitionChanged       phases that do not fit what was recorded, or an unknown version
     │   ├── NothingWritten          atomic work wrote elsewhere (strict mode)
+    │   ├── NothingEnqueued         deferred work enqueued no job
     │   ├── StreamedAnswer          atomic work cannot stream its answer
     │   └── NoOperation             current_operation() outside a guarded handler
     └── Answered                    internal: the answer is decided, the handler did not run
@@ -107,6 +112,31 @@ class CommitUncertain(StoreError):
     code = "store_unavailable"
 
 
+class Refused(SamekeyError):
+    """A guarded call was not run, for a reason that HTTP would answer with a 4xx."""
+
+
+class KeyReused(Refused):
+    """The key was first used with another payload."""
+
+    status = 422
+    code = "reused"
+
+
+class StillRunning(Refused):
+    """The first call with this key has not ended."""
+
+    status = 409
+    code = "in_progress"
+
+
+class ResultUnavailable(Refused):
+    """The operation was done, but its result cannot be given again."""
+
+    status = 409
+    code = "result_unavailable"
+
+
 class CorruptRecord(SamekeyError):
     """A stored record that this version cannot read. The handler is not run."""
 
@@ -158,6 +188,10 @@ class DefinitionChanged(HandlerError):
 
 class NothingWritten(HandlerError):
     """The atomic handler wrote nothing on ``current_operation().connection``: its work escaped."""
+
+
+class NothingEnqueued(HandlerError):
+    """The deferred handler enqueued no job, so nobody would ever finish the operation."""
 
 
 class StreamedAnswer(HandlerError):

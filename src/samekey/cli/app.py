@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from .migrate import migrate_command
+from .worker import worker_command
 
 app = typer.Typer(
     help="samekey: idempotency keys done right.",
@@ -20,3 +21,4 @@ def root() -> None:
 
 
 app.command("migrate")(migrate_command)
+app.command("worker")(worker_command)

@@ -160,6 +160,9 @@ class AsyncpgSession:
     def wrote(self) -> None:
         return None
 
+    def in_transaction(self) -> bool:
+        return bool(self._connection.is_in_transaction())
+
     async def execute(self, statement: Statement) -> Sequence[Row]:
         sql, parameters = statement.render("numeric")
         try:

@@ -18,6 +18,9 @@ class Session(Protocol):
     def wrote(self) -> bool | None:
         """Whether anything was written so far; None where only the database can tell."""
 
+    def in_transaction(self) -> bool:
+        """Whether the transaction is still open, as far as the driver can tell by itself."""
+
     def execute(self, statement: Statement) -> Sequence[Row]: ...
 
     def commit(self) -> None:
@@ -46,6 +49,8 @@ class AsyncSession(Protocol):
     def connection(self) -> Any: ...
 
     def wrote(self) -> bool | None: ...
+
+    def in_transaction(self) -> bool: ...
 
     async def execute(self, statement: Statement) -> Sequence[Row]: ...
 

@@ -119,6 +119,9 @@ class PsycopgSession:
     def wrote(self) -> None:
         return None
 
+    def in_transaction(self) -> bool:
+        return self._connection.info.transaction_status == TransactionStatus.INTRANS
+
     def execute(self, statement: Statement) -> Sequence[Row]:
         return _execute(self._connection, statement)
 

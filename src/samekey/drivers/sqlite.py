@@ -148,6 +148,9 @@ class SQLiteSession:
     def wrote(self) -> bool:
         return self._held is not None and self._held.total_changes != self._changes
 
+    def in_transaction(self) -> bool:
+        return self._held is None or self._held.in_transaction
+
     def execute(self, statement: Statement) -> Sequence[Row]:
         return _execute(self._begin(), statement)
 
@@ -270,6 +273,9 @@ class AsyncSQLiteSession:
 
     def wrote(self) -> bool:
         return self._session.wrote()
+
+    def in_transaction(self) -> bool:
+        return self._session.in_transaction()
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         return await self._driver.call(self._session.execute, statement)

@@ -190,6 +190,8 @@ class _Guarded:
         self._size = 0
         self._passing = False
         """What the application sends goes straight to the client."""
+        self._held = False
+        """The answer is whole but not finished yet."""
         self._answered = False
         """The client has its answer; whatever else the application sends is dropped."""
 
@@ -223,6 +225,8 @@ class _Guarded:
         if not self._answered and not self._passing:
             if self._exchange.answer is not None:
                 await self._deliver(self._exchange.answer)
+            elif self._held:
+                await self._finish(streamed=False)
             elif self._exchange.running is not None:
                 silence = RuntimeError("The application returned without sending an answer.")
                 await self._handle_error(silence)
@@ -241,12 +245,15 @@ class _Guarded:
         if exchange.running is None:
             return True
         # What the handler raised counts; a framework may have wrapped it on the way out.
+        page = self._answer() if self._held else None
         finished = await self._idempotency.finish_async(
-            exchange.running, Handled(None, exchange.error or error)
+            exchange.running, Handled(page, exchange.error or error, routed=self._routed)
         )
         if finished.answer is not None:
             await self._deliver(finished.answer)
         self._answered = True
+        if page is not None:
+            return True
         if finished.error is None or finished.error in (error, exchange.error):
             return finished.error is not None
         raise finished.error from error
@@ -255,7 +262,7 @@ class _Guarded:
         """What the application sends to: holds the answer back until its outcome is durable."""
         if self._passing:
             await self._send(message)
-        elif self._answered:
+        elif self._answered or self._held:
             return
         elif self._exchange.answer is not None:
             await self._deliver(self._exchange.answer)
@@ -277,7 +284,11 @@ class _Guarded:
         running = self._exchange.running
         assert running is not None
         if not message.get("more_body", False):
-            await self._finish(streamed=False)
+            if self._guard != "handler" and self._start is not None and self._start["status"] >= 500:
+                # An error page: what was raised may follow, and says more than the page does.
+                self._held = True
+            else:
+                await self._finish(streamed=False)
         elif self._size > running.rules.policy.max_answer or self._is_endless():
             await self._finish(streamed=True)
 
@@ -288,13 +299,8 @@ class _Guarded:
 
     async def _finish(self, *, streamed: bool) -> None:
         """The outcome becomes durable; only then does the first byte leave."""
-        running, start = self._exchange.running, self._start
+        running, answer = self._exchange.running, self._answer()
         assert running is not None
-        if start is None:
-            raise RuntimeError("The application sent a body before http.response.start.")
-        headers = tuple((bytes(name), bytes(value)) for name, value in start.get("headers", ()))
-        answer = Answer(start["status"], headers, b"".join(self._chunks))
-        self._chunks.clear()
         handled = Handled(answer, self._exchange.error, streamed=streamed, routed=self._routed)
         finished = await self._idempotency.finish_async(running, handled)
         assert finished.answer is not None
@@ -312,6 +318,15 @@ class _Guarded:
             await self._deliver(finished.answer)
         if finished.error is not None:
             raise finished.error
+
+    def _answer(self) -> Answer:
+        """What the application has sent so far."""
+        if self._start is None:
+            raise RuntimeError("The application sent a body before http.response.start.")
+        headers = tuple((bytes(name), bytes(value)) for name, value in self._start.get("headers", ()))
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        return Answer(self._start["status"], headers, body)
 
     async def _deliver(self, answer: Answer) -> None:
         self._answered = True

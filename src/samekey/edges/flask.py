@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from ..core.record import Answer
-from ..engine.exchange import Respond, raise_answered
-from ..engine.idempotency import GUARD
+from ..engine.exchange import Respond, current_exchange, raise_answered
+from ..engine.decorate import GUARD
 from .guards import NO_ROUTE, Found, Route
 
 
@@ -24,6 +24,20 @@ def find_route(app: Any, environ: dict[str, Any]) -> Found:
     except Exception:
         return NO_ROUTE  # no such route, another method, a redirect, a bad host: Flask will say so itself
     return Route(_view(views.get(rule.endpoint), environ["REQUEST_METHOD"]), rule.rule)
+
+
+def note_errors(app: Any) -> None:
+    """Flask makes a 500 of what a view raises and tells only its signal. Where the edge claims, the error
+    decides what may be done again: a time-out is not a failure."""
+    flask, flask_app = sys.modules.get("flask"), getattr(app, "__self__", app)
+    if flask is not None and isinstance(flask_app, flask.Flask):
+        flask.got_request_exception.connect(_note_error, flask_app, weak=False)
+
+
+def _note_error(_app: Any, exception: BaseException, **_: Any) -> None:
+    exchange = current_exchange.get()
+    if exchange is not None and exchange.error is None:
+        exchange.error = exception
 
 
 def _view(view: Any, method: str) -> Any:

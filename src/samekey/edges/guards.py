@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from ..core.problem import Refusal
-from ..engine.idempotency import GUARD, Idempotency
+from ..engine.decorate import GUARD
+from ..engine.idempotency import Idempotency
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
 

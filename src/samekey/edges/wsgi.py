@@ -23,7 +23,7 @@ from ..engine.rules import Rules
 from ..engine.way import Finished, Handled
 from ..errors import ConfigurationError
 from ..tenants import Tenant
-from .flask import find_route, make_response
+from .flask import find_route, make_response, note_errors
 from .guards import Found, Route, RouteGuard, RouteGuards, exceeds, too_large
 
 Environ = dict[str, Any]
@@ -52,6 +52,7 @@ class IdempotencyMiddleware:
         self._policy = idempotency.policy
         self._tenant = tenant
         self._guards = RouteGuards(idempotency, routes or {}, undecorated)
+        note_errors(app)
         self._variable = "HTTP_" + idempotency.policy.header.upper().replace("-", "_")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

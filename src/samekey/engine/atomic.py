@@ -20,7 +20,8 @@ from ..core.claim import Claim
 from ..core.decide import Execute, Verdict
 from ..core.outcome import Outcome
 from ..core.problem import Refusal, refuse, uncertain_answer, verdict_answer
-from ..core.record import Answer
+from ..core.program import Program
+from ..core.record import Answer, Lease
 from ..errors import (
     CommitUncertain,
     EscapedTransaction,
@@ -31,7 +32,7 @@ from ..errors import (
     StreamedAnswer,
 )
 from ..stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
-from ..stores.sql.keys import Keys
+from ..stores.sql.keys import Keys, Seen
 from .flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
 from .keeper import Keeper
 from .leased import max_run_of
@@ -95,11 +96,15 @@ class _Atomic(ABC):
     ) -> Flow[Finished | None]:
         """Rolls back; then remembers the answer, or lets a retry run. Finished only if it escaped."""
 
+    def _sent(self, running: Running, answer: Answer, expires_at: int) -> Answer:
+        """What the client gets once it is durable."""
+        return with_expiry(answer, running.rules.policy, expires_at)
+
     def _decide_again(self, running: Running) -> Flow[Finished]:
         """Somebody else's record is there, and ours was rolled back."""
         claim, policy = running.claim, running.rules.policy
         seen = yield from ask(lambda: self._keys.look(claim, policy))
-        if seen is None or isinstance(seen, str):
+        if seen is None or isinstance(seen, Seen):
             return Finished(unavailable(policy, StoreError("the record moved")))
         return Finished(verdict_answer(seen, policy))
 
@@ -131,7 +136,7 @@ class LockedAtomic(_Atomic):
         policy = rules.policy
         # A replay is one statement, and never takes a connection that a handler could use.
         seen = yield from ask(lambda: self._keys.look(claim, policy))
-        if seen is not None and not isinstance(seen, str):
+        if seen is not None and not isinstance(seen, Seen):
             return seen
         session = yield Open(connection)
         try:
@@ -144,21 +149,16 @@ class LockedAtomic(_Atomic):
         if not isinstance(opened, Opened):
             yield Rollback(session)
             return opened
-        operation = Operation(claim, claim.id)
+        operation = Operation(claim, opened.operation_id)
         operation._session = session
         running = Running(claim, rules, operation, session=session, opened=opened)
         running.expires_at = opened.began // 1000 + claim.ttl_ms
         return running
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
-        claim, policy, session, opened = running.claim, running.rules.policy, running.session, running.opened
-        assert opened is not None
-        provider_id = running.operation.provider_id
+        policy, session = running.rules.policy, running.session
         try:
-            written = yield from ask_in(
-                session,
-                self._atomic.commit(claim, opened, keep(answer, handled, policy), provider_id=provider_id),
-            )
+            written = yield from ask_in(session, self._last_statement(running, keep(answer, handled, policy)))
         except SamekeyError as error:
             # COMMIT was not sent, so the server rolls back whatever happens to this connection.
             escaped = yield from self._undo(running, None)
@@ -182,7 +182,14 @@ class LockedAtomic(_Atomic):
         except StoreError as error:
             logger.error("COMMIT was refused, so everything was rolled back: %s", error)
             return Finished(unavailable(policy, error))
-        return Finished(with_expiry(answer, policy, written.expires_at))
+        return Finished(self._sent(running, answer, written.expires_at))
+
+    def _last_statement(self, running: Running, answer: Answer | None) -> Program[Written | Taken | Escaped]:
+        """What makes the record appear with the handler's writes."""
+        assert running.opened is not None
+        return self._atomic.commit(
+            running.claim, running.opened, answer, provider_id=running.operation.provider_id
+        )
 
     def _find_out(self, running: Running, written: Written, answer: Answer) -> Flow[Finished]:
         """The acknowledgement of COMMIT was lost. Only evidence counts: the transaction's own status.
@@ -196,7 +203,7 @@ class LockedAtomic(_Atomic):
             except StoreError:
                 status = "unreachable"
             if status == "committed":
-                return Finished(with_expiry(answer, policy, written.expires_at))
+                return Finished(self._sent(running, answer, written.expires_at))
             if status == "aborted":
                 break
             yield Pause(pause)
@@ -268,14 +275,7 @@ class ClaimedAtomic(_Atomic):
                 return (yield from self._refuse_to_commit(running, problem))
         try:
             expires_at = yield from ask_in(
-                session,
-                self._keys.complete(
-                    lease,
-                    keep(answer, handled, policy),
-                    ttl_ms=policy.ttl_ms,
-                    from_creation=policy.ttl_from == "creation",
-                    provider_id=running.operation.provider_id,
-                ),
+                session, self._last_statement(running, lease, keep(answer, handled, policy))
             )
             if expires_at is None:
                 # The lease ran out and somebody else has run it; ours is as if it had never been.
@@ -286,7 +286,18 @@ class ClaimedAtomic(_Atomic):
             yield from self._undo(running, None)
             logger.error("Atomic work could not be committed and was rolled back: %s", error)
             return Finished(unavailable(policy, error))
-        return Finished(with_expiry(answer, policy, expires_at))
+        return Finished(self._sent(running, answer, expires_at))
+
+    def _last_statement(self, running: Running, lease: Lease, answer: Answer | None) -> Program[int | None]:
+        """What makes the record final with the handler's writes."""
+        policy = running.rules.policy
+        return self._keys.complete(
+            lease,
+            answer,
+            ttl_ms=policy.ttl_ms,
+            from_creation=policy.ttl_from == "creation",
+            provider_id=running.operation.provider_id,
+        )
 
     def _undo(
         self, running: Running, answer: Answer | None, *, remember: bool = False

@@ -11,8 +11,10 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, overload
 
+from ..core.backoff import Backoff
 from ..core.claim import Claim, scope_of, scope_part
 from ..core.decide import Outstanding, Unreadable, Verdict
 from ..core.fingerprint import fingerprint, fingerprint_as
@@ -21,20 +23,35 @@ from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
 from ..core.states import Mode
-from ..drivers.run import run
+from ..drivers.run import run, run_in, run_in_async
 from ..drivers.url import drivers_for
-from ..errors import ConfigurationError, SamekeyError, SchemaMismatch, StoreError
+from ..errors import (
+    ConfigurationError,
+    DefinitionChanged,
+    NotSerialisable,
+    SamekeyError,
+    SchemaMismatch,
+    StoreError,
+)
+from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import Keys
 from ..stores.sql.migrations import check, migrate
 from ..stores.sql.queries import queries_for
 from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
-from .exchange import Exchange, current_exchange
+from .decorate import GUARD, check_undecorated, guard, phased_endpoint
+from .deferred import ClaimedDeferred, LockedDeferred
+from .exchange import Exchange
 from .flow import Flow, Pause, ask, drive, drive_async
+from .input import Captured, model_of
+from .jobs import JobDefinition, JobRegistry, enqueue_program
 from .keeper import Keeper
 from .leased import Leased
-from .operation import Running, _current
-from .rules import Rules, rules_from
+from .once import Once, decorator
+from .operation import Running
+from .phased import Definition, PhasedWay, Run
+from .phases import AsyncPhasedOperation, PhasedOperation
+from .rules import Rules, rules_from, seconds
 from .status import status_answer
 from .way import Finished, Handled, Way, unavailable
 
@@ -42,9 +59,6 @@ logger = logging.getLogger("samekey")
 
 T = TypeVar("T")
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-
-GUARD = "__samekey_guard__"
-"""The attribute that marks a decorated handler, so that the edge leaves its claim to it."""
 
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
@@ -71,12 +85,13 @@ class Idempotency:
         timeout: float = 5.0,
         digest_secret: bytes = b"samekey",
     ) -> None:
+        self.url = url
         self.policy = policy or ietf()
         self.drivers = drivers_for(url, pool_size=pool_size, timeout=timeout)
         self.queries = queries_for(self.drivers.dialect, schema)
         self.keys = Keys(self.queries)
         self.breaker = Breaker()
-        self.keeper = Keeper(self.drivers.sync, self.keys)
+        self.keeper = Keeper(self.drivers.sync, self.keys.renew)
         self._digest_secret = digest_secret
         self._ready = False
         self._getting_ready = threading.Lock()
@@ -86,7 +101,21 @@ class Idempotency:
             if self.drivers.dialect == "postgres"
             else ClaimedAtomic(self.keys, self.keeper)
         )
-        self._ways: dict[Mode, Way] = {Mode.LEASED: leased, Mode.REPEATABLE: leased, Mode.ATOMIC: atomic}
+        deferred: Way = (
+            LockedDeferred(self.keys)
+            if self.drivers.dialect == "postgres"
+            else ClaimedDeferred(self.keys, self.keeper)
+        )
+        self._ways: dict[Mode, Way] = {
+            Mode.LEASED: leased,
+            Mode.REPEATABLE: leased,
+            Mode.PHASED: leased,  # its claim; the phases are their own way on
+            Mode.ATOMIC: atomic,
+            Mode.DEFERRED: deferred,
+        }
+        self.phases = PhasedWay(self.keys, self.keeper)
+        self.outbox = Jobs(self.keys)
+        self.jobs = JobRegistry()
         if self.drivers.dialect == "sqlite":
             run(self.drivers.sync, lambda: migrate(self.queries))
 
@@ -125,64 +154,82 @@ class Idempotency:
 
     def exempt(self, handler: Handler) -> Handler:
         """The middleware leaves this handler alone."""
-        if getattr(handler, GUARD, None) is not None:
-            raise ConfigurationError(f"{handler.__name__} cannot be both guarded and exempt.")
+        check_undecorated(handler)
         setattr(handler, GUARD, "exempt")
         return handler
+
+    @overload
+    def deferred(self, handler: Handler) -> Handler: ...
+
+    @overload
+    def deferred(self, **options: Any) -> Callable[[Handler], Handler]: ...
+
+    def deferred(self, handler: Handler | None = None, **options: Any) -> Any:
+        """The handler writes and enqueues a job in one transaction and answers 202; a worker does the job.
+
+        Write through ``current_operation().connection`` and enqueue with ``current_operation().enqueue``.
+        A refusal (4xx) rolls back and is remembered.
+        """
+        options.setdefault("on_4xx", "rollback")
+        return self._declare(handler, Mode.DEFERRED, options)
+
+    def phased(
+        self,
+        name: str,
+        *,
+        version: int = 1,
+        max_attempts: int = 10,
+        backoff: Backoff | None = None,
+        **options: Any,
+    ) -> Callable[[Handler], Handler]:
+        """A function of ``(op, input)`` made of named phases, which goes on where it stopped.
+
+        Change the order or the names of phases only under a new ``version``, and keep the old version
+        registered until its operations are done.
+        """
+        if options.get("required") is False:
+            raise ConfigurationError("Phased work needs a key: without one nothing could be resumed.")
+        rules = rules_from(self.policy, Mode.PHASED, {**options, "required": True})
+
+        def declare(function: Handler) -> Handler:
+            definition = Definition(
+                name,
+                version,
+                function,
+                rules,
+                model_of(function),
+                max_attempts,
+                backoff or Backoff(),
+            )
+            self.phases.register(definition)
+            endpoint: Handler = phased_endpoint(self, definition)
+            return endpoint
+
+        return declare
+
+    def job(
+        self,
+        name: str,
+        *,
+        max_attempts: int = 10,
+        timeout: float | timedelta = 60,
+        backoff: Backoff | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """A function of ``(job, payload)`` that does the jobs of this name. What it returns is the answer."""
+
+        def declare(function: Handler) -> Handler:
+            self.jobs.register(
+                JobDefinition(name, function, max_attempts, seconds(timeout), backoff or Backoff())
+            )
+            return function
+
+        return declare
 
     def _declare(self, handler: Any, mode: Mode, options: dict[str, Any]) -> Any:
         rules = rules_from(self.policy, mode, options)
         if handler is not None:
-            return self._decorate(handler, rules)
-        return lambda function: self._decorate(function, rules)
-
-    def _decorate(self, handler: Any, rules: Rules) -> Any:
-        if not callable(handler):
-            raise ConfigurationError("Decorate a function: @idempotency.atomic above def or async def.")
-        if getattr(handler, GUARD, None) is not None:
-            raise ConfigurationError(f"{handler!r} is declared twice; keep one decorator of samekey.")
-        if inspect.iscoroutinefunction(handler):
-
-            @functools.wraps(handler)
-            async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-                exchange = _exchange_of(handler)
-                begun = await self.begin_async(exchange, rules)
-                if isinstance(begun, Answer):
-                    return exchange.decided(begun)
-                if begun is None:
-                    return await handler(*args, **kwargs)
-                token = _current.set(begun.operation)
-                try:
-                    return await handler(*args, **kwargs)
-                except BaseException as error:
-                    exchange.error = error
-                    raise
-                finally:
-                    _current.reset(token)
-
-            guarded: Any = guarded_async
-        else:
-
-            @functools.wraps(handler)
-            def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-                exchange = _exchange_of(handler)
-                begun = self.begin(exchange, rules)
-                if isinstance(begun, Answer):
-                    return exchange.decided(begun)
-                if begun is None:
-                    return handler(*args, **kwargs)
-                token = _current.set(begun.operation)
-                try:
-                    return handler(*args, **kwargs)
-                except BaseException as error:
-                    exchange.error = error
-                    raise
-                finally:
-                    _current.reset(token)
-
-            guarded = guarded_sync
-        setattr(guarded, GUARD, rules)
-        return guarded
+            return guard(self, handler, rules)
+        return lambda function: guard(self, function, rules)
 
     def edge_rules(self, *, required: bool | None = None) -> Rules:
         """How an undecorated route is guarded: leased, with the policy's defaults."""
@@ -197,6 +244,8 @@ class Idempotency:
         begun = self.drive(self._begin(exchange, rules, connection))
         if isinstance(begun, Running):
             begun.sync = True
+            if rules.mode is Mode.DEFERRED:
+                begun.operation._enqueue = functools.partial(self._enqueue, begun)
         return begun
 
     async def begin_async(self, exchange: Exchange, rules: Rules) -> Running | Answer | None:
@@ -204,7 +253,20 @@ class Idempotency:
         connection = rules.connection(exchange.context) if rules.connection is not None else None
         if inspect.isawaitable(connection):
             connection = await connection
-        return await self.drive_async(self._begin(exchange, rules, connection))
+        begun = await self.drive_async(self._begin(exchange, rules, connection))
+        if isinstance(begun, Running) and rules.mode is Mode.DEFERRED:
+            begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
+        return begun
+
+    def _enqueue(self, running: Running, name: str, payload: Any, answers: bool) -> None:
+        program = enqueue_program(self.outbox, self.jobs, running, name, payload, answers=answers)
+        run_in(running.session, program)
+        running.operation.enqueued += 1
+
+    async def _enqueue_async(self, running: Running, name: str, payload: Any, answers: bool) -> None:
+        program = enqueue_program(self.outbox, self.jobs, running, name, payload, answers=answers)
+        await run_in_async(running.session, program)
+        running.operation.enqueued += 1
 
     def finish(self, running: Running, handled: Handled) -> Finished:
         """Makes the outcome durable, for sync code."""
@@ -239,22 +301,29 @@ class Idempotency:
         tenant = self.tenant_of(exchange, policy)
         if isinstance(tenant, Answer):
             return tenant
-        claim = self._claim(exchange, rules, tenant, key)
-        way = self._ways[rules.mode]
         try:
-            yield from self._get_ready()
-            begun = yield from way.begin(claim, rules, connection)
-            if isinstance(begun, Outstanding) and policy.on_in_progress == "wait":
-                begun = yield from self._wait(way, claim, rules, connection, begun)
+            begun = yield from self.claim_key(exchange, rules, tenant, key, connection)
         except (StoreError, SchemaMismatch) as error:
             logger.error("The store could not be used, so nothing was run: %s", error)
             return unavailable(policy, error)
+        return begun if isinstance(begun, Running) else verdict_answer(begun, policy)
+
+    def claim_key(
+        self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any
+    ) -> Flow[Running | Verdict]:
+        """Takes a key that has been read and found good, or says what stands in the way."""
+        claim = self._claim(exchange, rules, tenant, key)
+        way = self._ways[rules.mode]
+        yield from self._get_ready()
+        begun = yield from way.begin(claim, rules, connection)
+        if isinstance(begun, Outstanding) and rules.policy.on_in_progress == "wait":
+            begun = yield from self._wait(way, claim, rules, connection, begun)
         if isinstance(begun, Running):
+            begun.tenant = tenant
             exchange.running = begun
-            return begun
-        if isinstance(begun, Unreadable):
+        elif isinstance(begun, Unreadable):
             logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), begun.detail)
-        return verdict_answer(begun, policy)
+        return begun
 
     def _wait(
         self, way: Way, claim: Claim, rules: Rules, connection: Any, first: Verdict
@@ -323,6 +392,105 @@ class Idempotency:
         text = scope_of(scope_part(tenant), key).encode()
         return hmac.new(self._digest_secret, text, hashlib.sha256).hexdigest()[:12]
 
+    # Phased operations, for a request and for the completer
+
+    def run_phased(self, running: Running, definition: Definition, captured: Captured) -> Finished:
+        """One attempt at a phased operation whose key this request holds. Sync functions."""
+        lease = running.lease
+        assert lease is not None
+        try:
+            attempt = self.drive(self.phases.begin(running, definition, captured, running.attempts))
+            return self.attempt(attempt)
+        except (StoreError, DefinitionChanged, NotSerialisable) as error:
+            return self.drive(self.phases.not_begun(lease, definition, error))
+        finally:
+            self.keeper.forget(lease)
+
+    async def run_phased_async(
+        self, running: Running, definition: Definition, captured: Captured
+    ) -> Finished:
+        """``run_phased`` for async functions."""
+        lease = running.lease
+        assert lease is not None
+        try:
+            attempt = await self.drive_async(
+                self.phases.begin(running, definition, captured, running.attempts)
+            )
+            return await self.attempt_async(attempt)
+        except (StoreError, DefinitionChanged, NotSerialisable) as error:
+            return await self.drive_async(self.phases.not_begun(lease, definition, error))
+        finally:
+            self.keeper.forget(lease)
+
+    def attempt(self, attempt: Run) -> Finished:
+        """Calls a sync phased function and settles what came of it."""
+        try:
+            result = attempt.definition.function(PhasedOperation(attempt, self), attempt.captured.value)
+            return self.drive(attempt.complete(result))
+        except BaseException as error:
+            return self.drive(attempt.stop(error))
+
+    async def attempt_async(self, attempt: Run) -> Finished:
+        """Calls a phased function from async code; a sync one runs in a thread."""
+        function = attempt.definition.function
+        if not inspect.iscoroutinefunction(function):
+            return await asyncio.to_thread(self.attempt, attempt)
+        try:
+            result = await function(AsyncPhasedOperation(attempt, self), attempt.captured.value)
+            return await self.drive_async(attempt.complete(result))
+        except BaseException as error:
+            return await self.drive_async(attempt.stop(error))
+
+    # Plain functions, queue consumers, webhooks
+
+    def once(
+        self,
+        *,
+        tenant: str,
+        key: str,
+        run: Callable[[], Any],
+        payload: Any = None,
+        name: str = "",
+        mode: Literal["leased", "repeatable", "atomic"] = "leased",
+        **options: Any,
+    ) -> Any:
+        """Runs ``run()`` once for this key and gives its result, now and every later time.
+
+        ``payload`` is what must be the same for it to be the same operation. Results and payloads are plain
+        JSON values. Raises ``KeyReused``, ``StillRunning``, ``OutcomeUnknown`` or ``StoreUnavailable`` where
+        it does not run. With a coroutine function this gives a coroutine: await it.
+        """
+        once = Once(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)
+        return once.run_async(run) if inspect.iscoroutinefunction(run) else once.run(run)
+
+    async def once_async(
+        self,
+        *,
+        tenant: str,
+        key: str,
+        run: Callable[[], Any],
+        payload: Any = None,
+        name: str = "",
+        mode: Literal["leased", "repeatable", "atomic"] = "leased",
+        **options: Any,
+    ) -> Any:
+        """``once`` for async code, whatever ``run`` is: a lambda that gives a coroutine, for one."""
+        once = Once(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)
+        return await once.run_async(run)
+
+    def once_per(
+        self,
+        *,
+        tenant: Callable[..., str],
+        key: Callable[..., str],
+        payload: Callable[..., Any] | None = None,
+        name: str | None = None,
+        mode: Literal["leased", "repeatable", "atomic"] = "leased",
+        **options: Any,
+    ) -> Callable[[Handler], Handler]:
+        """Guards a function. ``tenant``, ``key`` and ``payload`` take its arguments."""
+        return decorator(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)
+
     # Looking things up
 
     def status(self, tenant: str, operation_id: str) -> Answer:
@@ -367,13 +535,3 @@ class Idempotency:
         """Gives back threads and connections. Async code."""
         await self.drivers.aio.close()
         await asyncio.to_thread(self.close)
-
-
-def _exchange_of(handler: Callable[..., Any]) -> Exchange:
-    exchange = current_exchange.get()
-    if exchange is None:
-        raise ConfigurationError(
-            f"{handler.__qualname__} is guarded, but no IdempotencyMiddleware is around the application, "
-            "so nothing was run. Add it: app.add_middleware(IdempotencyMiddleware, idempotency=…, tenant=…)."
-        )
-    return exchange

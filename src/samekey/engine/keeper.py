@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from ..core.record import Lease
 from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import SamekeyError
-from ..stores.sql.keys import Keys
 
 logger = logging.getLogger("samekey")
 
@@ -34,6 +33,8 @@ class _Watch:
     lease: Lease
     until: float
     due: float
+    held_until: float
+    """When the lease ends if nothing more is heard, by this process's clock and on the safe side."""
 
 
 @dataclass(slots=True)
@@ -47,9 +48,9 @@ class _Late:
 class Keeper:
     """Renews leases from ``watch`` until ``forget``. Safe in threads and after a fork."""
 
-    def __init__(self, driver: Driver, keys: Keys) -> None:
+    def __init__(self, driver: Driver, renew: Callable[[Sequence[Lease]], Program[set[str]]]) -> None:
         self._driver = driver
-        self._keys = keys
+        self._renew = renew
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -64,9 +65,14 @@ class Keeper:
         """Keeps the lease alive until it is forgotten or its longest run is over."""
         now = time.monotonic()
         beat = lease.duration_ms / 1000 / BEATS_PER_LEASE
-        self._add(
-            lambda: self._watched.update({lease.attempt: _Watch(lease, now + max_run_ms / 1000, now + beat)})
-        )
+        watch = _Watch(lease, now + max_run_ms / 1000, now + beat, now + _held_for(lease))
+        self._add(lambda: self._watched.update({lease.attempt: watch}))
+
+    def remaining(self, lease: Lease) -> float:
+        """Seconds for which the lease is certainly still ours; 0 if it is lost or not known."""
+        with self._wake:
+            watch = self._watched.get(lease.attempt)
+            return 0.0 if watch is None else max(0.0, watch.held_until - time.monotonic())
 
     def forget(self, lease: Lease) -> None:
         with self._wake:
@@ -133,11 +139,13 @@ class Keeper:
                 return
             # All at once: one statement, however many there are.
             watches = list(self._watched.values())
-        held = run(self._driver, lambda: self._keys.renew([watch.lease for watch in watches]))
+        asked = time.monotonic()
+        held = run(self._driver, lambda: self._renew([watch.lease for watch in watches]))
         now = time.monotonic()
         with self._wake:
             for watch in watches:
                 watch.due = now + watch.lease.duration_ms / 1000 / BEATS_PER_LEASE
+                watch.held_until = asked + _held_for(watch.lease)
                 attempt = watch.lease.attempt
                 if attempt not in held and attempt in self._watched:
                     del self._watched[attempt]
@@ -157,3 +165,8 @@ class Keeper:
                 with self._wake:
                     self._late.extend(late[index:])
                 raise
+
+
+def _held_for(lease: Lease) -> float:
+    """A little less than the lease: it began at the store before we heard of it."""
+    return lease.duration_ms / 1000 * 0.95

@@ -13,7 +13,7 @@ from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
 from ..errors import StoreError
-from ..stores.sql.keys import Keys
+from ..stores.sql.keys import Keys, Seen
 from .flow import Flow, ask
 from .keeper import Keeper
 from .operation import Operation, Running
@@ -39,6 +39,7 @@ class Leased:
         self._keeper.watch(lease, max_run_of(rules))
         running = Running(claim, rules, Operation(claim, record.id), lease=lease)
         running.expires_at = record.expires_at
+        running.attempts = record.attempts
         return running
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
@@ -105,7 +106,7 @@ class Leased:
         claim, policy = running.claim, running.rules.policy
         logger.warning("A late result was dropped: somebody else has taken the operation")
         seen = yield from ask(lambda: self._keys.look(claim, policy))
-        if seen is None or isinstance(seen, str):
+        if seen is None or isinstance(seen, Seen):
             return uncertain_answer(policy, running.operation.id, None)
         return verdict_answer(seen, policy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,9 @@ class Operation:
         self._session: Any = None
         self.id = operation_id
         """The unguessable id of the record: reference it from your tables."""
+        self.enqueued = 0
+        """How many jobs this operation has written so far."""
+        self._enqueue: Callable[[str, Any, bool], Any] | None = None
         self.provider_id: str | None = None
         """Set it to the provider's own id; it is stored with the outcome and can be looked up."""
 
@@ -46,6 +50,17 @@ class Operation:
         """A key to send to a provider: the same for every attempt at this step of this operation."""
         return downstream_key(self._claim.scope, self._claim.key, step)
 
+    def enqueue(self, name: str, payload: Any = None) -> Any:
+        """Deferred work only: writes a job in the handler's transaction. Await it in async code.
+
+        The first job's result is the operation's final answer. ``payload`` must be plain JSON values.
+        """
+        if self._enqueue is None:
+            raise ConfigurationError(
+                f"A {self.mode} operation has no outbox. Declare the handler with @idempotency.deferred."
+            )
+        return self._enqueue(name, payload, self.enqueued == 0)
+
     def __repr__(self) -> str:
         return f"<Operation {self.id} {self.mode}>"
 
@@ -63,6 +78,9 @@ class Running:
     session: Any = None
     opened: Opened | None = None
     expires_at: int = field(default=0)
+    attempts: int = 1
+    tenant: str = ""
+    """As the resolver gave it."""
 
 
 _current: ContextVar[Operation | None] = ContextVar("samekey_operation", default=None)

@@ -14,7 +14,7 @@ from ..core.decide import Replay
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
 from ..core.states import Mode, State
-from .conformance_claims import ANSWER, claim_at, complete, fail, hold, lose
+from .conformance_claims import ANSWER, claim_at, complete, expire, fail, hold, lose
 from .conformance_subject import (
     DAY,
     NOW,
@@ -96,7 +96,7 @@ class LeaseConformance:
             _, old = _held(store, claim)
             complete(store, claim)
             if tombstone:
-                assert store.run(lambda c=claim: store.keys.expire(c.scope, c.key, now=LATE)) is True
+                assert expire(store, claim, LATE) is True
             hold(store, retry_of(claim), LATE)
             _assert_powerless(store, old, LATE, "reused")
 
@@ -143,10 +143,8 @@ class LeaseConformance:
             move(claim)
             assert must_read(store, claim).state == state
             late = NOW + 10 * claim.lease_ms
-            expires_at = store.run(
-                lambda held=lease, at=late: store.keys.complete(held, ANSWER, ttl_ms=DAY, now=at)
-            )
-            assert expires_at == late + DAY, state
+            assert complete(store, claim, now=late) == late + DAY, state
+            assert must_read(store, claim).attempt == lease.attempt
             record = must_read(store, claim)
             assert (record.state, record.answer) == (State.COMPLETED, ANSWER), state
             assert (record.error_code, record.reconcile_after, record.locked_until) == (None, None, None)

@@ -119,7 +119,7 @@ class _SQLSubject:
     def overwrite(self, scope: str, key: str, **columns: Value) -> None:
         changes = ", ".join(f"{name} = :{name}_" for name in columns)
         values = {f"{name}_": value for name, value in columns.items()}
-        self._write(f"update {{keys}} set {changes}", scope, key, values)
+        self._write("update {keys} set " + changes, scope, key, values)  # noqa: S608 - names of columns
 
     def remove(self, scope: str, key: str) -> None:
         self._write("delete from {keys}", scope, key, {})

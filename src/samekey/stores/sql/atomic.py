@@ -15,7 +15,7 @@ from ...core.program import Program, Statement, Value
 from ...core.record import Answer
 from ...core.states import State
 from ...errors import OpenTransaction, WrongIsolation
-from .keys import Keys, answer_values, claim_values
+from .keys import Keys, Seen, answer_values, claim_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Opened:
 
     began: int
     backend: int
+    operation_id: str
     seen: str | None
 
 
@@ -80,8 +81,10 @@ class AtomicKeys:
         if not locked:
             return Outstanding(None, (began // 1000 if now is None else now) + claim.ttl_ms)
         seen = yield from self.keys.look(claim, policy, now=now)
-        if seen is None or isinstance(seen, str):
-            return Opened(began, backend, seen)
+        if seen is None:
+            return Opened(began, backend, claim.id, None)
+        if isinstance(seen, Seen):
+            return Opened(began, backend, seen.operation_id, seen.attempt)
         return seen
 
     def commit(

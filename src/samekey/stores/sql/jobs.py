@@ -109,16 +109,16 @@ class Jobs:
         rows = yield self._queries.statement("next_due", now)
         return rows[0][0]  # type: ignore[return-value]
 
-    def renew(self, jobs: Sequence[Job], *, lease_ms: int, now: int | None = None) -> Program[set[str]]:
-        """Renews all of them at once; gives the attempts that are still held."""
-        attempts = [job.attempt for job in jobs]
+    def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
+        """Renews all of them at once (``scope`` is the job's id); gives the attempts still held."""
+        attempts = [lease.attempt for lease in leases]
         rows = yield self._queries.statement(
             "renew_jobs",
             now,
             attempts=attempts,
             attempt_list=json.dumps(attempts),
-            ids=[job.id for job in jobs],
-            lease_ms=lease_ms,
+            ids=[lease.scope for lease in leases],
+            lease_ms=max(lease.duration_ms for lease in leases),
         )
         return {str(row[0]) for row in rows}
 

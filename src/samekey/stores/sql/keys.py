@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
 from ...core.claim import Claim, downstream_base
@@ -33,6 +34,14 @@ from .queries import Queries
 ROUNDS = 16
 """How often a claim looks again when the record moves under its eyes. Each round means that somebody else
 made progress, so more than a few is unheard of; the bound turns the unheard-of into a 503."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record that is there and may be run again: by this attempt id, if it is still the current one."""
+
+    attempt: str
+    operation_id: str
 
 
 class Keys:
@@ -96,11 +105,8 @@ class Keys:
         name = {Retry: "retry", Resume: "resume", EndLease: "end_lease", Reuse: "reuse"}[type(move)]
         return self.queries.statement(name, now, seen=move.record.attempt, **claim_values(claim))
 
-    def look(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Verdict | str | None]:
-        """What the record that is there says, without taking it.
-
-        None: there is none. A string: the attempt id of a record that may be run again.
-        """
+    def look(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Verdict | Seen | None]:
+        """What the record that is there says, without taking it. None: there is none."""
         for _ in range(ROUNDS):
             rows = yield self.queries.statement("find", now, scope=claim.scope, key=claim.key)
             clock, *row = rows[0]
@@ -115,7 +121,7 @@ class Keys:
             except CorruptRecord as error:
                 return Unreadable(str(error))
             if isinstance(verdict, Retry | Reuse | Resume):
-                return verdict.record.attempt
+                return Seen(verdict.record.attempt, verdict.record.id)
             return verdict
         raise StoreBusy("The record of this key would not hold still. Retry with the same key.")
 

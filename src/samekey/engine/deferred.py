@@ -1,0 +1,78 @@
+"""Deferred work: the handler writes business state and a job in one transaction and answers 202.
+
+It is atomic work whose record appears as ``pending``. A worker does the job and stores the final answer.
+"""
+
+from __future__ import annotations
+
+from ..core.problem import accepted_answer
+from ..core.program import Program
+from ..core.record import Answer, Lease
+from ..errors import NothingEnqueued
+from ..stores.sql.atomic import Escaped, Taken, Written
+from ..stores.sql.jobs import Jobs
+from ..stores.sql.keys import Keys
+from .atomic import ClaimedAtomic, LockedAtomic
+from .flow import Flow
+from .keeper import Keeper
+from .operation import Running
+from .way import Finished, Handled
+
+_NOTHING_ENQUEUED = (
+    "The deferred handler answered {status} without op.enqueue(…), so no worker would ever finish the "
+    "operation. Everything was rolled back. Enqueue the job that does the work, or declare it atomic."
+)
+
+
+def _accepted(running: Running, answer: Answer, expires_at: int) -> Answer:
+    """202 with the status resource; a body that the handler chose for its own 202 is kept."""
+    accepted = accepted_answer(running.rules.policy, running.operation.id, expires_at)
+    if answer.status != 202 or not answer.body:
+        return accepted
+    ours = {name for name, _ in accepted.headers} - {b"content-type"}
+    kept = tuple((n, v) for n, v in answer.headers if n.lower() not in ours)
+    added = tuple((n, v) for n, v in accepted.headers if n in ours)
+    return Answer(202, (*kept, *added), answer.body)
+
+
+class LockedDeferred(LockedAtomic):
+    """PostgreSQL: the pending record appears with the handler's writes and its job."""
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__(keys)
+        self._jobs = Jobs(keys)
+
+    def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
+        if not running.operation.enqueued:
+            return (yield from self._refuse_to_commit(running, _nothing_enqueued(answer)))
+        return (yield from super()._commit(running, handled, answer))
+
+    def _last_statement(self, running: Running, answer: Answer | None) -> Program[Written | Taken | Escaped]:
+        assert running.opened is not None
+        return self._jobs.accept_locked(running.claim, running.opened)
+
+    def _sent(self, running: Running, answer: Answer, expires_at: int) -> Answer:
+        return _accepted(running, answer, expires_at)
+
+
+class ClaimedDeferred(ClaimedAtomic):
+    """SQLite: the claim becomes pending with the handler's writes and its job."""
+
+    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+        super().__init__(keys, keeper)
+        self._jobs = Jobs(keys)
+
+    def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
+        if not running.operation.enqueued:
+            return (yield from self._refuse_to_commit(running, _nothing_enqueued(answer)))
+        return (yield from super()._commit(running, handled, answer))
+
+    def _last_statement(self, running: Running, lease: Lease, answer: Answer | None) -> Program[int | None]:
+        return self._jobs.accept_claimed(lease, ttl_ms=running.claim.ttl_ms)
+
+    def _sent(self, running: Running, answer: Answer, expires_at: int) -> Answer:
+        return _accepted(running, answer, expires_at)
+
+
+def _nothing_enqueued(answer: Answer) -> NothingEnqueued:
+    return NothingEnqueued(_NOTHING_ENQUEUED.format(status=answer.status))

@@ -1,0 +1,200 @@
+"""The same guard for plain functions, queue consumers and incoming webhooks: no HTTP around it.
+
+    result = idempotency.once(tenant="acme", key=event["id"], payload=event, run=lambda: book(event))
+
+The first call runs; every later one with the same key and payload gets the first result; another payload
+under the same key is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..core.decide import (
+    Accepted,
+    Gone,
+    Mismatch,
+    Outstanding,
+    Replay,
+    Uncertain,
+    Unreadable,
+    Verdict,
+    Withheld,
+)
+from ..core.fingerprint import RequestParts
+from ..core.phases import decode_value, encode_value
+from ..core.record import Answer
+from ..core.states import Mode
+from ..errors import (
+    ConfigurationError,
+    CorruptRecord,
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    ResultUnavailable,
+    StillRunning,
+)
+from .exchange import Exchange
+from .operation import Running, _current
+from .rules import Rules, rules_from
+from .way import Finished, Handled
+
+if TYPE_CHECKING:
+    from .idempotency import Idempotency
+
+_JSON = ((b"content-type", b"application/json"),)
+_MODES = {"leased": Mode.LEASED, "repeatable": Mode.REPEATABLE, "atomic": Mode.ATOMIC}
+
+
+class Once:
+    """One call, guarded. ``name`` tells functions apart: a key used for another one is refused."""
+
+    def __init__(
+        self,
+        engine: Idempotency,
+        *,
+        tenant: str,
+        key: str,
+        payload: Any,
+        name: str,
+        mode: str,
+        options: dict[str, Any],
+    ) -> None:
+        if mode not in _MODES:
+            raise ConfigurationError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}.")
+        if not tenant or not key:
+            raise ConfigurationError("once() needs a tenant and a key; neither may be empty.")
+        self._engine = engine
+        self.rules: Rules = rules_from(engine.policy, _MODES[mode], options)
+        body = encode_value(payload, "The payload")
+        parts = RequestParts("CALL", name, b"", _JSON, body)
+        self.exchange = Exchange(parts, (), {}, lambda _: tenant, name)
+        self.tenant = tenant
+        self.key = _storable(key)
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Sync."""
+        engine = self._engine
+        begun = engine.drive(engine.claim_key(self.exchange, self.rules, self.tenant, self.key, None))
+        if not isinstance(begun, Running):
+            return _earlier(begun)
+        begun.sync = True
+        token = _current.set(begun.operation)
+        try:
+            result = function()
+            handled = Handled(_answer(result))
+        except BaseException as error:
+            engine.finish(begun, Handled(None, error))
+            raise
+        finally:
+            _current.reset(token)
+        return self._result(result, handled, engine.finish(begun, handled))
+
+    async def run_async(self, function: Callable[[], Any]) -> Any:
+        """Async; the function may be either."""
+        engine = self._engine
+        begun = await engine.drive_async(
+            engine.claim_key(self.exchange, self.rules, self.tenant, self.key, None)
+        )
+        if not isinstance(begun, Running):
+            return _earlier(begun)
+        token = _current.set(begun.operation)
+        try:
+            result = function()
+            if inspect.isawaitable(result):
+                result = await result
+            handled = Handled(_answer(result))
+        except BaseException as error:
+            await engine.finish_async(begun, Handled(None, error))
+            raise
+        finally:
+            _current.reset(token)
+        return self._result(result, handled, await engine.finish_async(begun, handled))
+
+    def _result(self, result: Any, handled: Handled, finished: Finished) -> Any:
+        if finished.error is not None:
+            raise finished.error
+        assert finished.answer is not None and handled.answer is not None
+        if finished.answer.status != 200 or finished.answer.body != handled.answer.body:
+            raise LeaseLost("Somebody else has taken the operation; its result counts, not this one.")
+        return result
+
+
+def decorator(
+    engine: Idempotency,
+    *,
+    tenant: Callable[..., str],
+    key: Callable[..., str],
+    payload: Callable[..., Any] | None,
+    name: str | None,
+    mode: str,
+    options: dict[str, Any],
+) -> Callable[[Any], Any]:
+    """Guards a function: ``tenant``, ``key`` and ``payload`` are functions of its arguments."""
+
+    def declare(function: Any) -> Any:
+        called = name or f"{function.__module__}.{function.__qualname__}"
+
+        def once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
+            return Once(
+                engine,
+                tenant=tenant(*args, **kwargs),
+                key=key(*args, **kwargs),
+                payload=payload(*args, **kwargs) if payload else _arguments(args, kwargs),
+                name=called,
+                mode=mode,
+                options=dict(options),
+            )
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def guarded_async(*args: Any, **kwargs: Any) -> Any:
+                return await once(args, kwargs).run_async(lambda: function(*args, **kwargs))
+
+            return guarded_async
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return once(args, kwargs).run(lambda: function(*args, **kwargs))
+
+        return guarded
+
+    return declare
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return {"args": list(args), "kwargs": kwargs}
+
+
+def _answer(result: Any) -> Answer:
+    return Answer(200, _JSON, encode_value(result, "The result"))
+
+
+def _storable(key: str) -> str:
+    """A broker's id may be anything; what no header could carry is kept as its digest."""
+    if len(key) <= 255 and key.isascii() and key.isprintable():
+        return key
+    return "#" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _earlier(verdict: Verdict) -> Any:
+    """The first call's result, or an error that says why there is none."""
+    match verdict:
+        case Replay(record):
+            assert record.answer is not None
+            return decode_value(record.answer.body)
+        case Mismatch():
+            raise KeyReused("This key was first used with another payload or function. Nothing was run.")
+        case Outstanding() | Accepted():
+            raise StillRunning("The first call with this key is still running. Try again later.")
+        case Uncertain():
+            raise OutcomeUnknown("It is not known whether the first call was carried out. Nothing was run.")
+        case Gone() | Withheld():
+            raise ResultUnavailable("It was done before, but its result is no longer there. Nothing was run.")
+        case Unreadable(detail):
+            raise CorruptRecord(detail)

@@ -1,0 +1,1 @@
+"""Background services. Each has ``run_once()`` and ``run()``; any number may run at once."""
