@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..core.outcome import Classifier, OnError, Outcome, of_error, of_status
 from ..core.policy import Policy
 from ..core.states import Mode
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, NotExecuted, OutcomeUnknown
 
 Connections = Callable[[Any], Any]
 """Gives the connection for atomic work from the ASGI scope or WSGI environ; may be async."""
@@ -51,27 +51,26 @@ class Rules:
             assert status is not None
             return of_status(status, self.policy.remember, routed=routed)
         assert error is not None
-        if self.policy.remember == "everything":
+        said = isinstance(error, NotExecuted | OutcomeUnknown) or not isinstance(error, Exception)
+        if self.policy.remember == "everything" and not said:
             return Outcome.REMEMBER
         return of_error(error, self.on_error)
 
 
 def seconds(value: float | timedelta) -> timedelta:
     """A duration given as seconds or as a timedelta."""
-    return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    try:
+        return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigurationError(f"{value!r} is no duration: give seconds or a timedelta.") from None
 
 
-_DURATIONS = frozenset({"lease", "max_run", "ttl", "wait"})
 _RULES = frozenset(field.name for field in dataclasses.fields(Rules)) - {"policy", "mode"}
 
 
 def rules_from(policy: Policy, mode: Mode, options: dict[str, Any]) -> Rules:
     """Rules from a decorator's keywords: its own, and any setting of the policy."""
     own = {name: options.pop(name) for name in list(options) if name in _RULES}
-    for name in _DURATIONS & options.keys():
-        options[name] = seconds(options[name])
-    if "lease" in options and "max_run" not in options and options["lease"] > policy.max_run:
-        options["max_run"] = options["lease"]
     merged = policy.override(**options)
     own.setdefault("required", merged.required)
     return Rules(policy=merged, mode=mode, **own)

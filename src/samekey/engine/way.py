@@ -88,7 +88,9 @@ def keep(answer: Answer, handled: Handled, policy: Policy) -> Answer | None:
 
 
 def with_expiry(answer: Answer, policy: Policy, expires_at: int) -> Answer:
-    return Answer(answer.status, (*answer.headers, expiry_header(policy, expires_at)), answer.body)
+    ours = expiry_header(policy, expires_at)
+    others = tuple((name, value) for name, value in answer.headers if name.lower() != ours[0].lower())
+    return Answer(answer.status, (*others, ours), answer.body)
 
 
 def unavailable(policy: Policy, error: Exception) -> Answer:

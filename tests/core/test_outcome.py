@@ -1,0 +1,397 @@
+"""What becomes of an operation (X2, X7): the table of ``outcome.py`` row by row, and every named error."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import http.client
+import importlib
+import multiprocessing
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import httpcore2
+import httpx2
+import pytest
+
+from samekey.core import outcome as module
+from samekey.core.outcome import OnError, Outcome, of_error, of_status
+from samekey.core.policy import Remember
+from samekey.errors import EscapedTransaction, NotExecuted, OutcomeUnknown, StoreUnavailable
+
+REMEMBER, RELEASE, FAIL, UNKNOWN = Outcome.REMEMBER, Outcome.RELEASE, Outcome.FAIL, Outcome.UNKNOWN
+STATUSES = range(200, 600)
+SETTINGS: list[Remember] = ["successes", "definite", "everything"]
+
+# --- by status -----------------------------------------------------------------------------------
+
+
+def by_the_book(status: int, remember: Remember, routed: bool) -> Outcome:
+    """X7 and X2, read aloud."""
+    if status in {404, 405} and not routed:
+        return RELEASE  # the router refused: no handler ever saw the request
+    if remember == "everything":
+        # Table P, stripe: everything once execution began, except 401 and 429.
+        return RELEASE if status in {401, 429} else REMEMBER
+    if 200 <= status <= 399:
+        return REMEMBER
+    if status in {502, 504}:
+        return UNKNOWN  # somebody behind us may have done it
+    if 500 <= status <= 599:
+        return FAIL
+    indefinite = {401, 403, 408, 413, 415, 425, 429}
+    return RELEASE if remember == "successes" or status in indefinite else REMEMBER
+
+
+@pytest.mark.parametrize("remember", SETTINGS)
+@pytest.mark.parametrize("routed", [True, False])
+def test_x7_every_status(remember: Remember, routed: bool) -> None:
+    wrong = [s for s in STATUSES if of_status(s, remember, routed=routed) != by_the_book(s, remember, routed)]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("status", "successes", "definite", "everything"),
+    [
+        (200, REMEMBER, REMEMBER, REMEMBER),
+        (202, REMEMBER, REMEMBER, REMEMBER),
+        (303, REMEMBER, REMEMBER, REMEMBER),
+        (400, RELEASE, REMEMBER, REMEMBER),
+        (401, RELEASE, RELEASE, RELEASE),
+        (402, RELEASE, REMEMBER, REMEMBER),
+        (403, RELEASE, RELEASE, REMEMBER),
+        (404, RELEASE, REMEMBER, REMEMBER),
+        (409, RELEASE, REMEMBER, REMEMBER),
+        (422, RELEASE, REMEMBER, REMEMBER),
+        (429, RELEASE, RELEASE, RELEASE),
+        (500, FAIL, FAIL, REMEMBER),
+        (502, UNKNOWN, UNKNOWN, REMEMBER),
+        (503, FAIL, FAIL, REMEMBER),
+        (504, UNKNOWN, UNKNOWN, REMEMBER),
+    ],
+)
+def test_x7_the_rows_that_people_ask_about(
+    status: int, successes: Outcome, definite: Outcome, everything: Outcome
+) -> None:
+    found = [of_status(status, remember) for remember in SETTINGS]
+    assert found == [successes, definite, everything]
+
+
+def test_a_handlers_own_404_is_an_answer_and_a_routers_is_none() -> None:
+    assert of_status(404, "definite") is REMEMBER
+    assert of_status(404, "definite", routed=False) is RELEASE
+    assert of_status(405, "everything", routed=False) is RELEASE
+
+
+# --- by error ------------------------------------------------------------------------------------
+
+
+class Mine(Exception):
+    """A user's own error."""
+
+
+class MyTimeout(TimeoutError):
+    """A user's own kind of time-out."""
+
+
+class MyRefusal(NotExecuted):
+    """A user's own kind of proof."""
+
+
+REQUEST = httpx2.Request("POST", "https://provider.invalid/charges")
+
+NOTHING_HAPPENED: list[BaseException] = [
+    NotExecuted(),
+    MyRefusal(),
+    ConnectionRefusedError(),
+    socket.gaierror(),
+    ssl.SSLCertVerificationError(),
+    httpx2.ConnectError("x", request=REQUEST),
+    httpx2.ConnectTimeout("x", request=REQUEST),
+    httpx2.PoolTimeout("x", request=REQUEST),
+    httpx2.UnsupportedProtocol("x", request=REQUEST),
+    httpcore2.ConnectError(),
+    httpcore2.ConnectTimeout(),
+    httpcore2.PoolTimeout(),
+    httpcore2.UnsupportedProtocol(),
+]
+NOBODY_CAN_TELL: list[BaseException] = [
+    OutcomeUnknown(),
+    EscapedTransaction(),
+    TimeoutError(),
+    asyncio.TimeoutError(),  # noqa: UP041 - whatever it is an alias of
+    concurrent.futures.TimeoutError(),
+    multiprocessing.TimeoutError(),
+    subprocess.TimeoutExpired("pay", 1),
+    MyTimeout(),
+    asyncio.CancelledError(),
+    concurrent.futures.CancelledError(),
+    KeyboardInterrupt(),
+    SystemExit(1),
+    GeneratorExit(),
+    ConnectionError(),
+    ConnectionResetError(),
+    ConnectionAbortedError(),
+    BrokenPipeError(),
+    ssl.SSLError(),
+    ssl.SSLEOFError(),
+    asyncio.IncompleteReadError(b"", 1),
+    http.client.IncompleteRead(b""),
+    http.client.BadStatusLine("x"),
+    http.client.RemoteDisconnected(""),
+    http.client.LineTooLong("header"),
+    httpx2.ReadTimeout("x", request=REQUEST),
+    httpx2.WriteTimeout("x", request=REQUEST),
+    httpx2.ReadError("x", request=REQUEST),
+    httpx2.WriteError("x", request=REQUEST),
+    httpx2.CloseError("x", request=REQUEST),
+    httpx2.RemoteProtocolError("x", request=REQUEST),
+    httpx2.ProxyError("x", request=REQUEST),
+    httpx2.DecodingError("x", request=REQUEST),
+    httpx2.TooManyRedirects("x", request=REQUEST),
+    httpcore2.ReadTimeout(),
+    httpcore2.ReadError(),
+    httpcore2.RemoteProtocolError(),
+]
+SAYS_NOTHING: list[BaseException] = [
+    ValueError(),
+    KeyError(),
+    RuntimeError(),
+    Mine(),
+    StoreUnavailable(),
+    httpx2.InvalidURL("x"),
+]
+
+
+def name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__name__}"
+
+
+@pytest.mark.parametrize("on_error", ["retry", "unknown"])
+@pytest.mark.parametrize("error", NOTHING_HAPPENED, ids=name)
+def test_x2_proof_that_nothing_happened(error: BaseException, on_error: OnError) -> None:
+    assert of_error(error, on_error) is FAIL
+
+
+@pytest.mark.parametrize("on_error", ["retry", "unknown"])
+@pytest.mark.parametrize("error", NOBODY_CAN_TELL, ids=name)
+def test_x2_it_may_have_reached_the_provider(error: BaseException, on_error: OnError) -> None:
+    assert of_error(error, on_error) is UNKNOWN
+
+
+@pytest.mark.parametrize("error", SAYS_NOTHING, ids=name)
+def test_x2_any_other_error_is_as_declared(error: BaseException) -> None:
+    assert of_error(error, "retry") is FAIL
+    assert of_error(error, "unknown") is UNKNOWN
+
+
+# --- chains: what it was raised from -------------------------------------------------------------
+
+
+def raised(make: Callable[[], None]) -> BaseException:
+    try:
+        make()
+    except BaseException as error:  # a test of every kind
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def throw(error: BaseException) -> NoReturn:
+    raise error
+
+
+def wrapped(outer: BaseException, inner: BaseException, *, explicitly: bool) -> BaseException:
+    def make() -> None:
+        try:
+            throw(inner)
+        except BaseException as error:
+            if explicitly:
+                raise outer from error
+            raise outer  # noqa: B904
+
+    return raised(make)
+
+
+@pytest.mark.parametrize("explicitly", [True, False])
+@pytest.mark.parametrize("make", [lambda: httpx2.ReadTimeout("x"), TimeoutError, ConnectionResetError])
+def test_a_wrapped_time_out_is_still_a_time_out(make: Callable[[], Exception], explicitly: bool) -> None:
+    assert of_error(wrapped(Mine(), make(), explicitly=explicitly), "retry") is UNKNOWN
+
+
+def test_a_wrapped_refusal_of_the_connection_is_still_proof() -> None:
+    error = wrapped(Mine(), httpx2.ConnectError("x"), explicitly=True)
+    assert of_error(error, "unknown") is FAIL
+
+
+def test_what_was_wrapped_twice_is_found() -> None:
+    inner = wrapped(ValueError(), TimeoutError(), explicitly=True)
+    assert of_error(wrapped(Mine(), inner, explicitly=False), "retry") is UNKNOWN
+
+
+@pytest.mark.parametrize("explicitly", [True, False])
+@pytest.mark.parametrize("inner", NOBODY_CAN_TELL, ids=name)
+def test_not_executed_is_the_users_word_whatever_it_was_raised_from(
+    inner: BaseException, explicitly: bool
+) -> None:
+    assert of_error(wrapped(NotExecuted(), inner, explicitly=explicitly), "unknown") is FAIL
+
+
+@pytest.mark.parametrize("inner", NOTHING_HAPPENED, ids=name)
+def test_outcome_unknown_is_the_users_word_as_well(inner: BaseException) -> None:
+    assert of_error(wrapped(OutcomeUnknown(), inner, explicitly=True), "retry") is UNKNOWN
+
+
+def test_from_none_says_that_the_context_does_not_matter() -> None:
+    def make() -> None:
+        try:
+            throw(TimeoutError())
+        except TimeoutError:
+            raise Mine from None
+
+    assert of_error(raised(make), "retry") is FAIL
+
+
+def test_a_second_call_that_could_not_connect_does_not_excuse_the_first() -> None:
+    """The handler tried again after a time-out. That the second call was never sent proves nothing."""
+    first = httpx2.ReadTimeout("x", request=REQUEST)
+    assert of_error(wrapped(httpx2.ConnectError("x"), first, explicitly=False), "retry") is UNKNOWN
+    assert of_error(wrapped(ConnectionRefusedError(), ConnectionResetError(), explicitly=False), "retry") is (
+        UNKNOWN
+    )
+
+
+def test_a_connect_time_out_is_made_of_lower_time_outs_and_still_proof() -> None:
+    lower = wrapped(httpcore2.ConnectTimeout(), TimeoutError(), explicitly=True)
+    assert of_error(wrapped(httpx2.ConnectTimeout("x"), lower, explicitly=True), "unknown") is FAIL
+
+
+@pytest.mark.timeout(60)
+def test_a_real_connection_that_is_refused_is_proof() -> None:
+    with socket.socket() as held:  # bound and not listening: nobody else can take the port
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}/"
+        error = raised(lambda: _post(url))
+    assert isinstance(error, httpx2.ConnectError)
+    assert of_error(error, "unknown") is FAIL
+
+
+@pytest.mark.timeout(60)
+def test_a_real_answer_that_never_comes_is_unknown() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = raised(lambda: _post(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout=0.2))
+    assert isinstance(error, httpx2.ReadTimeout)
+    assert of_error(error, "retry") is UNKNOWN
+
+
+def _post(url: str, timeout: float = 5) -> None:
+    with httpx2.Client(trust_env=False, timeout=timeout) as client:
+        client.post(url, content=b"x")
+
+
+# --- groups and loops ----------------------------------------------------------------------------
+
+
+def test_a_group_is_unknown_if_any_of_its_members_is() -> None:
+    assert of_error(ExceptionGroup("x", [NotExecuted(), TimeoutError()]), "retry") is UNKNOWN
+    nested = ExceptionGroup("x", [ValueError(), ExceptionGroup("y", [httpx2.ReadTimeout("x")])])
+    assert of_error(nested, "retry") is UNKNOWN
+    assert of_error(BaseExceptionGroup("x", [KeyboardInterrupt()]), "retry") is UNKNOWN
+
+
+def test_a_group_is_proof_only_if_all_of_its_members_are() -> None:
+    assert of_error(ExceptionGroup("x", [NotExecuted(), ConnectionRefusedError()]), "unknown") is FAIL
+    assert of_error(ExceptionGroup("x", [NotExecuted(), ValueError()]), "unknown") is UNKNOWN
+    assert of_error(ExceptionGroup("x", [ValueError()]), "retry") is FAIL
+
+
+def test_a_task_groups_time_out_is_a_time_out() -> None:
+    async def time_out() -> None:
+        raise TimeoutError
+
+    async def handler() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(time_out())
+
+    assert of_error(raised(lambda: asyncio.run(handler())), "retry") is UNKNOWN
+
+
+def test_errors_that_go_in_circles_end() -> None:
+    one, two = Mine(), ValueError()
+    one.__cause__, two.__cause__ = two, one
+    assert of_error(one, "retry") is FAIL
+    group = ExceptionGroup("x", [one])
+    two.__cause__ = group
+    assert of_error(group, "retry") is FAIL
+    assert of_error(one, "unknown") is UNKNOWN
+
+
+def test_asyncio_wait_for_and_cancel() -> None:
+    async def timed_out() -> None:
+        await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+
+    async def cancelled() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    for handler in (timed_out, cancelled):
+        assert of_error(raised(lambda handler=handler: asyncio.run(handler())), "retry") is UNKNOWN  # type: ignore[misc]
+
+
+# --- the names -----------------------------------------------------------------------------------
+
+NAMED = sorted(module._NEVER_SENT | module._MAY_HAVE_ARRIVED)
+CHECKED = {"builtins", "socket", "ssl", "http", "subprocess", "multiprocessing", "concurrent", "asyncio"}
+CHECKED |= {"httpx2", "httpcore2"}
+
+
+@pytest.mark.parametrize("path", [path for path in NAMED if path.partition(".")[0] in CHECKED])
+def test_every_named_class_exists_under_that_name(path: str) -> None:
+    home, _, kind = path.rpartition(".")
+    found: Any = getattr(importlib.import_module(home), kind)
+    assert issubclass(found, Exception)
+    assert path in module._names(found.__new__(found))
+
+
+@pytest.mark.parametrize("path", [path for path in NAMED if path.partition(".")[0] not in CHECKED])
+def test_classes_that_are_not_installed_here_are_found_by_their_public_name(path: str) -> None:
+    """Such as httpx._exceptions.ReadTimeout: a private module below a public package."""
+    home, _, kind = path.rpartition(".")
+    for private in (home, f"{home}._errors", f"{home}._core._errors"):
+        made = type(kind, (Exception,), {"__module__": private})
+        child = type("Child", (made,), {"__module__": "app"})
+        wanted = FAIL if path in module._NEVER_SENT else UNKNOWN
+        assert of_error(made(), "retry" if wanted is UNKNOWN else "unknown") is wanted
+        assert of_error(child(), "retry" if wanted is UNKNOWN else "unknown") is wanted
+
+
+def test_httpx_and_its_successor_are_treated_alike() -> None:
+    for names in (module._NEVER_SENT, module._MAY_HAVE_ARRIVED):
+        for old, new in (("httpx.", "httpx2."), ("httpcore.", "httpcore2.")):
+            assert {n.removeprefix(old) for n in names if n.startswith(old)} == {
+                n.removeprefix(new) for n in names if n.startswith(new)
+            }
+
+
+def every_transport_error() -> list[type[httpx2.TransportError]]:
+    found = [kind for kind in vars(httpx2).values() if isinstance(kind, type)]
+    return sorted(
+        (kind for kind in found if issubclass(kind, httpx2.TransportError)), key=lambda kind: kind.__name__
+    )
+
+
+@pytest.mark.parametrize("kind", every_transport_error())
+def test_no_transport_error_of_httpx2_is_left_to_chance(kind: type[httpx2.TransportError]) -> None:
+    sent_nothing = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
+    error = kind.__new__(kind)
+    assert of_error(error, "retry") is (FAIL if kind.__name__ in sent_nothing else UNKNOWN)
+
+
+def test_a_class_of_the_users_that_only_shares_a_name_says_nothing() -> None:
+    same = type("ReadTimeout", (Exception,), {"__module__": "app.errors"})
+    assert of_error(same(), "retry") is FAIL
+    assert of_error(same(), "unknown") is UNKNOWN

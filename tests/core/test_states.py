@@ -1,0 +1,277 @@
+"""The table of transitions (S1): every triple of state, event and mode, and the rules that it must obey.
+
+The table itself is not written down a second time here. What is written are the rules of REQUIREMENTS, in
+words, each checked against the whole table, so that a new state or event cannot slip past them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from samekey.core.states import (
+    LEASE_END,
+    TRANSITIONS,
+    Event,
+    IllegalTransition,
+    Mode,
+    State,
+    diagram,
+    next_state,
+    sources,
+    target,
+)
+
+BEFORE: tuple[State | None, ...] = (None, *State)
+TERMINAL = {State.COMPLETED, State.EXPIRED}
+IN_FLIGHT = {State.PENDING, State.IN_PROGRESS}
+UNSETTLED = {*IN_FLIGHT, State.UNKNOWN, State.DEAD_LETTER}
+
+
+def edges(mode: Mode | None = None) -> set[tuple[State | None, Event, State | None]]:
+    """All edges, those of the end of a lease by mode included."""
+    found = {(before, event, after) for (before, event), after in TRANSITIONS.items()}
+    ends = LEASE_END.items() if mode is None else [(mode, LEASE_END[mode])]
+    return found | {(State.IN_PROGRESS, Event.LEASE_END, after) for _, after in ends}
+
+
+def leaving(state: State | None) -> set[Event]:
+    return {event for before, event, _ in edges() if before == state}
+
+
+def entering(state: State | None) -> set[Event]:
+    return {event for _, event, after in edges() if after == state}
+
+
+def reachable(start: State | None, mode: Mode) -> set[State | None]:
+    seen: set[State | None] = {start}
+    while True:
+        more = {after for before, _, after in edges(mode) if before in seen} - seen
+        if not more:
+            return seen
+        seen |= more
+
+
+# --- S1: one table, and nothing outside it -------------------------------------------------------
+
+
+def test_the_states_are_those_of_the_requirements() -> None:
+    assert [str(state) for state in State] == [
+        "pending",
+        "in_progress",
+        "completed",
+        "failed_retryable",
+        "unknown",
+        "dead_letter",
+        "expired",
+    ]
+
+
+@pytest.mark.parametrize(("state", "event", "mode"), list(itertools.product(BEFORE, Event, Mode)))
+def test_every_triple_moves_by_the_table_or_is_illegal(state: State | None, event: Event, mode: Mode) -> None:
+    if event is Event.LEASE_END and state is State.IN_PROGRESS:
+        assert next_state(state, event, mode) is LEASE_END[mode]
+    elif (state, event) in TRANSITIONS:
+        assert next_state(state, event, mode) is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(IllegalTransition) as caught:
+            next_state(state, event, mode)
+        assert str(event) in str(caught.value)
+        assert ("no record" if state is None else str(state)) in str(caught.value)
+
+
+def test_the_end_of_a_lease_stands_in_its_own_table_only() -> None:
+    assert not [event for _, event in TRANSITIONS if event is Event.LEASE_END]
+    assert set(LEASE_END) == set(Mode)
+
+
+def test_every_event_is_used() -> None:
+    assert {event for _, event, _ in edges()} == set(Event)
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_is_reachable_from_no_record(state: State) -> None:
+    assert any(state in reachable(None, mode) for mode in Mode)
+
+
+@pytest.mark.parametrize(("state", "mode"), list(itertools.product(State, Mode)))
+def test_every_state_has_a_way_to_a_terminal_one(state: State, mode: Mode) -> None:
+    assert reachable(state, mode) & TERMINAL
+
+
+@pytest.mark.parametrize("event", Event)
+def test_sources_are_the_recorded_states_that_an_event_leaves(event: Event) -> None:
+    assert sources(event) == tuple(state for state in State if event in leaving(state))
+
+
+@pytest.mark.parametrize("event", Event)
+def test_target_is_the_single_state_that_an_event_enters(event: Event) -> None:
+    targets = {after for _, e, after in edges() if e is event}
+    if event is not Event.LEASE_END and len(targets) == 1 and None not in targets:
+        assert {target(event)} == targets
+    else:
+        with pytest.raises(IllegalTransition, match="no single target"):
+            target(event)
+
+
+# --- a completed record never changes (D3), a terminal failure is completed (S7) -----------------
+
+
+def test_completed_leaves_only_when_its_retention_is_over() -> None:
+    assert leaving(State.COMPLETED) == {Event.EXPIRE, Event.REAP}
+
+
+def test_there_is_no_separate_failed_state() -> None:
+    assert "failed" not in {str(state) for state in State}
+
+
+def test_a_new_life_begins_only_where_nothing_binds_any_more() -> None:
+    """D1, D8: a claim takes a new key or an expired one, and no other."""
+    assert {before for before, event, _ in edges() if event is Event.CLAIM} == {None, State.EXPIRED}
+
+
+def test_a_tombstone_is_left_only_by_a_new_life_or_the_reaper() -> None:
+    for before, event, after in edges():
+        if before is State.EXPIRED and event is not Event.REAP:
+            assert (None, event, after) in edges(), f"{event} treats a tombstone unlike a new key"
+
+
+# --- S5: what a lease that ran out means ---------------------------------------------------------
+
+
+def test_only_work_in_progress_has_a_lease_to_lose() -> None:
+    assert sources(Event.LEASE_END) == (State.IN_PROGRESS,)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_end_of_a_lease_never_completes_or_forgets(mode: Mode) -> None:
+    """S5: it never means "safe to run again" by itself: the record stays, and one compare and set decides."""
+    after = next_state(State.IN_PROGRESS, Event.LEASE_END, mode)
+    assert after is not None
+    assert after not in TERMINAL
+
+
+def test_atomic_work_was_rolled_back_so_it_may_run_again() -> None:
+    assert LEASE_END[Mode.ATOMIC] is State.FAILED_RETRYABLE
+
+
+def test_leased_work_may_have_had_its_effect_so_it_is_unknown() -> None:
+    assert LEASE_END[Mode.LEASED] is State.UNKNOWN
+
+
+def test_work_declared_safe_to_repeat_becomes_retryable() -> None:
+    assert LEASE_END[Mode.REPEATABLE] is State.FAILED_RETRYABLE
+
+
+def test_phased_work_stays_and_is_resumed() -> None:
+    assert LEASE_END[Mode.PHASED] is State.IN_PROGRESS
+    assert next_state(State.IN_PROGRESS, Event.RESUME, Mode.PHASED) is State.IN_PROGRESS
+
+
+def test_deferred_work_may_go_on() -> None:
+    """Its writes and its job commit together, so a lost lease either left a job to retry or nothing."""
+    assert LEASE_END[Mode.DEFERRED] in {State.PENDING, State.FAILED_RETRYABLE}
+
+
+# --- D5: failed with proof -----------------------------------------------------------------------
+
+
+def test_a_retry_leaves_only_failed_retryable_and_takes_the_operation() -> None:
+    assert sources(Event.RETRY) == (State.FAILED_RETRYABLE,)
+    assert target(Event.RETRY) is State.IN_PROGRESS
+
+
+def test_failed_retryable_is_entered_only_with_proof() -> None:
+    """The holder's word, a finding, or the end of a lease under a mode that proves it."""
+    assert entering(State.FAILED_RETRYABLE) == {Event.FAIL, Event.FOUND_NOT_EXECUTED, Event.LEASE_END}
+
+
+# --- D6, B5: the unknown ------------------------------------------------------------------------
+
+
+def test_unknown_moves_only_by_a_finding_an_operator_or_its_holders_late_result() -> None:
+    holder = {Event.COMPLETE, Event.FAIL, Event.RELEASE, Event.REGAIN}
+    reconciliation = {Event.FOUND_EXECUTED, Event.FOUND_NOT_EXECUTED, Event.GIVE_UP}
+    assert leaving(State.UNKNOWN) <= holder | reconciliation
+    assert reconciliation <= leaving(State.UNKNOWN)
+    assert Event.COMPLETE in leaving(State.UNKNOWN)
+
+
+@pytest.mark.parametrize("event", [Event.CLAIM, Event.ACCEPT, Event.COMMIT, Event.RETRY, Event.RESUME])
+@pytest.mark.parametrize("state", [State.UNKNOWN, State.DEAD_LETTER, State.COMPLETED])
+def test_no_request_runs_what_is_unknown_given_up_or_done(state: State, event: Event) -> None:
+    with pytest.raises(IllegalTransition):
+        next_state(state, event, Mode.LEASED)
+
+
+def test_reconciliation_ends_in_one_of_three_ways() -> None:
+    """B5: never created → failed_retryable; created, also declined → completed; exhausted → dead letter."""
+    for state in (State.UNKNOWN, State.DEAD_LETTER):
+        assert next_state(state, Event.FOUND_NOT_EXECUTED, Mode.LEASED) is State.FAILED_RETRYABLE
+        assert next_state(state, Event.FOUND_EXECUTED, Mode.LEASED) is State.COMPLETED
+    assert next_state(State.UNKNOWN, Event.GIVE_UP, Mode.LEASED) is State.DEAD_LETTER
+
+
+def test_a_dead_letter_moves_only_by_an_operators_finding() -> None:
+    assert leaving(State.DEAD_LETTER) == {Event.FOUND_EXECUTED, Event.FOUND_NOT_EXECUTED}
+
+
+# --- B4: the reaper -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", sorted(UNSETTLED))
+@pytest.mark.parametrize("event", [Event.REAP, Event.EXPIRE])
+def test_unsettled_records_are_never_deleted_or_expired(state: State, event: Event) -> None:
+    with pytest.raises(IllegalTransition):
+        next_state(state, event, Mode.LEASED)
+
+
+def test_the_reaper_deletes_settled_records_and_nothing_else_does_but_their_holder() -> None:
+    assert entering(None) == {Event.REAP, Event.RELEASE}
+    assert set(sources(Event.REAP)) == set(State) - UNSETTLED
+    assert set(sources(Event.RELEASE)) <= {State.IN_PROGRESS, State.UNKNOWN}
+
+
+def test_an_abandoned_pending_key_first_becomes_a_stored_failure() -> None:
+    assert sources(Event.TIME_OUT) == (State.PENDING,)
+    assert target(Event.TIME_OUT) is State.COMPLETED
+
+
+def test_what_expires_is_what_is_settled() -> None:
+    assert set(sources(Event.EXPIRE)) == {State.COMPLETED, State.FAILED_RETRYABLE}
+    assert target(Event.EXPIRE) is State.EXPIRED
+
+
+# --- the diagram --------------------------------------------------------------------------------
+
+
+def drawn(text: str) -> set[tuple[str, str, str]]:
+    head, *lines = text.splitlines()
+    assert head == "stateDiagram-v2"
+    found = set()
+    for line in lines:
+        edge, _, events = line.strip().partition(": ")
+        before, arrow, after = edge.split(" ")
+        assert arrow == "-->"
+        for event in events.split(", "):
+            assert (before, after, event) not in found, f"{line} is drawn twice"
+            found.add((before, after, event))
+    return found
+
+
+def test_the_diagram_draws_exactly_the_edges_of_the_table() -> None:
+    def name(state: State | None) -> str:
+        return "[*]" if state is None else str(state)
+
+    expected = {(name(a), name(b), str(event)) for (a, event), b in TRANSITIONS.items()}
+    expected |= {("in_progress", str(after), f"lease_end ({mode})") for mode, after in LEASE_END.items()}
+    assert drawn(diagram()) == expected
+
+
+def test_the_module_prints_its_diagram() -> None:
+    command = [sys.executable, "-m", "samekey.core.states"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout == diagram()
