@@ -98,9 +98,7 @@ def load(target: str) -> Idempotency:
     """The Idempotency that ``module:name`` means, with the current directory importable."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise ConfigurationError(
-            f"{target!r} names nothing: write module:name, say shop.app:idempotency."
-        )
+        raise ConfigurationError(f"{target!r} names nothing: write module:name, say shop.app:idempotency.")
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)

@@ -307,7 +307,14 @@ class ClaimedAtomic(_Atomic):
         yield Rollback(running.session)
         try:
             if remember:
-                yield from ask(lambda: self._keys.complete(lease, answer, ttl_ms=policy.ttl_ms))
+                yield from ask(
+                    lambda: self._keys.complete(
+                        lease,
+                        answer,
+                        ttl_ms=policy.ttl_ms,
+                        from_creation=policy.ttl_from == "creation",
+                    )
+                )
             else:
                 # Nothing stands, so the key is as free as if it had never been sent.
                 yield from ask(lambda: self._keys.release(lease))

@@ -18,13 +18,13 @@ from .rules import Rules
 from .way import Finished
 
 if TYPE_CHECKING:
-    from .idempotency import Idempotency
+    from .engine import Engine
 
 GUARD = "__samekey_guard__"
 """The attribute that marks a decorated handler, so that the edge leaves its claim to it."""
 
 
-def guard(engine: Idempotency, handler: Any, rules: Rules) -> Any:
+def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     """A handler that claims before it runs. It keeps its signature, and sync stays sync."""
     check_undecorated(handler)
     if inspect.iscoroutinefunction(handler):
@@ -71,7 +71,7 @@ def guard(engine: Idempotency, handler: Any, rules: Rules) -> Any:
     return guarded
 
 
-def phased_endpoint(engine: Idempotency, definition: Definition) -> Any:
+def phased_endpoint(engine: Engine, definition: Definition) -> Any:
     """An endpoint of a phased function: it captures the input, claims, and runs the phases."""
     function = definition.function
     check_undecorated(function)

@@ -44,7 +44,7 @@ from .rules import Rules, rules_from
 from .way import Finished, Handled
 
 if TYPE_CHECKING:
-    from .idempotency import Idempotency
+    from .engine import Engine
 
 _JSON = ((b"content-type", b"application/json"),)
 _MODES = {"leased": Mode.LEASED, "repeatable": Mode.REPEATABLE, "atomic": Mode.ATOMIC}
@@ -55,7 +55,7 @@ class Once:
 
     def __init__(
         self,
-        engine: Idempotency,
+        engine: Engine,
         *,
         tenant: str,
         key: str,
@@ -125,7 +125,7 @@ class Once:
 
 
 def decorator(
-    engine: Idempotency,
+    engine: Engine,
     *,
     tenant: Callable[..., str],
     key: Callable[..., str],

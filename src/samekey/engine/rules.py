@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -65,12 +64,30 @@ def seconds(value: float | timedelta) -> timedelta:
         raise ConfigurationError(f"{value!r} is no duration: give seconds or a timedelta.") from None
 
 
-_RULES = frozenset(field.name for field in dataclasses.fields(Rules)) - {"policy", "mode"}
+_ATOMIC = frozenset({"required", "classify", "on_4xx", "strict", "connection"})
+_LEASED = frozenset({"required", "classify", "on_error"})
+_OPTIONS = {
+    Mode.ATOMIC: _ATOMIC,
+    Mode.DEFERRED: _ATOMIC,
+    Mode.LEASED: _LEASED,
+    Mode.REPEATABLE: _LEASED,
+    Mode.PHASED: _LEASED,
+}
+_AT_THE_EDGE = frozenset({"profile", "header", "methods", "max_body", "status_path", "required_at_edge"})
+"""Settings that are read before any handler is reached."""
 
 
 def rules_from(policy: Policy, mode: Mode, options: dict[str, Any]) -> Rules:
-    """Rules from a decorator's keywords: its own, and any setting of the policy."""
-    own = {name: options.pop(name) for name in list(options) if name in _RULES}
+    """Rules from a decorator's keywords: its own, and any setting of the policy that a handler can have."""
+    own = {name: options.pop(name) for name in list(options) if name in _OPTIONS[mode]}
+    for name in options:
+        if name in _ATOMIC | _LEASED:
+            raise ConfigurationError(f"A {mode} handler has no {name!r}; it would have no effect.")
+        if name in _AT_THE_EDGE:
+            raise ConfigurationError(
+                f"{name!r} is read before any handler is reached, so one handler cannot have its own. Set it "
+                f"for all: Idempotency(url, policy=ietf({name}=…))."
+            )
     merged = policy.override(**options)
     own.setdefault("required", merged.required)
     return Rules(policy=merged, mode=mode, **own)

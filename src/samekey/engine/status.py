@@ -28,7 +28,8 @@ def status_answer(found: tuple[int, Record] | None, tenant: str, policy: Policy)
         (b"cache-control", b"no-store"),
     ]
     if record.state in _UNSETTLED:
-        headers.append((b"retry-after", str(policy.retry_after).encode()))
+        pause = policy.unknown_retry_after if record.state is State.UNKNOWN else policy.retry_after
+        headers.append((b"retry-after", str(pause).encode()))
     body: dict[str, Any] = {
         "id": record.id,
         "state": str(record.state),

@@ -252,8 +252,9 @@ create schema if not exists {schema}
 select count(*)::bigint from pg_namespace where nspname = :schema_name::text
 
 -- name: schema_exists
-select count(*)::bigint from information_schema.tables
-where table_schema = :schema_name::text and table_name = 'schema_versions'
+-- In the catalogue, which also shows what this role has no right to: that is another error.
+select count(*)::bigint from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
+where n.nspname = :schema_name::text and c.relname = 'schema_versions'
 
 -- name: note_version
 insert into {schema}.schema_versions (version, min_compatible)

@@ -1,0 +1,1 @@
+"""Things to run: ``python -m examples.demo``."""

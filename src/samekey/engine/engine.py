@@ -1,0 +1,362 @@
+"""The engine: a store, its drivers and a policy joined. Edges, workers and ``Idempotency`` call it.
+
+Everything that waits exists twice, as a thin sync and a thin async shell around one flow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import hmac
+import inspect
+import logging
+import secrets
+from typing import Any, TypeVar
+
+from ..core.claim import Claim, scope_of, scope_part
+from ..core.decide import Outstanding, Unreadable, Verdict
+from ..core.fingerprint import fingerprint, fingerprint_as
+from ..core.header import KeyRefused, parse_key
+from ..core.policy import Policy, ietf
+from ..core.problem import Refusal, refuse, verdict_answer
+from ..core.record import Answer, Record
+from ..core.states import Mode
+from ..drivers.run import run, run_in, run_in_async
+from ..drivers.url import drivers_for
+from ..errors import (
+    ConfigurationError,
+    DefinitionChanged,
+    NotSerialisable,
+    SamekeyError,
+    SchemaMismatch,
+    StoreError,
+)
+from ..stores.sql.jobs import Jobs
+from ..stores.sql.keys import Keys
+from ..stores.sql.migrations import check, migrate
+from ..stores.sql.queries import queries_for
+from .atomic import ClaimedAtomic, LockedAtomic
+from .breaker import Breaker
+from .deferred import ClaimedDeferred, LockedDeferred
+from .exchange import Exchange
+from .flow import Flow, Pause, ask, drive, drive_async
+from .input import Captured
+from .jobs import JobRegistry, enqueue_program
+from .keeper import Keeper
+from .leased import Leased
+from .operation import Running
+from .phased import Definition, PhasedWay, Run
+from .phases import AsyncPhasedOperation, PhasedOperation
+from .rules import Rules
+from .status import status_answer
+from .way import Finished, Handled, Way, unavailable
+
+logger = logging.getLogger("samekey")
+
+T = TypeVar("T")
+
+WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+"""Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
+
+
+class Engine:
+    """Runs guarded operations. Users make an ``Idempotency``, which is one with decorators."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        policy: Policy | None = None,
+        schema: str = "samekey",
+        pool_size: int = 10,
+        timeout: float = 5.0,
+        digest_secret: bytes = b"samekey",
+    ) -> None:
+        self.url = url
+        self.policy = policy or ietf()
+        self.drivers = drivers_for(url, pool_size=pool_size, timeout=timeout)
+        self.queries = queries_for(self.drivers.dialect, schema)
+        self.keys = Keys(self.queries)
+        self.breaker = Breaker()
+        self.keeper = Keeper(self.drivers.sync, self.keys.renew)
+        self._digest_secret = digest_secret
+        self._ready = False
+        leased = Leased(self.keys, self.keeper)
+        atomic: Way = (
+            LockedAtomic(self.keys)
+            if self.drivers.dialect == "postgres"
+            else ClaimedAtomic(self.keys, self.keeper)
+        )
+        deferred: Way = (
+            LockedDeferred(self.keys)
+            if self.drivers.dialect == "postgres"
+            else ClaimedDeferred(self.keys, self.keeper)
+        )
+        self._ways: dict[Mode, Way] = {
+            Mode.LEASED: leased,
+            Mode.REPEATABLE: leased,
+            Mode.PHASED: leased,  # its claim; the phases are their own way on
+            Mode.ATOMIC: atomic,
+            Mode.DEFERRED: deferred,
+        }
+        self.phases = PhasedWay(self.keys, self.keeper)
+        self.outbox = Jobs(self.keys)
+        self.jobs = JobRegistry()
+        if self.drivers.dialect == "sqlite":
+            run(self.drivers.sync, lambda: migrate(self.queries))
+
+    def edge_rules(self, *, required: bool | None = None) -> Rules:
+        """How an undecorated route is guarded: leased, with the policy's defaults."""
+        chosen = self.policy.required_at_edge if required is None else required
+        return Rules(policy=self.policy, mode=Mode.LEASED, required=chosen)
+
+    # Running operations: the two shells, then the flows
+
+    def begin(self, exchange: Exchange, rules: Rules) -> Running | Answer | None:
+        """Claims for sync code. An answer: the key decides it. None: no key was sent, run unguarded."""
+        connection = rules.connection(exchange.context) if rules.connection is not None else None
+        begun = self.drive(self._begin(exchange, rules, connection))
+        if isinstance(begun, Running):
+            begun.sync = True
+            if rules.mode is Mode.DEFERRED:
+                begun.operation._enqueue = functools.partial(self._enqueue, begun)
+        return begun
+
+    async def begin_async(self, exchange: Exchange, rules: Rules) -> Running | Answer | None:
+        """Claims for async code."""
+        connection = rules.connection(exchange.context) if rules.connection is not None else None
+        if inspect.isawaitable(connection):
+            connection = await connection
+        begun = await self.drive_async(self._begin(exchange, rules, connection))
+        if isinstance(begun, Running) and rules.mode is Mode.DEFERRED:
+            begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
+        return begun
+
+    def _enqueue(self, running: Running, name: str, payload: Any, answers: bool) -> None:
+        program = enqueue_program(self.outbox, self.jobs, running, name, payload, answers=answers)
+        run_in(running.session, program)
+        running.operation.enqueued += 1
+
+    async def _enqueue_async(self, running: Running, name: str, payload: Any, answers: bool) -> None:
+        program = enqueue_program(self.outbox, self.jobs, running, name, payload, answers=answers)
+        await run_in_async(running.session, program)
+        running.operation.enqueued += 1
+
+    def finish(self, running: Running, handled: Handled) -> Finished:
+        """Makes the outcome durable, for sync code."""
+        return self.drive(self._ways[running.claim.mode].finish(running, handled))
+
+    async def finish_async(self, running: Running, handled: Handled) -> Finished:
+        """Makes the outcome durable, for async code; also for a sync handler under an async edge."""
+        if running.sync:
+            return await asyncio.to_thread(self.finish, running, handled)
+        return await self.drive_async(self._ways[running.claim.mode].finish(running, handled))
+
+    def drive(self, flow: Flow[T]) -> T:
+        return drive(flow, self.drivers.sync, self.breaker)
+
+    async def drive_async(self, flow: Flow[T]) -> T:
+        return await drive_async(flow, self.drivers.aio, self.breaker)
+
+    def _begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running | Answer | None]:
+        policy = rules.policy
+        if exchange.running is not None or exchange.answer is not None:
+            raise ConfigurationError(
+                "Two guards met in one request: a decorated handler called another, or the edge could "
+                "not see that this route is decorated. Guard each request once (see the middleware's "
+                "`undecorated` option)."
+            )
+        try:
+            key = parse_key(exchange.key_lines, policy.key)
+        except KeyRefused as refused:
+            if refused.code == "missing" and not rules.required:
+                return None
+            return refuse(Refusal(400, refused.detail, refused.code), policy)
+        tenant = self.tenant_of(exchange, policy)
+        if isinstance(tenant, Answer):
+            return tenant
+        try:
+            begun = yield from self.claim_key(exchange, rules, tenant, key, connection)
+        except (StoreError, SchemaMismatch) as error:
+            logger.error("The store could not be used, so nothing was run: %s", error)
+            return unavailable(policy, error)
+        return begun if isinstance(begun, Running) else verdict_answer(begun, policy)
+
+    def claim_key(
+        self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any
+    ) -> Flow[Running | Verdict]:
+        """Takes a key that has been read and found good, or says what stands in the way."""
+        claim = self._claim(exchange, rules, tenant, key)
+        way = self._ways[rules.mode]
+        yield from self._get_ready()
+        begun = yield from way.begin(claim, rules, connection)
+        if isinstance(begun, Outstanding) and rules.policy.on_in_progress == "wait":
+            begun = yield from self._wait(way, claim, rules, connection, begun)
+        if isinstance(begun, Running):
+            begun.tenant = tenant
+            exchange.running = begun
+        elif isinstance(begun, Unreadable):
+            logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), begun.detail)
+        return begun
+
+    def _wait(
+        self, way: Way, claim: Claim, rules: Rules, connection: Any, first: Verdict
+    ) -> Flow[Running | Verdict]:
+        """Looks again from time to time; gives the first request's answer, or that it still runs."""
+        begun: Running | Verdict = first
+        waited, turn = 0.0, 0
+        longest = rules.policy.wait.total_seconds()
+        while isinstance(begun, Outstanding) and waited < longest:
+            pause = min(WAITS[min(turn, len(WAITS) - 1)], longest - waited)
+            yield Pause(pause)
+            waited, turn = waited + pause, turn + 1
+            begun = yield from way.begin(claim, rules, connection)
+        return begun
+
+    def _get_ready(self) -> Flow[None]:
+        """Checks the schema once; a mismatch refuses the request with a sentence, not with a guess."""
+        if not self._ready:
+            yield from ask(lambda: check(self.queries))
+            self._ready = True
+
+    def tenant_of(self, exchange: Exchange, policy: Policy) -> str | Answer:
+        try:
+            tenant: object = exchange.tenant(exchange.context)
+        except Exception:
+            logger.exception("The tenant resolver raised, so nothing was run")
+            return refuse(Refusal(500, "The caller could not be identified, so nothing was done."), policy)
+        if tenant is None or tenant == "":
+            return refuse(
+                Refusal(401, "An Idempotency-Key needs an authenticated caller. Nothing was done."), policy
+            )
+        if not isinstance(tenant, str):
+            logger.error("The tenant resolver gave %s; it must give a string", type(tenant).__name__)
+            return refuse(Refusal(500, "The caller could not be identified, so nothing was done."), policy)
+        return tenant
+
+    def _claim(self, exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
+        policy, parts = rules.policy, exchange.parts
+        mark = fingerprint(parts, policy.fingerprint)
+        endpoint = f"{parts.method} {exchange.endpoint}"
+        identity = [scope_part(tenant)]
+        if policy.scope == "tenant+endpoint":
+            identity.append(scope_part(endpoint))
+        if policy.on_mismatch == "execute":
+            # Without the secret's id: a new secret must not turn a retry into a new operation.
+            plain = fingerprint_as(parts, policy.fingerprint, "1")
+            assert plain is not None
+            identity.append(plain.hex())
+        return Claim(
+            id=secrets.token_hex(16),
+            attempt=secrets.token_hex(16),
+            scope=scope_of(*identity),
+            key=key,
+            tenant=identity[0],
+            endpoint=scope_part(endpoint)[1:],
+            fingerprint=mark.digest,
+            fingerprint_version=mark.version,
+            digest_as=functools.partial(fingerprint_as, parts, policy.fingerprint),
+            mode=rules.mode,
+            lease_ms=policy.lease_ms,
+            ttl_ms=policy.ttl_ms,
+        )
+
+    def digest(self, tenant: str, key: str) -> str:
+        """A short keyed digest that stands for a key in logs; the key itself is never written there."""
+        text = scope_of(scope_part(tenant), key).encode()
+        return hmac.new(self._digest_secret, text, hashlib.sha256).hexdigest()[:12]
+
+    # Phased operations, for a request and for the completer
+
+    def run_phased(self, running: Running, definition: Definition, captured: Captured) -> Finished:
+        """One attempt at a phased operation whose key this request holds. Sync functions."""
+        lease = running.lease
+        assert lease is not None
+        try:
+            attempt = self.drive(self.phases.begin(running, definition, captured, running.attempts))
+            return self.attempt(attempt)
+        except (StoreError, DefinitionChanged, NotSerialisable) as error:
+            return self.drive(self.phases.not_begun(lease, definition, error))
+        finally:
+            self.keeper.forget(lease)
+
+    async def run_phased_async(
+        self, running: Running, definition: Definition, captured: Captured
+    ) -> Finished:
+        """``run_phased`` for async functions."""
+        lease = running.lease
+        assert lease is not None
+        try:
+            attempt = await self.drive_async(
+                self.phases.begin(running, definition, captured, running.attempts)
+            )
+            return await self.attempt_async(attempt)
+        except (StoreError, DefinitionChanged, NotSerialisable) as error:
+            return await self.drive_async(self.phases.not_begun(lease, definition, error))
+        finally:
+            self.keeper.forget(lease)
+
+    def attempt(self, attempt: Run) -> Finished:
+        """Calls a sync phased function and settles what came of it."""
+        try:
+            result = attempt.definition.function(PhasedOperation(attempt, self), attempt.captured.value)
+            return self.drive(attempt.complete(result))
+        except BaseException as error:
+            return self.drive(attempt.stop(error))
+
+    async def attempt_async(self, attempt: Run) -> Finished:
+        """Calls a phased function from async code; a sync one runs in a thread."""
+        function = attempt.definition.function
+        if not inspect.iscoroutinefunction(function):
+            return await asyncio.to_thread(self.attempt, attempt)
+        try:
+            result = await function(AsyncPhasedOperation(attempt, self), attempt.captured.value)
+            return await self.drive_async(attempt.complete(result))
+        except BaseException as error:
+            return await self.drive_async(attempt.stop(error))
+
+    # Looking things up
+
+    def status(self, tenant: str, operation_id: str) -> Answer:
+        """The status resource: state, times, and the answer when there is one. 404 to other tenants."""
+        return self.drive(self._status(tenant, operation_id))
+
+    async def status_async(self, tenant: str, operation_id: str) -> Answer:
+        """``status`` for async code."""
+        return await self.drive_async(self._status(tenant, operation_id))
+
+    def _status(self, tenant: str, operation_id: str) -> Flow[Answer]:
+        try:
+            found = yield from ask(lambda: self.keys.read_by_id(operation_id))
+        except (StoreError, SchemaMismatch) as error:
+            return unavailable(self.policy, error)
+        except SamekeyError as error:
+            logger.error("The record of operation %s is unreadable: %s", operation_id, error)
+            return refuse(Refusal(500, "The record cannot be read.", "result_unavailable"), self.policy)
+        return status_answer(found, scope_part(tenant), self.policy)
+
+    def find_by_downstream_key(self, downstream_key: str) -> Record | None:
+        """The record whose operation sent this downstream key to a provider."""
+        return run(self.drivers.sync, lambda: self.keys.read_by_downstream(downstream_key))
+
+    def find_by_provider_id(self, provider_id: str) -> Record | None:
+        """The record that keeps this id of the provider's."""
+        return run(self.drivers.sync, lambda: self.keys.read_by_provider_id(provider_id))
+
+    # Starting and stopping
+
+    def check(self) -> None:
+        """Raises ``SchemaMismatch`` if the tables do not fit this version. Good at start-up."""
+        run(self.drivers.sync, lambda: check(self.queries))
+        self._ready = True
+
+    def close(self) -> None:
+        """Gives back threads and connections. Sync code."""
+        self.keeper.stop()
+        self.drivers.sync.close()
+
+    async def aclose(self) -> None:
+        """Gives back threads and connections. Async code."""
+        await self.drivers.aio.close()
+        await asyncio.to_thread(self.close)
