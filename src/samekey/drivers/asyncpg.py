@@ -106,18 +106,19 @@ class AsyncpgDriver:
             return self._pools[name]
         async with self._making:
             if name not in self._pools:
-                self._pools[name] = await self._make_pool()
+                self._pools[name] = await self._make_pool(name)
             return self._pools[name]
 
-    async def _make_pool(self) -> asyncpg.Pool:
+    async def _make_pool(self, name: str) -> asyncpg.Pool:
         try:
             return await asyncpg.create_pool(
                 self._url,
                 min_size=0,
                 max_size=self._pool_size,
                 timeout=self.timeout,
-                # Our statements leave no session state behind; a handler's own SETs are its business.
-                reset=_no_reset,
+                # Our statements leave no session state behind. A handler's SET must not meet the next
+                # caller, who may be another tenant: its connections are reset when they come back.
+                reset=_no_reset if name == "statements" else None,
             )
         except Exception as error:
             raise translate(error) from error

@@ -21,6 +21,8 @@ from .sqlstate import from_sqlstate
 
 Connection = psycopg.Connection[Any]
 
+_RESET = "reset all; reset session authorization; unlisten *; select pg_advisory_unlock_all()"
+
 
 class PsycopgDriver:
     """``timeout`` bounds every wait: for a connection, for a connect, for one statement of ours."""
@@ -146,8 +148,15 @@ class PsycopgSession:
         self._leave()
 
     def _leave(self) -> None:
-        if self._pool is not None:
-            self._pool.give_back(self._connection)
+        if self._pool is None:
+            return
+        try:
+            if _usable(self._connection):
+                # A handler's SET must not meet the next caller, who may be another tenant.
+                self._connection.execute(_RESET)
+        except psycopg.Error:
+            self._connection.close()
+        self._pool.give_back(self._connection)
 
 
 def _execute(connection: Connection, statement: Statement) -> Sequence[Row]:

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from ..core.record import Answer
-from ..engine.exchange import Respond, current_exchange, raise_answered
 from ..engine.decorate import GUARD
+from ..engine.exchange import Respond, current_exchange, raise_answered
 from .guards import NO_ROUTE, Found, Route
 
 

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from ..core.claim import Claim
-from ..core.decide import Execute, Verdict
+from ..core.decide import Execute, Outstanding, Verdict
 from ..core.outcome import Outcome
 from ..core.problem import Refusal, refuse, uncertain_answer, verdict_answer
 from ..core.program import Program
@@ -30,6 +30,7 @@ from ..errors import (
     SamekeyError,
     StoreError,
     StreamedAnswer,
+    TransactionConflict,
 )
 from ..stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
 from ..stores.sql.keys import Keys, Seen
@@ -45,6 +46,9 @@ logger = logging.getLogger("samekey")
 SETTLE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 1.6)
 """Seconds between questions about a commit whose acknowledgement was lost: some five in all. A commit was
 seen to land two and a half seconds after its connection was cut."""
+
+_MARK_FOR_MS = 600_000
+"""How long an escaped transaction is tried to be marked while the store is away."""
 
 _NOTHING_WRITTEN = (
     "The atomic handler answered {status} but wrote nothing on current_operation().connection. Work on "
@@ -76,6 +80,8 @@ class _Atomic(ABC):
         outcome = handled.outcome(rules)
         if outcome is not Outcome.REMEMBER:
             escaped = yield from self._undo(running, None)
+            if escaped is None and _gave_way(handled.error):
+                return Finished(unavailable(policy, TransactionConflict("the database gave it up")))
             return escaped or handled.unremembered(
                 policy, Outcome.FAIL, running.operation.id, running.expires_at
             )
@@ -125,12 +131,21 @@ class _Atomic(ABC):
         return Finished(refuse(Refusal(500, "The operation was rolled back."), policy), error)
 
 
+def _gave_way(error: BaseException | None) -> bool:
+    """The database gave up the handler's transaction in favour of another: a retry will do."""
+    return getattr(error, "sqlstate", None) in ("40001", "40P01")
+
+
 class LockedAtomic(_Atomic):
     """PostgreSQL: no commit but the handler's own, and no lease."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, keeper: Keeper) -> None:
         super().__init__(keys)
+        self._keeper = keeper
         self._atomic = AtomicKeys(keys)
+        self._here: dict[tuple[str, str], int] = {}
+        """When the operations that run in this process will expire. A duplicate of one is answered from
+        here, even while handlers hold every connection of the pool."""
 
     def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
         policy = rules.policy
@@ -138,6 +153,9 @@ class LockedAtomic(_Atomic):
         seen = yield from ask(lambda: self._keys.look(claim, policy))
         if seen is not None and not isinstance(seen, Seen):
             return seen
+        expires_at = self._here.get((claim.scope, claim.key))
+        if expires_at is not None:
+            return Outstanding(None, expires_at)
         session = yield Open(connection)
         try:
             opened = yield from ask_in(
@@ -153,7 +171,14 @@ class LockedAtomic(_Atomic):
         operation._session = session
         running = Running(claim, rules, operation, session=session, opened=opened)
         running.expires_at = opened.began // 1000 + claim.ttl_ms
+        self._here[claim.scope, claim.key] = running.expires_at
         return running
+
+    def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
+        try:
+            return (yield from super().finish(running, handled))
+        finally:
+            self._here.pop((running.claim.scope, running.claim.key), None)
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
         policy, session = running.rules.policy, running.session
@@ -234,7 +259,15 @@ class LockedAtomic(_Atomic):
         claim, opened = running.claim, running.opened
         assert opened is not None
         logger.error(_ESCAPED)
-        yield from ask(lambda: self._atomic.lose(claim, opened.seen, "escaped_transaction"))
+
+        def lose() -> Program[int | None]:
+            return self._atomic.lose(claim, opened.seen, "escaped_transaction")
+
+        try:
+            yield from ask(lose)
+        except StoreError as error:
+            logger.critical("An escaped transaction could not be marked and will be tried again: %s", error)
+            self._keeper.record_later(Lease(claim.scope, claim.key, claim.attempt, _MARK_FOR_MS), lose)
         answer = uncertain_answer(running.rules.policy, running.operation.id, running.expires_at)
         return Finished(answer, EscapedTransaction(_ESCAPED))
 

@@ -38,8 +38,8 @@ def _accepted(running: Running, answer: Answer, expires_at: int) -> Answer:
 class LockedDeferred(LockedAtomic):
     """PostgreSQL: the pending record appears with the handler's writes and its job."""
 
-    def __init__(self, keys: Keys) -> None:
-        super().__init__(keys)
+    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+        super().__init__(keys, keeper)
         self._jobs = Jobs(keys)
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:

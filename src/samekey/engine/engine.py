@@ -84,12 +84,12 @@ class Engine:
         self._ready = False
         leased = Leased(self.keys, self.keeper)
         atomic: Way = (
-            LockedAtomic(self.keys)
+            LockedAtomic(self.keys, self.keeper)
             if self.drivers.dialect == "postgres"
             else ClaimedAtomic(self.keys, self.keeper)
         )
         deferred: Way = (
-            LockedDeferred(self.keys)
+            LockedDeferred(self.keys, self.keeper)
             if self.drivers.dialect == "postgres"
             else ClaimedDeferred(self.keys, self.keeper)
         )

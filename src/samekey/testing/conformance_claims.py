@@ -345,6 +345,15 @@ class ClaimConformance:
         record = must_read(store, claim)
         assert (record.state, record.answer, record.id) == (State.EXPIRED, None, claim.id)
         assert expire(store, claim, late) is False
+        store.overwrite(
+            claim.scope,
+            claim.key,
+            state="completed",
+            answer_version=1,
+            answer_status=201,
+            answer_headers=b"[]",
+        )
+        assert isinstance(claim_at(store, retry_of(claim)), Unreadable), "the body was kept"
 
     def test_what_is_not_settled_never_expires(self, store: Subject) -> None:
         for state in ("in_progress", "unknown", "pending", "dead_letter"):
