@@ -21,7 +21,7 @@ from .sqlstate import from_sqlstate
 
 Connection = psycopg.Connection[Any]
 
-_RESET = "reset all; reset session authorization; unlisten *; select pg_advisory_unlock_all()"
+_RESET = "reset all; reset role; reset session authorization; unlisten *; select pg_advisory_unlock_all()"
 
 
 class PsycopgDriver:

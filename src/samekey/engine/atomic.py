@@ -290,6 +290,7 @@ class ClaimedAtomic(_Atomic):
         operation._session = yield Open(connection)
         running = Running(claim, rules, operation, lease=lease, session=operation._session)
         running.expires_at = record.expires_at
+        running.attempts, running.reused = record.attempts, decision.reused
         return running
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..core.problem import accepted_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
+from ..core.states import State
 from ..errors import NothingEnqueued
 from ..stores.sql.atomic import Escaped, Taken, Written
 from ..stores.sql.jobs import Jobs
@@ -26,7 +27,7 @@ _NOTHING_ENQUEUED = (
 
 def _accepted(running: Running, answer: Answer, expires_at: int) -> Answer:
     """202 with the status resource; a body that the handler chose for its own 202 is kept."""
-    accepted = accepted_answer(running.rules.policy, running.operation.id, expires_at)
+    accepted = accepted_answer(running.rules.policy, running.operation.id, expires_at, State.PENDING)
     if answer.status != 202 or not answer.body:
         return accepted
     ours = {name for name, _ in accepted.headers} - {b"content-type"}

@@ -12,12 +12,24 @@ import hmac
 import inspect
 import logging
 import secrets
+import time
 from typing import Any, TypeVar
 
 from ..core.claim import Claim, scope_of, scope_part
-from ..core.decide import Outstanding, Unreadable, Verdict
+from ..core.decide import (
+    Accepted,
+    Gone,
+    Mismatch,
+    Outstanding,
+    Replay,
+    Uncertain,
+    Unreadable,
+    Verdict,
+    Withheld,
+)
 from ..core.fingerprint import fingerprint, fingerprint_as
 from ..core.header import KeyRefused, parse_key
+from ..core.outcome import Outcome
 from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
@@ -39,6 +51,7 @@ from ..stores.sql.queries import queries_for
 from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
 from .deferred import ClaimedDeferred, LockedDeferred
+from .events import Events
 from .exchange import Exchange
 from .flow import Flow, Pause, ask, drive, drive_async
 from .input import Captured
@@ -60,6 +73,24 @@ WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
 
 
+def _event_of(begun: Running | Verdict) -> str:
+    match begun:
+        case Running(reused=True):
+            return "reserve.reused"
+        case Running(attempts=attempts):
+            return "reserve.created" if attempts == 1 else "reserve.failed_retry"
+        case Mismatch():
+            return "reserve.key_misuse"
+        case Outstanding() | Accepted():
+            return "reserve.in_progress"
+        case Uncertain():
+            return "reserve.unknown"
+        case Unreadable():
+            return "store.error"
+        case Replay() | Withheld() | Gone():
+            return "reserve.replay"
+
+
 class Engine:
     """Runs guarded operations. Users make an ``Idempotency``, which is one with decorators."""
 
@@ -79,6 +110,7 @@ class Engine:
         self.queries = queries_for(self.drivers.dialect, schema)
         self.keys = Keys(self.queries)
         self.breaker = Breaker()
+        self.events = Events()
         self.keeper = Keeper(self.drivers.sync, self.keys.renew)
         self._digest_secret = digest_secret
         self._ready = False
@@ -145,13 +177,29 @@ class Engine:
 
     def finish(self, running: Running, handled: Handled) -> Finished:
         """Makes the outcome durable, for sync code."""
-        return self.drive(self._ways[running.claim.mode].finish(running, handled))
+        finished = self.drive(self._ways[running.claim.mode].finish(running, handled))
+        self._tell_end(running, handled)
+        return finished
 
     async def finish_async(self, running: Running, handled: Handled) -> Finished:
         """Makes the outcome durable, for async code; also for a sync handler under an async edge."""
         if running.sync:
             return await asyncio.to_thread(self.finish, running, handled)
-        return await self.drive_async(self._ways[running.claim.mode].finish(running, handled))
+        finished = await self.drive_async(self._ways[running.claim.mode].finish(running, handled))
+        self._tell_end(running, handled)
+        return finished
+
+    def _tell_end(self, running: Running, handled: Handled) -> None:
+        outcome, mode = handled.outcome(running.rules), running.claim.mode
+        self.events.emit(
+            "operation.finished",
+            tenant=running.tenant,
+            value=time.monotonic() - running.started,
+            mode=str(mode),
+            outcome=str(outcome),
+        )
+        if outcome is Outcome.UNKNOWN and mode is not Mode.ATOMIC:
+            self.events.emit("reconcile.scheduled", tenant=running.tenant, mode=str(mode))
 
     def drive(self, flow: Flow[T]) -> T:
         return drive(flow, self.drivers.sync, self.breaker)
@@ -180,6 +228,7 @@ class Engine:
             begun = yield from self.claim_key(exchange, rules, tenant, key, connection)
         except (StoreError, SchemaMismatch) as error:
             logger.error("The store could not be used, so nothing was run: %s", error)
+            self.events.emit("store.error", tenant=tenant, kind=type(error).__name__)
             return unavailable(policy, error)
         return begun if isinstance(begun, Running) else verdict_answer(begun, policy)
 
@@ -198,6 +247,9 @@ class Engine:
             exchange.running = begun
         elif isinstance(begun, Unreadable):
             logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), begun.detail)
+        elif isinstance(begun, Mismatch):
+            logger.warning("Key %s was used with another request", self.digest(tenant, key))
+        self.events.emit(_event_of(begun), tenant=tenant, mode=str(rules.mode), endpoint=exchange.endpoint)
         return begun
 
     def _wait(

@@ -86,7 +86,7 @@ class Envelope:
             if isinstance(version, int) and version > ENVELOPE_VERSION:
                 raise NewerVersion(f"The job was written by a newer version ({version}).")
             return Envelope(str(value["step"]), str(value["tenant"]), value["payload"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotSerialisable(f"The payload cannot be read: {type(error).__name__}: {error}") from None
 
 

@@ -40,6 +40,7 @@ class Leased:
         running = Running(claim, rules, Operation(claim, record.id), lease=lease)
         running.expires_at = record.expires_at
         running.attempts = record.attempts
+        running.reused = decision.reused
         return running
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -79,6 +80,9 @@ class Running:
     opened: Opened | None = None
     expires_at: int = field(default=0)
     attempts: int = 1
+    reused: bool = False
+    """The key had a former life that expired."""
+    started: float = field(default_factory=time.monotonic)
     tenant: str = ""
     """As the resolver gave it."""
 

@@ -99,10 +99,29 @@ class Jobs:
         assert isinstance(rows[0][1], int)
         return rows[0][1]
 
-    def take(self, token: str, *, lease_ms: int, batch: int, now: int | None = None) -> Program[list[Job]]:
-        """A batch of due jobs. ``token`` must be new each time."""
-        rows = yield self._queries.statement("take_jobs", now, token=token, lease_ms=lease_ms, batch=batch)
+    def take(
+        self,
+        token: str,
+        *,
+        lease_ms: int,
+        batch: int,
+        suspects: bool = False,
+        now: int | None = None,
+    ) -> Program[list[Job]]:
+        """A batch of due jobs. ``token`` must be new each time.
+
+        ``suspects``: those whose worker fell silent more than once, and only those. One of them may kill
+        the next process too, so each should run where nothing else does.
+        """
+        rows = yield self._queries.statement(
+            "take_jobs", now, token=token, lease_ms=lease_ms, batch=batch, suspects=int(suspects)
+        )
         return [_decode(row) for row in rows]
+
+    def suspect_due(self, *, now: int | None = None) -> Program[bool]:
+        """Whether a suspect waits to be run alone."""
+        rows = yield self._queries.statement("suspect_due", now)
+        return bool(rows)
 
     def next_due(self, *, now: int | None = None) -> Program[int | None]:
         """Milliseconds until a job may be taken; None if nothing waits."""
@@ -111,13 +130,14 @@ class Jobs:
 
     def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
         """Renews all of them at once (``scope`` is the job's id); gives the attempts still held."""
-        attempts = [lease.attempt for lease in leases]
+        attempts, ids = [lease.attempt for lease in leases], [lease.scope for lease in leases]
         rows = yield self._queries.statement(
             "renew_jobs",
             now,
             attempts=attempts,
             attempt_list=json.dumps(attempts),
-            ids=[lease.scope for lease in leases],
+            ids=ids,
+            id_list=json.dumps(ids),
             lease_ms=max(lease.duration_ms for lease in leases),
         )
         return {str(row[0]) for row in rows}
@@ -134,11 +154,10 @@ class Jobs:
     ) -> Program[None]:
         """The job is done and, if it answers, so is its operation. ``LeaseLost`` if another has it.
 
-        It may run inside a transaction with writes of the job's own.
+        An answer of None is one that cannot be kept: the operation is done, and its answer withheld. It may run inside a transaction with writes of the job's own.
         """
         yield BEGIN
         if job.answers:
-            assert answer is not None
             yield self._queries.statement(
                 "complete_operation",
                 now,
@@ -173,15 +192,16 @@ class Jobs:
         )
         return bool(rows)
 
-    def bury(self, job: Job, *, error: str, now: int | None = None) -> Program[bool]:
-        """Dead letter: the job stops here with its error, and its operation with it."""
+    def bury(self, job: Job, *, error: str, now: int | None = None) -> Program[None]:
+        """Dead letter: the job stops here with its error, and its operation with it. ``LeaseLost`` too."""
         yield BEGIN
         if job.answers:
-            yield self._queries.statement("bury_operation", now, **_operation(job), error_code="job_failed")
+            yield self._queries.statement(
+                "bury_operation", now, **_operation(job), job_id=job.id, error_code="job_failed"
+            )
         rows = yield self._queries.statement("bury_job", now, id=job.id, attempt=job.attempt, error=error)
         if not rows:
             raise LeaseLost("Another worker has taken the job.")
-        return True
 
     def counts(self) -> Program[dict[str, int]]:
         """How many jobs are in each state."""
@@ -196,7 +216,6 @@ def _operation(job: Job) -> dict[str, Value]:
 def _decode(row: Row) -> Job:
     job_id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, created, now = row
     assert isinstance(attempts, int) and isinstance(created, int) and isinstance(now, int)
-    assert isinstance(payload, bytes)
     return Job(
         str(job_id),
         str(operation_id),
@@ -204,7 +223,8 @@ def _decode(row: Row) -> Job:
         str(key),
         str(tenant),
         str(name),
-        payload,
+        # SQLite keeps what it was given: a payload that was edited by hand may have become text.
+        payload if isinstance(payload, bytes) else str(payload).encode(),
         answers == 1,
         str(attempt),
         attempts,

@@ -52,20 +52,28 @@ select pg_notify('samekey_jobs', '')::text from job
 -- name: take_jobs
 -- A batch of due jobs, each under an attempt id of its own. Those that have had all their attempts are
 -- taken too: the worker writes them off, because a job that kills its process can do no more itself.
+-- A suspect is a job whose worker fell silent, and not for the first time: it is taken only to run alone.
+-- The array is filled once, before the update, and keeps the plan on the primary key whatever the
+-- statistics say; a subquery in FROM may be run again for each row and take more than it was asked for.
 update {jobs} as j set
     attempt = :token::text || j.id, attempts = j.attempts + 1, due_at = {now} + :lease_ms::bigint,
     first_run_at = coalesce(j.first_run_at, {now})
-from (
-    select id from {jobs} where state = 'live' and due_at <= {now}
+where j.id = any(array(
+    select id from {jobs}
+    where state = 'live' and due_at <= {now} and (attempt is not null and attempts > 1) = (:suspects::bigint = 1)
     order by due_at limit :batch::bigint for update skip locked
-) as due
-where j.id = due.id and {durable}
+)) and {durable}
 returning j.id, j.operation_id, j.scope, j.key, j.tenant, j.name, j.payload, j.answers, j.attempt,
     j.attempts, j.created_at, {now}
 
 -- name: next_due
 -- How long until there is something to take, in milliseconds; null if nothing waits.
 select min(due_at) - {now} from {jobs} where state = 'live'
+
+-- name: suspect_due
+select 1::bigint from {jobs}
+where state = 'live' and due_at <= {now} and attempt is not null and attempts > 1
+limit 1
 
 -- name: renew_jobs
 -- All running jobs of a worker at once; gives back the attempts that are still ours.
@@ -81,6 +89,7 @@ where id = :id::text and attempt = :attempt::text and state = 'live' and {durabl
 returning {now}
 
 -- name: note_provider_id
+-- Kept even if the job fails after all.
 update {jobs} set provider_id = :provider_id::text
 where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
 returning {now}
@@ -111,8 +120,10 @@ where scope = :scope::text and key = :key::text and id = :operation_id::text
 returning {now}
 
 -- name: bury_operation
--- The operation of a job that was given up.
-update {keys} set state = {to:give_up}, error_code = :error_code::text
+-- The operation of a job that was given up; what is known of the provider's id is kept with it.
+update {keys} set
+    state = {to:give_up}, error_code = :error_code::text,
+    provider_id = coalesce((select j.provider_id from {jobs} as j where j.id = :job_id::text), provider_id)
 where scope = :scope::text and key = :key::text and id = :operation_id::text
     and state = 'pending' and {durable}
 returning {now}

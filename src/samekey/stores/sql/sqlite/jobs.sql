@@ -19,20 +19,31 @@ values (
 -- name: take_jobs
 -- A batch of due jobs, each under an attempt id of its own. Those that have had all their attempts are
 -- taken too: the worker writes them off, because a job that kills its process can do no more itself.
+-- A suspect is a job whose worker fell silent, and not for the first time: it is taken only to run alone.
 update {jobs} set
     attempt = :token || id, attempts = attempts + 1, due_at = {now} + :lease_ms,
     first_run_at = coalesce(first_run_at, {now})
-where id in (select id from {jobs} where state = 'live' and due_at <= {now} order by due_at limit :batch)
+where id in (
+    select id from {jobs}
+    where state = 'live' and due_at <= {now} and (attempt is not null and attempts > 1) = :suspects
+    order by due_at limit :batch
+)
 returning id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, created_at, {now}
 
 -- name: next_due
 -- How long until there is something to take, in milliseconds; null if nothing waits.
 select min(due_at) - {now} from {jobs} where state = 'live'
 
+-- name: suspect_due
+select 1 from {jobs}
+where state = 'live' and due_at <= {now} and attempt is not null and attempts > 1
+limit 1
+
 -- name: renew_jobs
 -- All running jobs of a worker at once; gives back the attempts that are still ours.
 update {jobs} set due_at = {now} + :lease_ms
-where state = 'live' and attempt in (select value from json_each(:attempt_list))
+where id in (select value from json_each(:id_list)) and state = 'live'
+    and attempt in (select value from json_each(:attempt_list))
 returning attempt
 
 -- name: finish_job
@@ -43,6 +54,7 @@ where id = :id and attempt = :attempt and state = 'live'
 returning {now}
 
 -- name: note_provider_id
+-- Kept even if the job fails after all.
 update {jobs} set provider_id = :provider_id
 where id = :id and attempt = :attempt and state = 'live'
 returning {now}
@@ -73,8 +85,10 @@ where scope = :scope and key = :key and id = :operation_id
 returning {now}
 
 -- name: bury_operation
--- The operation of a job that was given up.
-update {keys} set state = {to:give_up}, error_code = :error_code
+-- The operation of a job that was given up; what is known of the provider's id is kept with it.
+update {keys} set
+    state = {to:give_up}, error_code = :error_code,
+    provider_id = coalesce((select j.provider_id from {jobs} as j where j.id = :job_id), provider_id)
 where scope = :scope and key = :key and id = :operation_id
     and state = 'pending'
 returning {now}

@@ -48,3 +48,6 @@ create table {schema}.jobs (
 create index jobs_due on {schema}.jobs (due_at) where state = 'live';
 create index jobs_operation on {schema}.jobs (operation_id);
 create index jobs_dead on {schema}.jobs (created_at) where state = 'dead';
+
+-- The reaper: pending operations that nobody started.
+create index keys_pending on {schema}.keys (last_run_at) where state = 'pending';

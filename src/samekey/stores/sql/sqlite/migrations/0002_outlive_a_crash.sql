@@ -48,3 +48,6 @@ create table samekey_jobs (
 create index samekey_jobs_due on samekey_jobs (due_at) where state = 'live';
 create index samekey_jobs_operation on samekey_jobs (operation_id);
 create index samekey_jobs_dead on samekey_jobs (created_at) where state = 'dead';
+
+-- The reaper: pending operations that nobody started.
+create index samekey_keys_pending on samekey_keys (last_run_at) where state = 'pending';

@@ -1,0 +1,86 @@
+-- Upkeep: leases that ran out, records past retention, operations that nobody started.
+
+-- name: sweep
+-- Moves records whose lease ran out, each by its mode, before a retry has to do it.
+with due as materialized (
+    select scope as due_scope, key as due_key from {keys}
+    where state = 'in_progress' and mode <> 'phased' and locked_until <= {now}
+    order by locked_until limit :batch::bigint for update skip locked
+)
+update {keys} set
+    state = {lease_end}, locked_until = null, error_code = 'lease_ended',
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end
+from due
+where scope = due_scope and key = due_key and state in ({from:lease_end}) and {durable}
+returning {now}, {record}
+
+-- name: reap
+-- Deletes settled records past retention. What is in flight or unknown is never touched.
+with due as materialized (
+    select scope as due_scope, key as due_key from {keys}
+    where state in ({from:reap}) and expires_at <= {now}
+    order by expires_at limit :batch::bigint for update skip locked
+)
+delete from {keys} using due where scope = due_scope and key = due_key
+returning id
+
+-- name: bury_answers
+-- The other way: keeps the fact as a tombstone for a while and drops the answer.
+with due as materialized (
+    select scope as due_scope, key as due_key from {keys}
+    where state in ('completed', 'failed_retryable') and expires_at <= {now}
+    order by expires_at limit :batch::bigint for update skip locked
+)
+update {keys} set
+    state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
+    answer_body = null, expires_at = {now} + :keep_ms::bigint
+from due where scope = due_scope and key = due_key and state in ({from:expire}) and {durable}
+returning id
+
+-- name: reap_tombstones
+with due as materialized (
+    select scope as due_scope, key as due_key from {keys}
+    where state = 'expired' and expires_at <= {now}
+    order by expires_at limit :batch::bigint for update skip locked
+)
+delete from {keys} using due where scope = due_scope and key = due_key
+returning id
+
+-- name: reap_jobs
+delete from {jobs} where operation_id = any(:ids::text[])
+
+-- name: reap_phases
+delete from {phases} where operation_id = any(:ids::text[])
+
+-- name: reap_inputs
+delete from {inputs} where operation_id = any(:ids::text[])
+
+-- name: find_abandoned
+-- Pending operations that have waited too long and whose job nobody holds right now.
+select k.scope, k.key, k.id from {keys} as k
+where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms::bigint
+    and not exists (
+        select from {jobs} as j where j.operation_id = k.id and j.state = 'live'
+            and j.attempt is not null and j.due_at > {now}
+    )
+order by k.last_run_at limit :batch::bigint
+
+-- name: cancel_jobs
+-- Cancels an operation's jobs, except one that a worker holds.
+update {jobs} set state = 'cancelled', done_at = {now}, error = 'timed out'
+where operation_id = :operation_id::text and state = 'live'
+    and not (attempt is not null and due_at > {now})
+
+-- name: count_live_jobs
+select count(*)::bigint from {jobs} where operation_id = :operation_id::text and state = 'live'
+
+-- name: time_out
+-- Closes a pending operation with a stored failure.
+update {keys} set
+    state = {to:time_out}, answer_version = :answer_version::bigint,
+    answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
+    answer_body = :answer_body::bytea, completed_at = {now},
+    expires_at = {now} + (expires_at - last_run_at), error_code = 'timed_out'
+where scope = :scope::text and key = :key::text and id = :operation_id::text
+    and state in ({from:time_out}) and {durable}
+returning {now}

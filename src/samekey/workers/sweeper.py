@@ -1,0 +1,46 @@
+"""The sweeper: finds leases that ran out and moves each record by its mode.
+
+A retry would do the same for its own key; the sweeper does it for keys that nobody retries, so that unknown
+outcomes are found out sooner. Phased operations are the completer's.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from ..core.states import State
+from ..drivers.run import run_async
+from ..engine.engine import Engine
+from ..stores.sql.upkeep import Upkeep
+
+logger = logging.getLogger("samekey")
+
+INTERVAL = timedelta(seconds=60)
+"""Between looks. Nothing depends on it: a retry does not wait for the sweeper."""
+BATCH = 100
+
+
+class Sweeper:
+    """Moves records whose lease ran out. Safe on many nodes at once."""
+
+    def __init__(self, engine: Engine, *, batch: int = BATCH) -> None:
+        self._engine = engine
+        self._upkeep = Upkeep(engine.keys)
+        self._batch = batch
+
+    async def run_once(self) -> int:
+        """One batch; gives how many records were moved."""
+        moved = await run_async(self._engine.drivers.aio, lambda: self._upkeep.sweep(batch=self._batch))
+        for record in moved:
+            logger.warning(
+                "The lease of operation %s ran out (%s, attempt %d); it is now %s",
+                record.id,
+                record.mode,
+                record.attempts,
+                record.state,
+            )
+            self._engine.events.emit("zombie_key", mode=str(record.mode), became=str(record.state))
+            if record.state is State.UNKNOWN:
+                self._engine.events.emit("reconcile.scheduled", mode=str(record.mode))
+        return len(moved)
