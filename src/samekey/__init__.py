@@ -22,6 +22,7 @@ from .errors import (
     StillRunning,
     StoreUnavailable,
 )
+from .evidence import Declined, Executed, StillUnknown
 from .response import Response
 
 __all__ = [
@@ -29,7 +30,9 @@ __all__ = [
     "AsyncPhasedOperation",
     "Backoff",
     "ConfigurationError",
+    "Declined",
     "Effect",
+    "Executed",
     "FingerprintRules",
     "Idempotency",
     "Input",
@@ -47,6 +50,7 @@ __all__ = [
     "ResultUnavailable",
     "SamekeyError",
     "StillRunning",
+    "StillUnknown",
     "StoreUnavailable",
     "current_operation",
     "ietf",

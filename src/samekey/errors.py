@@ -14,7 +14,8 @@
     ├── Refused                     what once() raises in place of an HTTP answer
     │   ├── KeyReused               422: the same key with another payload
     │   ├── StillRunning            409: the first call has not ended
-    │   └── ResultUnavailable       409: it was done, its result is gone
+    │   ├── ResultUnavailable       409: it was done, its result is gone
+    │   └── SignatureRefused        401: an event that does not come from the provider
     ├── CorruptRecord               500: a record that this version cannot read
     ├── HandlerError
     │   ├── NotExecuted             raise it: nothing happened, a retry may run
@@ -135,6 +136,12 @@ class ResultUnavailable(Refused):
 
     status = 409
     code = "result_unavailable"
+
+
+class SignatureRefused(Refused):
+    """An event whose signature is wrong. Nothing was looked up."""
+
+    status = 401
 
 
 class CorruptRecord(SamekeyError):

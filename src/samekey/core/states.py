@@ -81,6 +81,8 @@ class Event(StrEnum):
     """Somebody found out that it never happened."""
     GIVE_UP = "give_up"
     """Finding out, or trying, has been exhausted."""
+    REQUEUE = "requeue"
+    """An operator has a dead job tried again."""
     EXPIRE = "expire"
     """Retention is over; the fact stays, the answer goes."""
     REAP = "reap"
@@ -133,6 +135,8 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.PENDING, Event.GIVE_UP): State.DEAD_LETTER,
     (State.IN_PROGRESS, Event.GIVE_UP): State.DEAD_LETTER,
     (State.UNKNOWN, Event.GIVE_UP): State.DEAD_LETTER,
+    (State.DEAD_LETTER, Event.REQUEUE): State.PENDING,
+    (State.DEAD_LETTER, Event.RESUME): State.IN_PROGRESS,
     (State.COMPLETED, Event.EXPIRE): State.EXPIRED,
     (State.FAILED_RETRYABLE, Event.EXPIRE): State.EXPIRED,
     (State.COMPLETED, Event.REAP): None,

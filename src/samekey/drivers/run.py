@@ -41,7 +41,8 @@ def _run_once(driver: Driver, program: Program[T]) -> T:
         while True:
             try:
                 if isinstance(request, Begin):
-                    session = driver.open()
+                    # A program made of others begins once.
+                    session = session or driver.open()
                     rows: Sequence[Row] = ()
                 else:
                     rows = (session or driver).execute(request)
@@ -101,7 +102,8 @@ async def _run_once_async(driver: AsyncDriver, program: Program[T]) -> T:
         while True:
             try:
                 if isinstance(request, Begin):
-                    session = await driver.open()
+                    # A program made of others begins once.
+                    session = session or await driver.open()
                     rows: Sequence[Row] = ()
                 else:
                     rows = await (session or driver).execute(request)

@@ -13,6 +13,7 @@ import inspect
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..core.claim import Claim, scope_of, scope_part
@@ -61,6 +62,7 @@ from .leased import Leased
 from .operation import Running
 from .phased import Definition, PhasedWay, Run
 from .phases import AsyncPhasedOperation, PhasedOperation
+from .reconcile import Resolver
 from .rules import Rules
 from .status import status_answer
 from .way import Finished, Handled, Way, unavailable
@@ -68,6 +70,8 @@ from .way import Finished, Handled, Way, unavailable
 logger = logging.getLogger("samekey")
 
 T = TypeVar("T")
+Lookup = Callable[[Record], Any]
+"""Finds out what became of an operation; see ``samekey.evidence``. It may be async."""
 
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
@@ -135,6 +139,8 @@ class Engine:
         self.phases = PhasedWay(self.keys, self.keeper)
         self.outbox = Jobs(self.keys)
         self.jobs = JobRegistry()
+        self.resolver = Resolver(self.keys)
+        self.lookups: dict[str | None, Lookup] = {}
         if self.drivers.dialect == "sqlite":
             run(self.drivers.sync, lambda: migrate(self.queries))
 
@@ -387,6 +393,10 @@ class Engine:
             logger.error("The record of operation %s is unreadable: %s", operation_id, error)
             return refuse(Refusal(500, "The record cannot be read.", "result_unavailable"), self.policy)
         return status_answer(found, scope_part(tenant), self.policy)
+
+    def lookup_for(self, record: Record) -> Lookup | None:
+        """How the outcome of this operation can be found out."""
+        return self.lookups.get(record.endpoint, self.lookups.get(None))
 
     def find_by_downstream_key(self, downstream_key: str) -> Record | None:
         """The record whose operation sent this downstream key to a provider."""

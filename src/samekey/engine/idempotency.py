@@ -9,13 +9,17 @@ from typing import Any, Literal, TypeVar, overload
 
 from ..core.backoff import Backoff
 from ..core.states import Mode
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, SignatureRefused
+from ..evidence import Evidence
+from ..stores.sql.operator import Actor
 from .decorate import GUARD, check_undecorated, guard, phased_endpoint
 from .engine import Engine
+from .flow import Flow, ask
 from .input import model_of
 from .jobs import JobDefinition
 from .once import Once, decorator
 from .phased import Definition
+from .reconcile import Resolution
 from .rules import rules_from, seconds
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -138,6 +142,22 @@ class Idempotency(Engine):
 
         return declare
 
+    def lookup(self, endpoint: str | None = None) -> Callable[[Handler], Handler]:
+        """A function that finds out what became of an operation whose outcome is unknown.
+
+        ``endpoint`` is the method and the route's template, such as ``"POST /transfers"``; without it the
+        function serves every endpoint that has none of its own. It takes the record and returns
+        ``Executed(response)``, ``Declined(response)``, ``NotExecuted`` or ``StillUnknown``.
+        """
+
+        def declare(function: Handler) -> Handler:
+            if endpoint in self.lookups:
+                raise ConfigurationError(f"There is already a lookup for {endpoint or 'every endpoint'}.")
+            self.lookups[endpoint] = function
+            return function
+
+        return declare
+
     def _declare(self, handler: Any, mode: Mode, options: dict[str, Any]) -> Any:
         rules = rules_from(self.policy, mode, options)
         if handler is not None:
@@ -193,3 +213,65 @@ class Idempotency(Engine):
     ) -> Callable[[Handler], Handler]:
         """Guards a function. ``tenant``, ``key`` and ``payload`` take its arguments."""
         return decorator(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)
+
+    # Webhooks of a provider
+
+    def resolve(
+        self,
+        evidence: Evidence,
+        *,
+        event_id: str,
+        operation_id: str | None = None,
+        downstream_key: str | None = None,
+        provider_id: str | None = None,
+        verify: Callable[[], bool] | None = None,
+    ) -> Resolution:
+        """Takes a provider's word about an operation, found by one of its three ids.
+
+        ``event_id`` is the provider's own: the same event counts once. ``verify`` checks the signature;
+        where it is False nothing is looked up. A settled operation never moves.
+        """
+        return self.drive(
+            self._resolve(evidence, event_id, (operation_id, downstream_key, provider_id), verify)
+        )
+
+    async def resolve_async(
+        self,
+        evidence: Evidence,
+        *,
+        event_id: str,
+        operation_id: str | None = None,
+        downstream_key: str | None = None,
+        provider_id: str | None = None,
+        verify: Callable[[], bool] | None = None,
+    ) -> Resolution:
+        """``resolve`` for async code."""
+        return await self.drive_async(
+            self._resolve(evidence, event_id, (operation_id, downstream_key, provider_id), verify)
+        )
+
+    def _resolve(
+        self,
+        evidence: Evidence,
+        event_id: str,
+        ids: tuple[str | None, str | None, str | None],
+        verify: Callable[[], bool] | None,
+    ) -> Flow[Resolution]:
+        if sum(one is not None for one in ids) != 1:
+            raise ConfigurationError("resolve() needs one of operation_id, downstream_key and provider_id.")
+        if verify is not None and not verify():
+            raise SignatureRefused("The event's signature is wrong; nothing was looked up.")
+        operation_id, downstream, provider = ids
+        if operation_id is not None:
+            found = yield from ask(lambda: self.keys.read_by_id(operation_id))
+            record = None if found is None else found[1]
+        elif downstream is not None:
+            record = yield from ask(lambda: self.keys.read_by_downstream(downstream))
+        else:
+            assert provider is not None
+            record = yield from ask(lambda: self.keys.read_by_provider_id(provider))
+        actor = Actor("webhook", f"event {event_id}")
+        resolution = yield from ask(lambda: self.resolver.receive(event_id, record, evidence, actor))
+        if resolution is Resolution.RESOLVED:
+            self.events.emit("reconcile.resolved")
+        return resolution

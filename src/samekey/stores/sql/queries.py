@@ -101,9 +101,11 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
             "inputs": f"{quoted}.inputs",
             "phases": f"{quoted}.phases",
             "jobs": f"{quoted}.jobs",
+            "audit": f"{quoted}.audit",
+            "evidence": f"{quoted}.evidence",
             "versions": f"{quoted}.schema_versions",
         }
-    tables = {name: f"samekey_{name}" for name in ("keys", "inputs", "phases", "jobs")}
+    tables = {name: f"samekey_{name}" for name in ("keys", "inputs", "phases", "jobs", "audit", "evidence")}
     return {**words, **tables, "versions": "samekey_schema_versions"}
 
 
