@@ -61,17 +61,20 @@ LAYERS = {
     "core": Layer(frozenset({"errors"}), frozenset({"rfc8785", "http_sf"}), PURE),
     # Programs ask nothing of the machine; their SQL is read from files of this package.
     "stores": Layer(frozenset({"core", "errors"}), stdlib=PURE | {"importlib"}),
-    "drivers": Layer(frozenset({"core", "errors"}), frozenset({"asyncpg", "psycopg", "psycopg_pool"})),
+    "drivers": Layer(frozenset({"core", "errors"}), frozenset({"asyncpg", "psycopg"})),
     "response": Layer(frozenset({"core", "errors"}), stdlib=PURE),
+    "evidence": Layer(frozenset({"core", "response", "errors"}), stdlib=PURE | {"base64"}),
+    "encryption": Layer(frozenset({"drivers", "errors"}), frozenset({"cryptography"})),
     # No database driver: all I/O on a database is in drivers.
-    "engine": Layer(frozenset({"core", "stores", "drivers", "response", "errors"})),
+    "engine": Layer(frozenset({"core", "stores", "drivers", "response", "evidence", "errors"})),
     "tenants": Layer(frozenset({"errors"}), stdlib=PURE | {"uuid"}),
     # No framework: what the edges know of one, they find in the application that they wrap.
     "edges": Layer(frozenset({"engine", "core", "errors", "tenants"})),
     "asgi": Layer(frozenset({"edges"})),
     "wsgi": Layer(frozenset({"edges"})),
-    "workers": Layer(frozenset({"engine", "core", "stores", "drivers", "response", "errors"})),
-    "samekey": Layer(frozenset({"core", "engine", "response", "errors"})),
+    "workers": Layer(frozenset({"engine", "core", "stores", "drivers", "response", "evidence", "errors"})),
+    "ops": Layer(ANY, frozenset({"opentelemetry", "prometheus_client", "rich"})),
+    "samekey": Layer(frozenset({"core", "engine", "response", "evidence", "errors"})),
     "cli": Layer(ANY, frozenset({"typer", "rich"})),
     "testing": Layer(ANY, ANY),
 }

@@ -15,6 +15,7 @@
     │   ├── KeyReused               422: the same key with another payload
     │   ├── StillRunning            409: the first call has not ended
     │   ├── ResultUnavailable       409: it was done, its result is gone
+    │   ├── LimitExceeded           429: too many new keys of one tenant
     │   └── SignatureRefused        401: an event that does not come from the provider
     ├── CorruptRecord               500: a record that this version cannot read
     ├── HandlerError
@@ -136,6 +137,17 @@ class ResultUnavailable(Refused):
 
     status = 409
     code = "result_unavailable"
+
+
+class LimitExceeded(Refused):
+    """A tenant has used too many new keys."""
+
+    status = 429
+    code = "limited"
+
+    def __init__(self, detail: str, retry_after: int) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
 
 
 class SignatureRefused(Refused):

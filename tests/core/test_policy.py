@@ -97,6 +97,11 @@ OVERRIDES: dict[str, object] = {
     "gone_status": 404,
     "lease": timedelta(milliseconds=100),
     "max_run": timedelta(days=24),
+    "new_keys_per_minute": 100,
+    "active_keys": 10_000,
+    "lookups_per_minute": None,
+    "max_age": timedelta(minutes=5),
+    "timestamp_header": "X-Time",
 }
 
 
@@ -183,6 +188,13 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"lease": None}, "lease must be a timedelta"),
     ({"lease": 601}, "max_run must be at least as long as lease"),
     ({"max_run": 59}, "max_run must be at least as long as lease"),
+    ({"new_keys_per_minute": 0}, "new_keys_per_minute must be at least 1"),
+    ({"active_keys": "many"}, "active_keys must be a whole number or None"),
+    ({"lookups_per_minute": True}, "lookups_per_minute must be a whole number or None"),
+    ({"max_age": 0}, "max_age must be longer than nothing"),
+    ({"max_age": timedelta(days=2)}, "shorter than ttl"),
+    ({"max_age": "soon"}, "max_age must be a timedelta or a number of seconds or None"),
+    ({"timestamp_header": "no header"}, "timestamp_header 'no header' is not a valid header name"),
     ({"max_run": timedelta(days=25)}, "max_run must be at most 24 days"),
     ({"wait": 0}, "wait must be longer than nothing"),
     ({"wait": "1"}, "wait must be a timedelta"),

@@ -215,8 +215,13 @@ def test_reconciliation_ends_in_one_of_three_ways() -> None:
     assert next_state(State.UNKNOWN, Event.GIVE_UP, Mode.LEASED) is State.DEAD_LETTER
 
 
-def test_a_dead_letter_moves_only_by_an_operators_finding() -> None:
-    assert leaving(State.DEAD_LETTER) == {Event.FOUND_EXECUTED, Event.FOUND_NOT_EXECUTED}
+def test_a_dead_letter_moves_only_by_an_operators_word() -> None:
+    assert leaving(State.DEAD_LETTER) == {
+        Event.FOUND_EXECUTED,
+        Event.FOUND_NOT_EXECUTED,
+        Event.REQUEUE,
+        Event.REVIVE,
+    }
 
 
 # --- B4: the reaper -----------------------------------------------------------------------------

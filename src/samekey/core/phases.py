@@ -54,9 +54,15 @@ WINDOW_MARGIN_MS = 60_000
 
 
 def decode_phases(rows: Sequence[Row]) -> list[Phase]:
+    """What was recorded, in order; ``DefinitionChanged`` if this version cannot read it."""
     phases = []
     for position, name, kind, done, result, provider_id, intent_at, _ in rows:
         assert isinstance(position, int) and isinstance(intent_at, int)
+        if kind not in set(Kind):
+            raise DefinitionChanged(
+                f"Step {position + 1} of this operation was recorded as {kind!r}, which this version of "
+                "samekey does not know. The operation was left as it was."
+            )
         phases.append(
             Phase(
                 position,
@@ -85,6 +91,17 @@ def recorded(phases: Sequence[Phase], position: int, name: str, kind: Kind) -> P
     return phase
 
 
+def all_reached(phases: Sequence[Phase], reached: int) -> None:
+    """``DefinitionChanged`` if the function is over, but more had been recorded than it came to."""
+    if reached < len(phases):
+        phase = phases[reached]
+        raise DefinitionChanged(
+            f"Step {reached + 1} of this operation was recorded as the {phase.kind} {phase.name!r}, but the "
+            "code now ends before it. The operation was left as it was. Register the definition that it "
+            "began with under its old version, and give the changed one a new version."
+        )
+
+
 def how_to_resume(intent_at: int, now: int, window_ms: int | None, *, can_look_up: bool) -> Resume:
     """An effect may have been tried by somebody who died, or who is only paused."""
     if window_ms is not None and now < intent_at + window_ms - min(WINDOW_MARGIN_MS, window_ms // 10):
@@ -101,11 +118,12 @@ def encode_value(value: Any, what: str) -> bytes:
     """A result or an input as it is stored. What does not survive the way there and back is refused."""
     try:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+        same = same_value(json.loads(text), value)
     except (TypeError, ValueError, RecursionError) as error:
         raise NotSerialisable(
             f"{what} cannot be stored: {error}. Use plain values: dict, list, str, int, float, bool, None."
         ) from None
-    if not same_value(json.loads(text), value):
+    if not same:
         raise NotSerialisable(
             f"{what} would come back changed: a tuple as a list, or a number as a key. Use plain values: "
             "dict with string keys, list, str, int, float, bool, None."
@@ -127,4 +145,8 @@ def same_value(back: Any, value: Any) -> bool:
 
 
 def decode_value(stored: bytes | None) -> Any:
-    return None if stored is None else json.loads(stored)
+    """What ``encode_value`` made these bytes of; ``DefinitionChanged`` if they are something else."""
+    try:
+        return None if stored is None else json.loads(stored)
+    except ValueError as error:
+        raise DefinitionChanged(f"A stored value cannot be read: {error}. Nothing was run.") from None

@@ -86,6 +86,18 @@ class Policy:
     max_run: timedelta = timedelta(minutes=10)
     """The longest run of a handler; after it the heartbeat stops and the lease runs out."""
 
+    # Limits
+    new_keys_per_minute: int | None = None
+    """New keys that a tenant may use in a minute; a retry of a known key is never limited."""
+    active_keys: int | None = None
+    """Keys that a tenant may have stored at a time."""
+    lookups_per_minute: int | None = 600
+    """Look-ups of the status resource by one tenant in a minute, in each process."""
+    max_age: timedelta | None = None
+    """How old a request may be, by its timestamp. Keep it shorter than ``ttl``."""
+    timestamp_header: str = "Request-Timestamp"
+    """Where the client says when it made the request, if ``max_age`` is set. Have it signed."""
+
     def __post_init__(self) -> None:
         for problem in _problems(self):
             raise ConfigurationError(problem)
@@ -157,7 +169,7 @@ def _override(base: Policy, changes: dict[str, Any]) -> Policy:
 
 def _converted(name: str, value: Any) -> Any:
     """A setting in the form that the policy keeps; what cannot be converted is left to be refused."""
-    if name in _DURATIONS and isinstance(value, int | float) and not isinstance(value, bool):
+    if name in (*_DURATIONS, "max_age") and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return timedelta(seconds=value)
         except (OverflowError, ValueError):
@@ -196,7 +208,13 @@ def _problems(policy: Policy) -> Iterator[str]:
         if getattr(policy, name) not in choices:
             yield f"{name} must be one of {', '.join(choices)}, not {getattr(policy, name)!r}."
     yield from _wrong_methods(policy.methods)
-    for name in ("header", "expires_header", "replayed_header"):
+    for name in _LIMITS:
+        limit = getattr(policy, name)
+        if limit is not None and limit < 1:
+            yield f"{name} must be at least 1, or None for no limit."
+    if policy.max_age is not None and not timedelta(0) < policy.max_age < policy.ttl:
+        yield "max_age must be longer than nothing and shorter than ttl: else a request outlives its key."
+    for name in ("header", "expires_header", "replayed_header", "timestamp_header"):
         if not _TOKEN.fullmatch(getattr(policy, name)):
             yield f"{name} {getattr(policy, name)!r} is not a valid header name."
     if not _URL.fullmatch(policy.documentation):
@@ -213,6 +231,13 @@ def _wrong_types(policy: Policy) -> Iterator[str]:
             value = getattr(policy, name)
             if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
                 yield f"{name} must be {expected}, not {value!r}."
+    for name, kind, expected in (
+        *((name, int, "a whole number") for name in _LIMITS),
+        ("max_age", timedelta, "a timedelta or a number of seconds"),
+    ):
+        optional = getattr(policy, name)
+        if optional is not None and (not isinstance(optional, kind) or isinstance(optional, bool)):
+            yield f"{name} must be {expected} or None, not {optional!r}."
     status_path: object = policy.status_path
     if status_path is not None and not isinstance(status_path, str):
         yield f"status_path must be a string or None, not {status_path!r}."
@@ -233,6 +258,7 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _URL: Final = re.compile(r"[!-;=?-~]+")
 
 _DURATIONS: Final = ("ttl", "lease", "max_run", "wait")
+_LIMITS: Final = ("new_keys_per_minute", "active_keys", "lookups_per_minute")
 
 _TYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
     timedelta: ("a timedelta or a number of seconds", _DURATIONS),
@@ -241,7 +267,7 @@ _TYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
         ("max_body", "max_answer", "retry_after", "unknown_retry_after", "mismatch_status", "gone_status"),
     ),
     bool: ("True or False", ("required", "required_at_edge")),
-    str: ("a string", ("header", "expires_header", "replayed_header", "documentation")),
+    str: ("a string", ("header", "expires_header", "replayed_header", "documentation", "timestamp_header")),
     frozenset: ('a set of method names, such as {"POST", "PATCH"}', ("methods",)),
     KeyRules: ("a KeyRules", ("key",)),
     FingerprintRules: ("a FingerprintRules", ("fingerprint",)),

@@ -83,6 +83,8 @@ class Event(StrEnum):
     """Finding out, or trying, has been exhausted."""
     REQUEUE = "requeue"
     """An operator has a dead job tried again."""
+    REVIVE = "revive"
+    """An operator leaves a dead phased operation to the completer again."""
     EXPIRE = "expire"
     """Retention is over; the fact stays, the answer goes."""
     REAP = "reap"
@@ -136,7 +138,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.IN_PROGRESS, Event.GIVE_UP): State.DEAD_LETTER,
     (State.UNKNOWN, Event.GIVE_UP): State.DEAD_LETTER,
     (State.DEAD_LETTER, Event.REQUEUE): State.PENDING,
-    (State.DEAD_LETTER, Event.RESUME): State.IN_PROGRESS,
+    (State.DEAD_LETTER, Event.REVIVE): State.IN_PROGRESS,
     (State.COMPLETED, Event.EXPIRE): State.EXPIRED,
     (State.FAILED_RETRYABLE, Event.EXPIRE): State.EXPIRED,
     (State.COMPLETED, Event.REAP): None,

@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ..core.claim import Claim, scope_of, scope_part
@@ -29,17 +30,21 @@ from ..core.decide import (
     Withheld,
 )
 from ..core.fingerprint import fingerprint, fingerprint_as
+from ..core.freshness import stale_reason
 from ..core.header import KeyRefused, parse_key
 from ..core.outcome import Outcome
 from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
 from ..core.states import Mode
+from ..drivers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
 from ..drivers.run import run, run_in, run_in_async
-from ..drivers.url import drivers_for
+from ..drivers.url import Drivers, drivers_for
 from ..errors import (
     ConfigurationError,
+    CorruptRecord,
     DefinitionChanged,
+    LimitExceeded,
     NotSerialisable,
     SamekeyError,
     SchemaMismatch,
@@ -47,6 +52,7 @@ from ..errors import (
 )
 from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import Keys
+from ..stores.sql.limits import Limits
 from ..stores.sql.migrations import check, migrate
 from ..stores.sql.queries import queries_for
 from .atomic import ClaimedAtomic, LockedAtomic
@@ -59,6 +65,7 @@ from .input import Captured
 from .jobs import JobRegistry, enqueue_program
 from .keeper import Keeper
 from .leased import Leased
+from .lookups import LookupLimit
 from .operation import Running
 from .phased import Definition, PhasedWay, Run
 from .phases import AsyncPhasedOperation, PhasedOperation
@@ -107,16 +114,25 @@ class Engine:
         pool_size: int = 10,
         timeout: float = 5.0,
         digest_secret: bytes = b"samekey",
+        encryption: Cipher | None = None,
     ) -> None:
         self.url = url
         self.policy = policy or ietf()
         self.drivers = drivers_for(url, pool_size=pool_size, timeout=timeout)
+        if encryption is not None:
+            self.drivers = Drivers(
+                self.drivers.dialect,
+                EncryptedDriver(self.drivers.sync, encryption),
+                AsyncEncryptedDriver(self.drivers.aio, encryption),
+            )
         self.queries = queries_for(self.drivers.dialect, schema)
         self.keys = Keys(self.queries)
         self.breaker = Breaker()
         self.events = Events()
         self.keeper = Keeper(self.drivers.sync, self.keys.renew)
         self._digest_secret = digest_secret
+        self._limits = Limits(self.keys)
+        self._lookup_limit = LookupLimit(self.policy.lookups_per_minute)
         self._ready = False
         leased = Leased(self.keys, self.keeper)
         atomic: Way = (
@@ -227,6 +243,9 @@ class Engine:
             if refused.code == "missing" and not rules.required:
                 return None
             return refuse(Refusal(400, refused.detail, refused.code), policy)
+        stale = self._stale(exchange, policy)
+        if stale is not None:
+            return stale
         tenant = self.tenant_of(exchange, policy)
         if isinstance(tenant, Answer):
             return tenant
@@ -236,6 +255,11 @@ class Engine:
             logger.error("The store could not be used, so nothing was run: %s", error)
             self.events.emit("store.error", tenant=tenant, kind=type(error).__name__)
             return unavailable(policy, error)
+        except LimitExceeded as error:
+            return refuse(Refusal(429, str(error), "limited", error.retry_after), policy)
+        except CorruptRecord as error:
+            logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), error)
+            begun = Unreadable(str(error))
         return begun if isinstance(begun, Running) else verdict_answer(begun, policy)
 
     def claim_key(
@@ -245,6 +269,7 @@ class Engine:
         claim = self._claim(exchange, rules, tenant, key)
         way = self._ways[rules.mode]
         yield from self._get_ready()
+        yield from self._admit(claim, rules)
         begun = yield from way.begin(claim, rules, connection)
         if isinstance(begun, Outstanding) and rules.policy.on_in_progress == "wait":
             begun = yield from self._wait(way, claim, rules, connection, begun)
@@ -272,6 +297,32 @@ class Engine:
             begun = yield from way.begin(claim, rules, connection)
         return begun
 
+    def _admit(self, claim: Claim, rules: Rules) -> Flow[None]:
+        """Limits on new keys, where there are any; a retry of a known key is never limited."""
+        policy = rules.policy
+        if policy.new_keys_per_minute is None and policy.active_keys is None:
+            return
+        if (yield from ask(lambda: self.keys.look(claim, policy))) is not None:
+            return
+        exceeded = yield from ask(
+            lambda: self._limits.admit(
+                claim.tenant, per_minute=policy.new_keys_per_minute, active=policy.active_keys
+            )
+        )
+        if exceeded is not None:
+            raise LimitExceeded(
+                f"{exceeded.detail} Nothing was done; retry later with the same key.", exceeded.retry_after
+            )
+
+    def _stale(self, exchange: Exchange, policy: Policy) -> Answer | None:
+        """A request that is too old is refused before anything is looked up."""
+        if policy.max_age is None:
+            return None
+        name = policy.timestamp_header.lower().encode("latin-1")
+        value = next((v.decode("latin-1") for n, v in exchange.parts.headers if n == name), None)
+        reason = stale_reason(value, datetime.now(UTC), policy.max_age, policy.timestamp_header)
+        return None if reason is None else refuse(Refusal(400, reason, "stale"), policy)
+
     def _get_ready(self) -> Flow[None]:
         """Checks the schema once; a mismatch refuses the request with a sentence, not with a guess."""
         if not self._ready:
@@ -298,6 +349,8 @@ class Engine:
         mark = fingerprint(parts, policy.fingerprint)
         endpoint = f"{parts.method} {exchange.endpoint}"
         identity = [scope_part(tenant)]
+        if exchange.binding is not None:
+            identity.append(scope_part(exchange.binding(exchange.context) or ""))
         if policy.scope == "tenant+endpoint":
             identity.append(scope_part(endpoint))
         if policy.on_mismatch == "execute":
@@ -385,6 +438,10 @@ class Engine:
         return await self.drive_async(self._status(tenant, operation_id))
 
     def _status(self, tenant: str, operation_id: str) -> Flow[Answer]:
+        if self._lookup_limit.exceeded(tenant):
+            return refuse(
+                Refusal(429, "Too many look-ups. Come back in a minute.", "limited", 60), self.policy
+            )
         try:
             found = yield from ask(lambda: self.keys.read_by_id(operation_id))
         except (StoreError, SchemaMismatch) as error:

@@ -33,6 +33,8 @@ class Exchange:
     endpoint: str
     """The route's template where the router could be asked, else the path."""
     respond: Respond = raise_answered
+    binding: Callable[[Any], str | None] | None = None
+    """Gives the session or credential that the key is bound to as well."""
 
     running: Running | None = None
     answer: Answer | None = None

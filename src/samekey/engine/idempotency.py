@@ -34,6 +34,8 @@ class Idempotency(Engine):
     ``policy``: ``ietf()`` (the default), ``stripe()`` or ``stripe_v2()``, with any overrides.
 
     ``digest_secret``: keys the short digests that stand for keys in logs.
+
+    ``encryption``: encrypts stored requests and answers, see ``samekey.encryption``.
     """
 
     # Declaring handlers

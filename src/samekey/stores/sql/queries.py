@@ -29,6 +29,7 @@ _CLOCK: Final[Mapping[Dialect, str]] = {
     # unixepoch('subsec') is NULL before SQLite 3.42.
     "sqlite": "coalesce(:now, cast((julianday('now') - 2440587.5) * 86400000 as integer))",
 }
+_TABLES: Final = ("keys", "inputs", "phases", "jobs", "audit", "evidence", "limits")
 _DURABLE: Final = (
     "(current_setting('synchronous_commit') <> 'off'"
     " or set_config('synchronous_commit', 'on', true) is not null)"
@@ -97,15 +98,10 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         return {
             **words,
             "schema": quoted,
-            "keys": f"{quoted}.keys",
-            "inputs": f"{quoted}.inputs",
-            "phases": f"{quoted}.phases",
-            "jobs": f"{quoted}.jobs",
-            "audit": f"{quoted}.audit",
-            "evidence": f"{quoted}.evidence",
+            **{name: f"{quoted}.{name}" for name in _TABLES},
             "versions": f"{quoted}.schema_versions",
         }
-    tables = {name: f"samekey_{name}" for name in ("keys", "inputs", "phases", "jobs", "audit", "evidence")}
+    tables = {name: f"samekey_{name}" for name in _TABLES}
     return {**words, **tables, "versions": "samekey_schema_versions"}
 
 

@@ -67,8 +67,8 @@ returning {now}
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:resume}, locked_until = {now}, attempts = 1, error_code = null
-where id = :operation_id::text and mode = 'phased' and state = 'dead_letter' and {durable}
+update {keys} set state = {to:revive}, locked_until = {now}, attempts = 1, error_code = null
+where id = :operation_id::text and mode = 'phased' and state in ({from:revive}) and {durable}
 returning {now}
 
 -- name: revive_job

@@ -65,8 +65,8 @@ returning {now}
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:resume}, locked_until = {now}, attempts = 1, error_code = null
-where id = :operation_id and mode = 'phased' and state = 'dead_letter'
+update {keys} set state = {to:revive}, locked_until = {now}, attempts = 1, error_code = null
+where id = :operation_id and mode = 'phased' and state in ({from:revive})
 returning {now}
 
 -- name: revive_job

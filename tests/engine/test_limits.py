@@ -1,0 +1,100 @@
+"""Limits per tenant on new keys, on look-ups and on the age of requests (T3, T4)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from samekey import Idempotency, KeyReused, ietf
+from samekey.core.claim import scope_part
+from samekey.drivers.run import run
+from samekey.engine.lookups import MAX_CALLERS, LookupLimit
+from samekey.errors import LimitExceeded
+from samekey.stores.sql.limits import Exceeded, Limits
+from samekey.stores.sql.migrations import migrate
+
+MINUTE = 60_000
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    name = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    found: str = request.getfixturevalue(name)
+    return found
+
+
+@pytest.fixture
+def limited(url: str) -> Iterator[Idempotency]:
+    idempotency = Idempotency(url, policy=ietf(new_keys_per_minute=5, active_keys=8))
+    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    yield idempotency
+    idempotency.close()
+
+
+def test_new_keys_in_a_minute_are_counted_by_the_stores_clock(limited: Idempotency) -> None:
+    limits = Limits(limited.keys)
+
+    def admit(tenant: str, now: int) -> Exceeded | None:
+        return run(
+            limited.drivers.sync, lambda: limits.admit(scope_part(tenant), per_minute=3, active=None, now=now)
+        )
+
+    begin = 30 * MINUTE
+    assert [admit("a", begin + n) for n in range(3)] == [None] * 3
+    refused = admit("a", begin + 20_000)
+    assert isinstance(refused, Exceeded)
+    assert refused.retry_after == 40
+    assert admit("b", begin + 20_000) is None, "another tenant is unaffected"
+    assert admit("a", begin + MINUTE) is None, "the next minute begins anew"
+
+
+def test_a_retry_of_a_known_key_is_never_limited(limited: Idempotency) -> None:
+    for number in range(5):
+        assert limited.once(tenant="t", key=f"k{number}", run=partial(int, number)) == number
+    with pytest.raises(LimitExceeded, match="5 new keys"):
+        limited.once(tenant="t", key="one too many", run=lambda: pytest.fail("it ran"))
+    for number in range(5):
+        assert limited.once(tenant="t", key=f"k{number}", run=lambda: pytest.fail("it ran")) == number
+    with pytest.raises(KeyReused):
+        limited.once(tenant="t", key="k0", payload="another", run=lambda: pytest.fail("it ran"))
+    assert limited.once(tenant="other", key="k0", run=lambda: "fine") == "fine"
+
+
+def test_stored_keys_are_bounded_by_the_cap(url: str) -> None:
+    idempotency = Idempotency(url, policy=ietf(active_keys=20))
+    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    refused = 0
+    for number in range(50):
+        try:
+            idempotency.once(tenant="sprayer", key=f"k{number}", run=lambda: None)
+        except LimitExceeded:
+            refused += 1
+    stored = run(
+        idempotency.drivers.sync,
+        lambda: idempotency.resolver.operator.find(tenant=scope_part("sprayer"), limit=1000),
+    )
+    assert (len(stored), refused) == (20, 30)
+    # Neither a tenant whose name begins alike nor a longer one shares the cap.
+    assert idempotency.once(tenant="sprayer2", key="k", run=lambda: 1) == 1
+    assert idempotency.once(tenant="spray", key="k", run=lambda: 1) == 1
+    idempotency.close()
+
+
+def test_lookups_are_limited_per_caller_and_minute() -> None:
+    now = 0.0
+    limit = LookupLimit(2, clock=lambda: now)
+    assert [limit.exceeded("a") for _ in range(3)] == [False, False, True]
+    assert not limit.exceeded("b")
+    now = 60.0
+    assert not limit.exceeded("a")
+    assert not LookupLimit(None).exceeded("a")
+
+
+def test_the_lookup_limit_remembers_a_bounded_number_of_callers() -> None:
+    limit = LookupLimit(1, clock=time.monotonic)
+    for number in range(MAX_CALLERS + 5):
+        limit.exceeded(str(number))
+    assert len(limit._used) <= MAX_CALLERS
