@@ -19,6 +19,7 @@ from ..core.fingerprint import RequestParts
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..engine.exchange import Exchange, current_exchange
+from ..engine.gate import tenant_of
 from ..engine.idempotency import Idempotency
 from ..engine.operation import _current
 from ..engine.rules import Rules
@@ -140,7 +141,7 @@ class IdempotencyMiddleware:
 
     async def _status(self, scope: Scope, operation_id: str) -> Answer:
         exchange = self._exchange(scope, [], None)
-        tenant = self._idempotency.tenant_of(exchange, self._policy)
+        tenant = tenant_of(exchange, self._policy)
         if isinstance(tenant, Answer):
             return tenant
         return await self._idempotency.status_async(tenant, operation_id)

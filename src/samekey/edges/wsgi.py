@@ -17,6 +17,7 @@ from ..core.fingerprint import RequestParts
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..engine.exchange import Exchange, current_exchange
+from ..engine.gate import tenant_of
 from ..engine.idempotency import Idempotency
 from ..engine.operation import _current
 from ..engine.rules import Rules
@@ -101,7 +102,7 @@ class IdempotencyMiddleware:
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:
         exchange = self._exchange(environ, [], None)
-        tenant = self._idempotency.tenant_of(exchange, self._policy)
+        tenant = tenant_of(exchange, self._policy)
         return tenant if isinstance(tenant, Answer) else self._idempotency.status(tenant, operation_id)
 
 

@@ -11,26 +11,17 @@ import hashlib
 import hmac
 import inspect
 import logging
-import secrets
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ..core.claim import Claim, scope_of, scope_part
 from ..core.decide import (
-    Accepted,
-    Gone,
     Mismatch,
     Outstanding,
-    Replay,
-    Uncertain,
     Unreadable,
     Verdict,
-    Withheld,
 )
-from ..core.fingerprint import fingerprint, fingerprint_as
-from ..core.freshness import stale_reason
 from ..core.header import KeyRefused, parse_key
 from ..core.outcome import Outcome
 from ..core.policy import Policy, ietf
@@ -61,6 +52,7 @@ from .deferred import ClaimedDeferred, LockedDeferred
 from .events import Events
 from .exchange import Exchange
 from .flow import Flow, Pause, ask, drive, drive_async
+from .gate import claim_of, event_of, stale_answer, tenant_of
 from .input import Captured
 from .jobs import JobRegistry, enqueue_program
 from .keeper import Keeper
@@ -82,24 +74,6 @@ Lookup = Callable[[Record], Any]
 
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
-
-
-def _event_of(begun: Running | Verdict) -> str:
-    match begun:
-        case Running(reused=True):
-            return "reserve.reused"
-        case Running(attempts=attempts):
-            return "reserve.created" if attempts == 1 else "reserve.failed_retry"
-        case Mismatch():
-            return "reserve.key_misuse"
-        case Outstanding() | Accepted():
-            return "reserve.in_progress"
-        case Uncertain():
-            return "reserve.unknown"
-        case Unreadable():
-            return "store.error"
-        case Replay() | Withheld() | Gone():
-            return "reserve.replay"
 
 
 class Engine:
@@ -243,10 +217,10 @@ class Engine:
             if refused.code == "missing" and not rules.required:
                 return None
             return refuse(Refusal(400, refused.detail, refused.code), policy)
-        stale = self._stale(exchange, policy)
+        stale = stale_answer(exchange, policy)
         if stale is not None:
             return stale
-        tenant = self.tenant_of(exchange, policy)
+        tenant = tenant_of(exchange, policy)
         if isinstance(tenant, Answer):
             return tenant
         try:
@@ -266,7 +240,7 @@ class Engine:
         self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any
     ) -> Flow[Running | Verdict]:
         """Takes a key that has been read and found good, or says what stands in the way."""
-        claim = self._claim(exchange, rules, tenant, key)
+        claim = claim_of(exchange, rules, tenant, key)
         way = self._ways[rules.mode]
         yield from self._get_ready()
         yield from self._admit(claim, rules)
@@ -280,7 +254,7 @@ class Engine:
             logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), begun.detail)
         elif isinstance(begun, Mismatch):
             logger.warning("Key %s was used with another request", self.digest(tenant, key))
-        self.events.emit(_event_of(begun), tenant=tenant, mode=str(rules.mode), endpoint=exchange.endpoint)
+        self.events.emit(event_of(begun), tenant=tenant, mode=str(rules.mode), endpoint=exchange.endpoint)
         return begun
 
     def _wait(
@@ -314,64 +288,11 @@ class Engine:
                 f"{exceeded.detail} Nothing was done; retry later with the same key.", exceeded.retry_after
             )
 
-    def _stale(self, exchange: Exchange, policy: Policy) -> Answer | None:
-        """A request that is too old is refused before anything is looked up."""
-        if policy.max_age is None:
-            return None
-        name = policy.timestamp_header.lower().encode("latin-1")
-        value = next((v.decode("latin-1") for n, v in exchange.parts.headers if n == name), None)
-        reason = stale_reason(value, datetime.now(UTC), policy.max_age, policy.timestamp_header)
-        return None if reason is None else refuse(Refusal(400, reason, "stale"), policy)
-
     def _get_ready(self) -> Flow[None]:
         """Checks the schema once; a mismatch refuses the request with a sentence, not with a guess."""
         if not self._ready:
             yield from ask(lambda: check(self.queries))
             self._ready = True
-
-    def tenant_of(self, exchange: Exchange, policy: Policy) -> str | Answer:
-        try:
-            tenant: object = exchange.tenant(exchange.context)
-        except Exception:
-            logger.exception("The tenant resolver raised, so nothing was run")
-            return refuse(Refusal(500, "The caller could not be identified, so nothing was done."), policy)
-        if tenant is None or tenant == "":
-            return refuse(
-                Refusal(401, "An Idempotency-Key needs an authenticated caller. Nothing was done."), policy
-            )
-        if not isinstance(tenant, str):
-            logger.error("The tenant resolver gave %s; it must give a string", type(tenant).__name__)
-            return refuse(Refusal(500, "The caller could not be identified, so nothing was done."), policy)
-        return tenant
-
-    def _claim(self, exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
-        policy, parts = rules.policy, exchange.parts
-        mark = fingerprint(parts, policy.fingerprint)
-        endpoint = f"{parts.method} {exchange.endpoint}"
-        identity = [scope_part(tenant)]
-        if exchange.binding is not None:
-            identity.append(scope_part(exchange.binding(exchange.context) or ""))
-        if policy.scope == "tenant+endpoint":
-            identity.append(scope_part(endpoint))
-        if policy.on_mismatch == "execute":
-            # Without the secret's id: a new secret must not turn a retry into a new operation.
-            plain = fingerprint_as(parts, policy.fingerprint, "1")
-            assert plain is not None
-            identity.append(plain.hex())
-        return Claim(
-            id=secrets.token_hex(16),
-            attempt=secrets.token_hex(16),
-            scope=scope_of(*identity),
-            key=key,
-            tenant=identity[0],
-            endpoint=scope_part(endpoint)[1:],
-            fingerprint=mark.digest,
-            fingerprint_version=mark.version,
-            digest_as=functools.partial(fingerprint_as, parts, policy.fingerprint),
-            mode=rules.mode,
-            lease_ms=policy.lease_ms,
-            ttl_ms=policy.ttl_ms,
-        )
 
     def digest(self, tenant: str, key: str) -> str:
         """A short keyed digest that stands for a key in logs; the key itself is never written there."""

@@ -1,0 +1,108 @@
+"""The gate: what a raw request must show before any look-up, and the claim that is made of it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+from datetime import UTC, datetime
+
+from ..core.claim import Claim, scope_of, scope_part
+from ..core.decide import (
+    Accepted,
+    Gone,
+    Mismatch,
+    Outstanding,
+    Replay,
+    Uncertain,
+    Unreadable,
+    Verdict,
+    Withheld,
+)
+from ..core.fingerprint import fingerprint, fingerprint_as
+from ..core.freshness import stale_reason
+from ..core.policy import Policy
+from ..core.problem import Refusal, refuse
+from ..core.record import Answer
+from .exchange import Exchange
+from .operation import Running
+from .rules import Rules
+
+logger = logging.getLogger("samekey")
+
+
+def stale_answer(exchange: Exchange, policy: Policy) -> Answer | None:
+    """A request that is too old is refused before anything is looked up."""
+    if policy.max_age is None:
+        return None
+    name = policy.timestamp_header.lower().encode("latin-1")
+    value = next((v.decode("latin-1") for n, v in exchange.parts.headers if n == name), None)
+    reason = stale_reason(value, datetime.now(UTC), policy.max_age, policy.timestamp_header)
+    return None if reason is None else refuse(Refusal(400, reason, "stale"), policy)
+
+
+def tenant_of(exchange: Exchange, policy: Policy) -> str | Answer:
+    """Whose key it is; a refusal where nobody can tell."""
+    try:
+        tenant: object = exchange.tenant(exchange.context)
+    except Exception:
+        logger.exception("The tenant resolver raised, so nothing was run")
+        return refuse(Refusal(500, "The caller could not be identified, so nothing was done."), policy)
+    if tenant is None or tenant == "":
+        return refuse(
+            Refusal(401, "An Idempotency-Key needs an authenticated caller. Nothing was done."), policy
+        )
+    if not isinstance(tenant, str):
+        logger.error("The tenant resolver gave %s; it must give a string", type(tenant).__name__)
+        return refuse(Refusal(500, "The caller could not be identified, so nothing was done."), policy)
+    return tenant
+
+
+def claim_of(exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
+    """The claim of a request, with ids that were never used before."""
+    policy, parts = rules.policy, exchange.parts
+    mark = fingerprint(parts, policy.fingerprint)
+    endpoint = f"{parts.method} {exchange.endpoint}"
+    identity = [scope_part(tenant)]
+    if exchange.binding is not None:
+        identity.append(scope_part(exchange.binding(exchange.context) or ""))
+    if policy.scope == "tenant+endpoint":
+        identity.append(scope_part(endpoint))
+    if policy.on_mismatch == "execute":
+        # Without the secret's id: a new secret must not turn a retry into a new operation.
+        plain = fingerprint_as(parts, policy.fingerprint, "1")
+        assert plain is not None
+        identity.append(plain.hex())
+    return Claim(
+        id=secrets.token_hex(16),
+        attempt=secrets.token_hex(16),
+        scope=scope_of(*identity),
+        key=key,
+        tenant=identity[0],
+        endpoint=scope_part(endpoint)[1:],
+        fingerprint=mark.digest,
+        fingerprint_version=mark.version,
+        digest_as=functools.partial(fingerprint_as, parts, policy.fingerprint),
+        mode=rules.mode,
+        lease_ms=policy.lease_ms,
+        ttl_ms=policy.ttl_ms,
+    )
+
+
+def event_of(begun: Running | Verdict) -> str:
+    """What metrics call the outcome of a claim."""
+    match begun:
+        case Running(reused=True):
+            return "reserve.reused"
+        case Running(attempts=attempts):
+            return "reserve.created" if attempts == 1 else "reserve.failed_retry"
+        case Mismatch():
+            return "reserve.key_misuse"
+        case Outstanding() | Accepted():
+            return "reserve.in_progress"
+        case Uncertain():
+            return "reserve.unknown"
+        case Unreadable():
+            return "store.error"
+        case Replay() | Withheld() | Gone():
+            return "reserve.replay"
