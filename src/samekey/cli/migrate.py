@@ -48,11 +48,10 @@ def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool) -> Non
         typer.echo(script(queries), nl=False)
         return
     try:
-        if check_only:
-            run(drivers.sync, lambda: check(queries))
-        else:
+        if not check_only:
             for migration in run(drivers.sync, lambda: migrate(queries)):
                 typer.echo(f"applied {migration.version:04d} {migration.name}")
+        run(drivers.sync, lambda: check(queries))
         typer.echo(f"The tables have version {code_version(drivers.dialect)}.")
     finally:
         drivers.sync.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import asyncpg
 
@@ -18,12 +18,10 @@ from ..errors import (
     ConnectionLost,
     OpenTransaction,
     SamekeyError,
-    StoreBusy,
     StoreUnavailable,
 )
+from .pool import AsyncPool
 from .sqlstate import from_sqlstate
-
-T = TypeVar("T")
 
 _CONNECTION_ERRORS = (
     asyncpg.InterfaceError,
@@ -33,6 +31,14 @@ _CONNECTION_ERRORS = (
 )
 
 
+_RESET = (
+    "select pg_advisory_unlock_all(); close all; unlisten *; reset all; reset role; "
+    "reset session authorization; discard temp"
+)
+
+Connections: TypeAlias = AsyncPool[Any]
+
+
 class AsyncpgDriver:
     """``timeout`` bounds every wait: for a connection, for a connect, for one statement of ours."""
 
@@ -40,88 +46,77 @@ class AsyncpgDriver:
         self._url = url
         self._pool_size = pool_size
         self.timeout = timeout
-        self._pools: dict[str, asyncpg.Pool] = {}
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
-        self._making = asyncio.Lock()
+        self._made: tuple[Connections, Connections] | None = None
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        pool = await self._pool("statements")
+        pool = self._pools()[0]
         sql, parameters = statement.render("numeric")
-        connection = await self._acquire(pool)
+        connection = await pool.take()
         try:
             rows: Sequence[Row] = await connection.fetch(sql, *parameters, timeout=self.timeout)
             return rows
         except Exception as error:
             translated = translate(error)
             if isinstance(translated, StoreUnavailable):
-                # Its siblings died of the same cause; let the pool replace them.
-                await pool.expire_connections()
+                # Its siblings died of the same cause.
+                pool.drop_idle()
             raise translated from error
         finally:
-            await _give_back(pool, connection)
+            pool.give_back(connection)
 
     async def open(self, connection: Any = None) -> AsyncpgSession:
         if connection is not None:
             return await AsyncpgSession.begin(self, connection, pool=None)
-        pool = await self._pool("operations")
-        held = await self._acquire(pool)
+        pool = self._pools()[1]
+        try:
+            return await self._open(pool)
+        except ConnectionLost:
+            # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
+            pool.drop_idle()
+            return await self._open(pool)
+
+    async def _open(self, pool: Connections) -> AsyncpgSession:
+        held = await pool.take()
         try:
             return await AsyncpgSession.begin(self, held, pool=pool)
-        except SamekeyError as error:
-            await _give_back(pool, held)
-            if not isinstance(error, StoreUnavailable):
-                raise
-            # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
-            await pool.expire_connections()
-            held = await self._acquire(pool)
-            return await AsyncpgSession.begin(self, held, pool=pool)
+        except BaseException:
+            pool.give_back(held)
+            raise
 
     async def close(self) -> None:
-        pools, self._pools = list(self._pools.values()), {}
+        pools, self._made = self._made or (), None
         if self._home == self._here():
             for pool in pools:
-                pool.terminate()
+                pool.drop_idle()
 
-    async def _acquire(self, pool: asyncpg.Pool) -> Any:
+    def _pools(self) -> tuple[Connections, Connections]:
+        """For short statements of ours, and for handlers that hold a connection."""
+        here = self._here()
+        if self._made is None or self._home != here:
+            # Connections belong to one event loop of one process; those of another are left alone.
+            self._home = here
+            self._made = (self._make_pool(), self._make_pool())
+        return self._made
+
+    def _make_pool(self) -> Connections:
+        return AsyncPool(
+            self._connect,
+            asyncpg.Connection.terminate,
+            size=self._pool_size,
+            timeout=self.timeout,
+            usable=_usable,
+        )
+
+    async def _connect(self) -> asyncpg.Connection:
         try:
-            return await pool.acquire(timeout=self.timeout)
-        except TimeoutError as error:
-            raise StoreBusy(
-                f"No connection was free within {self.timeout:g} s. Does a handler take a second "
-                "connection while it holds its own? Retry with the same key."
-            ) from error
+            return await asyncpg.connect(self._url, timeout=self.timeout)
         except Exception as error:
             translated = translate(error)
-            if isinstance(translated, ConnectionLost):
-                # There was none to lose, and trying again at once would only take longer.
+            if isinstance(translated, StoreUnavailable):
+                # Not a lost connection: there was none, and trying again at once would only take longer.
                 raise StoreUnavailable(f"PostgreSQL cannot be reached: {error}") from error
             raise translated from error
-
-    async def _pool(self, name: str) -> asyncpg.Pool:
-        here = self._here()
-        if self._home != here:
-            # Connections belong to one event loop of one process; those of another are left alone.
-            self._home, self._pools, self._making = here, {}, asyncio.Lock()
-        if name in self._pools:
-            return self._pools[name]
-        async with self._making:
-            if name not in self._pools:
-                self._pools[name] = await self._make_pool(name)
-            return self._pools[name]
-
-    async def _make_pool(self, name: str) -> asyncpg.Pool:
-        try:
-            return await asyncpg.create_pool(
-                self._url,
-                min_size=0,
-                max_size=self._pool_size,
-                timeout=self.timeout,
-                # Our statements leave no session state behind. A handler's SET must not meet the next
-                # caller, who may be another tenant: its connections are reset when they come back.
-                reset=_no_reset if name == "statements" else None,
-            )
-        except Exception as error:
-            raise translate(error) from error
 
     @staticmethod
     def _here() -> tuple[int, asyncio.AbstractEventLoop]:
@@ -132,7 +127,7 @@ class AsyncpgSession:
     """One transaction, opened through asyncpg's own object, so that the handler can nest savepoints."""
 
     def __init__(
-        self, driver: AsyncpgDriver, connection: Any, transaction: Any, pool: asyncpg.Pool | None
+        self, driver: AsyncpgDriver, connection: Any, transaction: Any, pool: Connections | None
     ) -> None:
         self._driver = driver
         self._connection = connection
@@ -141,14 +136,16 @@ class AsyncpgSession:
 
     @classmethod
     async def begin(
-        cls, driver: AsyncpgDriver, connection: Any, *, pool: asyncpg.Pool | None
+        cls, driver: AsyncpgDriver, connection: Any, *, pool: Connections | None
     ) -> AsyncpgSession:
+        if connection.is_closed():
+            raise ConnectionLost("The connection that was given for atomic work is closed.")
         if connection.is_in_transaction():
             raise OpenTransaction
         # On our own connection the level is ours to say; on the user's it is checked, not overruled.
         isolation = "read_committed" if pool is not None else None
-        transaction = connection.transaction(isolation=isolation)
         try:
+            transaction = connection.transaction(isolation=isolation)
             await transaction.start()
         except Exception as error:
             raise translate(error) from error
@@ -176,13 +173,11 @@ class AsyncpgSession:
 
     async def commit(self) -> None:
         try:
-            await asyncio.wait_for(self._transaction.commit(), self._driver.timeout)
+            async with asyncio.timeout(self._driver.timeout):
+                await self._transaction.commit()
         except (TimeoutError, *_CONNECTION_ERRORS) as error:
-            await self._abandon()
+            self._abandon()
             raise CommitUncertain(f"The acknowledgement of COMMIT was lost: {error}") from error
-        except asyncio.CancelledError:
-            await self._abandon()
-            raise
         except asyncpg.PostgresError as error:
             # The server answered, and the answer was no (a deferred constraint, say).
             await self._leave()
@@ -190,38 +185,40 @@ class AsyncpgSession:
             if isinstance(translated, StoreUnavailable):
                 raise CommitUncertain(f"COMMIT was cut short: {error}") from error
             raise translated from error
+        except BaseException:
+            self._abandon()
+            raise
         await self._leave()
 
     async def rollback(self) -> None:
         try:
-            await asyncio.wait_for(self._transaction.rollback(), self._driver.timeout)
+            async with asyncio.timeout(self._driver.timeout):
+                await self._transaction.rollback()
         except Exception:
             # Ended already or broken: closing the connection makes the server roll back for certain.
-            await self._abandon()
+            self._abandon()
             return
         await self._leave()
 
     async def _leave(self) -> None:
         if self._pool is None:
             return
-        if self._connection.is_in_transaction():
+        try:
+            # What a handler set must not meet the next caller, who may be another tenant.
+            await self._connection.execute(_RESET, timeout=self._driver.timeout)
+        except Exception:
             self._connection.terminate()
-        await _give_back(self._pool, self._connection)
+        self._pool.give_back(self._connection)
 
-    async def _abandon(self) -> None:
+    def _abandon(self) -> None:
         self._connection.terminate()
-        await self._leave()
+        if self._pool is not None:
+            self._pool.give_back(self._connection)
 
 
-async def _give_back(pool: asyncpg.Pool, connection: Any) -> None:
-    try:
-        await asyncio.shield(pool.release(connection))
-    except (*_CONNECTION_ERRORS, asyncpg.PostgresError):
-        connection.terminate()
-
-
-async def _no_reset(_connection: Any) -> None:
-    return None
+def _usable(connection: Any) -> bool:
+    """Open and idle. Whatever was left in another state is not worth mending."""
+    return not connection.is_closed() and not connection.is_in_transaction()
 
 
 def translate(error: Exception) -> Exception:

@@ -11,17 +11,50 @@ from typing import Any
 
 import psycopg
 import psycopg.conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.adapt import AdaptersMap, Loader
+from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import tuple_row
 
 from ..core.program import Row, Statement
-from ..errors import CommitUncertain, ConnectionLost, OpenTransaction, SamekeyError, StoreUnavailable
+from ..errors import (
+    CommitUncertain,
+    ConnectionLost,
+    OpenTransaction,
+    SamekeyError,
+    StoreError,
+    StoreUnavailable,
+)
 from .pool import Pool
 from .sqlstate import from_sqlstate
 
 Connection = psycopg.Connection[Any]
 
-_RESET = "reset all; reset role; reset session authorization; unlisten *; select pg_advisory_unlock_all()"
+_RESET = (
+    "reset all; reset role; reset session authorization; unlisten *; discard temp; "
+    "select pg_advisory_unlock_all()"
+)
+_ADAPTERS = AdaptersMap(psycopg.adapters)
+"""As they were when this module was loaded: a user's own must not change what we read and write."""
+
+
+class _Text(Loader):
+    """Text is UTF-8, also on a connection that claims to have no encoding and would give bytes."""
+
+    format = Format.BINARY
+
+    def load(self, data: Any) -> str:
+        return bytes(data).decode()
+
+
+_ADAPTERS.register_loader("text", _Text)
+
+
+class _OurCursor(psycopg.Cursor[tuple[Any, ...]]):
+    """A cursor that goes by our adapters, on whatever connection."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return _ADAPTERS
 
 
 class PsycopgDriver:
@@ -73,7 +106,8 @@ class PsycopgDriver:
         settings.setdefault("tcp_user_timeout", round(self._timeout * 1000))
         if statement_timeout:
             # Ours are short; a handler's statements are its own business.
-            settings.setdefault("options", f"-c statement_timeout={round(self._timeout * 1000)}")
+            own = settings.get("options") or ""
+            settings["options"] = f"-c statement_timeout={round(self._timeout * 1000)} {own}".strip()
         conninfo = psycopg.conninfo.make_conninfo(**settings)
         return Pool(
             lambda: _connect(conninfo),
@@ -104,6 +138,8 @@ class PsycopgSession:
     """One transaction, opened through psycopg's own object, so that it refuses the handler's commit."""
 
     def __init__(self, connection: Connection, *, pool: Pool[Connection] | None) -> None:
+        if connection.closed:
+            raise ConnectionLost("The connection that was given for atomic work is closed.")
         if connection.info.transaction_status != TransactionStatus.IDLE:
             raise OpenTransaction
         self._connection = connection
@@ -150,25 +186,39 @@ class PsycopgSession:
     def _leave(self) -> None:
         if self._pool is None:
             return
+        connection = self._connection
+        if connection._adapters is not None:
+            # The handler registered adapters of its own, which nothing takes back.
+            connection.close()
         try:
-            if _usable(self._connection):
-                # A handler's SET must not meet the next caller, who may be another tenant.
-                self._connection.execute(_RESET)
+            if _usable(connection):
+                # What a handler set must not meet the next caller, who may be another tenant.
+                connection.execute(_RESET)
+                connection.row_factory = tuple_row
+                connection.cursor_factory = psycopg.Cursor
+                connection.prepare_threshold = 5
+                connection.autocommit = True
+                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+                connection.read_only = connection.deferrable = None
         except psycopg.Error:
-            self._connection.close()
-        self._pool.give_back(self._connection)
+            connection.close()
+        self._pool.give_back(connection)
 
 
 def _execute(connection: Connection, statement: Statement) -> Sequence[Row]:
     sql, parameters = statement.render("format")
     try:
-        # A cursor of our own making: the user's connection may have other factories.
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        with _OurCursor(connection, row_factory=tuple_row) as cursor:
             cursor.execute(sql.encode(), parameters, binary=True)
             return cursor.fetchall() if cursor.description else ()
+    except UnicodeError as error:
+        raise StoreError(f"The connection's encoding cannot carry this: {error}") from error
     except psycopg.Error as error:
         raise _translate(error) from error
 
 
 def _translate(error: psycopg.Error) -> SamekeyError:
-    return from_sqlstate(error.sqlstate, str(error).strip() or type(error).__name__)
+    message = str(error).strip() or type(error).__name__
+    if error.sqlstate is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
+        return StoreError(f"PostgreSQL cannot take this: {message}")  # refused before it was sent
+    return from_sqlstate(error.sqlstate, message)

@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,7 @@ class SQLiteDriver:
         self._pool: Pool[HandlerConnection] = Pool(self._connect, HandlerConnection.close)
         self.take = self._pool.take
         self.give_back = self._pool.give_back
+        self.let_go = self._pool.let_go
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         connection = self.take()
@@ -126,11 +128,27 @@ class SQLiteDriver:
                 check_same_thread=False,
                 factory=HandlerConnection,
             )
-            connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma synchronous = full")
         except sqlite3.Error as error:
             raise _translate(error) from error
+        try:
+            self._use_wal(connection)
+            connection.execute("pragma synchronous = full")
+        except sqlite3.Error as error:
+            connection.close()
+            raise _translate(error) from error
         return connection
+
+    def _use_wal(self, connection: sqlite3.Connection) -> None:
+        """Switching a new file to WAL does not wait for another process that does the same."""
+        give_up = time.monotonic() + self._busy_seconds
+        while True:
+            try:
+                connection.execute("pragma journal_mode = wal")
+                return
+            except sqlite3.OperationalError as error:
+                if _primary_code(error) not in _BUSY or time.monotonic() >= give_up:
+                    raise
+            time.sleep(0.01)
 
 
 class SQLiteSession:
@@ -139,11 +157,14 @@ class SQLiteSession:
     def __init__(self, driver: SQLiteDriver) -> None:
         self._driver = driver
         self._held: HandlerConnection | None = None
+        self._lent = False
         self._changes = 0
 
     @property
     def connection(self) -> sqlite3.Connection:
-        return self._begin()
+        connection = self._begin()
+        self._lent = True
+        return connection
 
     def wrote(self) -> bool:
         return self._held is not None and self._held.total_changes != self._changes
@@ -164,7 +185,7 @@ class SQLiteSession:
             # SQLite says for certain that it did not commit; the transaction is still open.
             self.rollback()
             raise _translate(error) from error
-        self._give_back()
+        self._leave()
 
     def rollback(self) -> None:
         if self._held is None:
@@ -174,10 +195,8 @@ class SQLiteSession:
             if self._held.in_transaction:
                 self._held.execute("rollback")
         except sqlite3.Error:
-            self._held.close()
-            self._held = None
-            return
-        self._give_back()
+            self._lent = True  # in whatever state it is, nobody shall have it
+        self._leave()
 
     def _begin(self) -> HandlerConnection:
         if self._held is None:
@@ -188,18 +207,20 @@ class SQLiteSession:
                 self._driver.give_back(connection)
                 raise _translate(error) from error
             self._changes = connection.total_changes
-            connection.row_factory = None
             connection.guard()
             self._held = connection
         return self._held
 
-    def _give_back(self) -> None:
-        if self._held is not None:
-            # A handler may have set its own; the next user must not inherit them.
-            self._held.row_factory = None
-            self._held.text_factory = str
-            self._driver.give_back(self._held)
-            self._held = None
+    def _leave(self) -> None:
+        connection, self._held = self._held, None
+        if connection is None:
+            return
+        if self._lent:
+            # A handler may have set pragmas, functions, factories: nobody else shall inherit them, and
+            # a new connection costs a fraction of a millisecond.
+            self._driver.let_go(connection)
+        else:
+            self._driver.give_back(connection)
 
 
 def _execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[Row]:
@@ -214,10 +235,13 @@ def _execute(connection: sqlite3.Connection, statement: Statement) -> Sequence[R
     return rows
 
 
-def _translate(error: sqlite3.Error) -> StoreError | SchemaMismatch:
+def _primary_code(error: sqlite3.Error) -> int | None:
     code = getattr(error, "sqlite_errorcode", None)
-    primary = code & 0xFF if isinstance(code, int) else None
-    if primary in _BUSY:
+    return code & 0xFF if isinstance(code, int) else None
+
+
+def _translate(error: sqlite3.Error) -> StoreError | SchemaMismatch:
+    if _primary_code(error) in _BUSY:
         return StoreBusy("The SQLite database is locked by another writer. Retry with the same key.")
     if "no such table" in str(error):
         return SchemaMismatch("The tables of samekey are missing. Create them: samekey migrate URL")

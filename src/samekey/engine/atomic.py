@@ -280,6 +280,8 @@ class ClaimedAtomic(_Atomic):
         self._keeper = keeper
 
     def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
+        # It begins at its first use and is refused here, if at all, before anything is claimed.
+        session = yield Open(connection)
         decision = yield from ask(lambda: self._keys.claim(claim, rules.policy))
         if not isinstance(decision, Execute):
             return decision
@@ -287,7 +289,7 @@ class ClaimedAtomic(_Atomic):
         lease = record.lease(claim.lease_ms)
         self._keeper.watch(lease, max_run_of(rules))
         operation = Operation(claim, record.id)
-        operation._session = yield Open(connection)
+        operation._session = session
         running = Running(claim, rules, operation, lease=lease, session=operation._session)
         running.expires_at = record.expires_at
         running.attempts, running.reused = record.attempts, decision.reused

@@ -8,6 +8,7 @@ not kept alive for ever.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -60,13 +61,14 @@ class Keeper:
         self._late: list[_Late] = []
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._wakes_at = math.inf
 
     def watch(self, lease: Lease, max_run_ms: int) -> None:
         """Keeps the lease alive until it is forgotten or its longest run is over."""
         now = time.monotonic()
         beat = lease.duration_ms / 1000 / BEATS_PER_LEASE
         watch = _Watch(lease, now + max_run_ms / 1000, now + beat, now + _held_for(lease))
-        self._add(lambda: self._watched.update({lease.attempt: watch}))
+        self._add(lambda: self._watched.update({lease.attempt: watch}), watch.due)
 
     def remaining(self, lease: Lease) -> float:
         """Seconds for which the lease is certainly still ours; 0 if it is lost or not known."""
@@ -81,7 +83,7 @@ class Keeper:
     def record_later(self, lease: Lease, factory: Callable[[], Program[Any]]) -> None:
         """Tries an outcome again until the lease would have ended; the lease is not renewed for it."""
         until = time.monotonic() + lease.duration_ms / 1000
-        self._add(lambda: self._late.append(_Late(factory, until)))
+        self._add(lambda: self._late.append(_Late(factory, until)), 0.0)
 
     def stop(self) -> None:
         """Ends the thread. Leases that are still live then run out by themselves."""
@@ -92,7 +94,7 @@ class Keeper:
         if thread is not None and self._pid == os.getpid():
             thread.join(timeout=10)
 
-    def _add(self, change: Callable[[], None]) -> None:
+    def _add(self, change: Callable[[], None], due: float) -> None:
         if self._pid != os.getpid():
             self._start_anew()
         with self._wake:
@@ -101,13 +103,18 @@ class Keeper:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="samekey-keeper", daemon=True)
                 self._thread.start()
-            self._wake.notify()
+            elif due < self._wakes_at:
+                # Only then: waking the thread for every operation would cost more than the operation.
+                self._wake.notify()
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._stopping, self._pause())
-                if self._stopping:
+                pause = self._pause()
+                self._wakes_at = math.inf if pause is None else time.monotonic() + pause
+                if not self._stopping:
+                    self._wake.wait(pause)
+                if self._told_to_stop():
                     return
             try:
                 self._renew_due()
@@ -118,6 +125,9 @@ class Keeper:
             except Exception:
                 logger.exception("samekey could not renew its leases and will try again")
                 time.sleep(1)
+
+    def _told_to_stop(self) -> bool:
+        return self._stopping
 
     def _pause(self) -> float | None:
         """Until the next beat; None while there is nothing to keep."""

@@ -14,7 +14,7 @@ from ...core.policy import Policy
 from ...core.program import Program, Statement, Value
 from ...core.record import Answer
 from ...core.states import State
-from ...errors import OpenTransaction, WrongIsolation
+from ...errors import ConfigurationError, OpenTransaction, WrongIsolation
 from .keys import Keys, Seen, answer_values, claim_values
 
 
@@ -69,11 +69,19 @@ class AtomicKeys:
             {
                 "lock": lock_number(claim.scope, claim.key),
                 "max_run_ms": str(max_run_ms),
+                "probe_text": "probe",
+                "probe_bytes": b"\x00\xff",
                 "now": now,
             },
         )
-        locked, began, backend, isolation, has_written, _ = rows[0]
-        assert isinstance(began, int) and isinstance(backend, int)
+        locked, began, backend, isolation, has_written, *probe, _ = rows[0]
+        trusted = probe == [1, "probe", b"\x00\xff"]
+        if not trusted or not isinstance(began, int) or not isinstance(backend, int):
+            raise ConfigurationError(
+                "This connection has a codec of its own for text, bigint or bytea, so what is stored "
+                "through it cannot be trusted. Nothing was run. Give atomic handlers a connection without "
+                "one, or set the codec on another type."
+            )
         if isolation != "read committed":
             raise WrongIsolation(str(isolation))
         if has_written:

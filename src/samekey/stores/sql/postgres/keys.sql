@@ -149,6 +149,9 @@ select
     pg_backend_pid()::bigint,
     current_setting('transaction_isolation'),
     (pg_current_xact_id_if_assigned() is not null)::int::bigint,
+    (:probe_text::text = 'probe' and :probe_bytes::bytea = decode('00ff', 'hex'))::int::bigint,
+    :probe_text::text,
+    :probe_bytes::bytea,
     set_config('idle_in_transaction_session_timeout', :max_run_ms::text, true)
 where {durable}
 

@@ -1,0 +1,42 @@
+"""Stores for the tests of this folder: a migrated PostgreSQL database for the run, and what is around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from samekey.drivers.run import run
+from samekey.drivers.url import Drivers, drivers_for
+from samekey.stores.sql.migrations import migrate
+from samekey.stores.sql.queries import queries_for
+from samekey.testing.postgres import NamedServer
+from tests.stores.crash_scenarios import execute, prepare
+
+pytest.register_assert_rewrite(
+    *(f"samekey.testing.conformance_{part}" for part in ("subject", "claims", "leases", "records"))
+)
+
+
+def migrated(url: str) -> Drivers:
+    """The drivers of a URL whose tables are there."""
+    drivers = drivers_for(url)
+    run(drivers.sync, lambda: migrate(queries_for(drivers.dialect)))
+    return drivers
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_session_url: str) -> str:
+    """One migrated PostgreSQL database for the run: for tests that keep to a scope of their own."""
+    drivers = migrated(postgres_session_url)
+    drivers.sync.close()
+    return postgres_session_url
+
+
+@pytest.fixture(scope="session")
+def hostile_url(postgres_server: NamedServer) -> str:
+    """A migrated database with a table for effects, and a schema whose tables are named like ours."""
+    url = postgres_server.create_database()
+    prepare(url)
+    execute(url, "create schema hostile")
+    execute(url, "create table hostile.keys (nothing int)")
+    execute(url, "create table hostile.schema_versions (nothing int)")
+    return url

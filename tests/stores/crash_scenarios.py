@@ -1,0 +1,119 @@
+"""What the crash tests run: whole guarded requests and single programs, on any store, sync and async.
+
+Importable by name, because the processes that are killed import it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import psycopg
+
+from samekey import Idempotency
+from samekey.core.fingerprint import RequestParts
+from samekey.core.record import Answer
+from samekey.core.states import Mode
+from samekey.drivers.run import run
+from samekey.engine.exchange import Exchange
+from samekey.engine.operation import Running
+from samekey.engine.rules import rules_from
+from samekey.engine.way import Handled
+from samekey.stores.sql.migrations import migrate
+from samekey.testing.crash import Points
+
+PAID = Answer(201, ((b"content-type", b"text/plain"),), b"paid")
+
+
+def prepare(url: str) -> None:
+    """The tables of samekey, and one for the effects."""
+    idempotency = Idempotency(url)
+    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    idempotency.close()
+    execute(url, "create table effects (label text)")
+
+
+def execute(url: str, sql: str) -> list[Any]:
+    """One statement on a connection of its own, committed: the world outside of samekey."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as connection, connection:
+            return connection.execute(sql).fetchall()
+    with psycopg.connect(url) as server:
+        cursor = server.execute(sql.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def effects(url: str, label: str) -> int:
+    count: int = execute(url, f"select count(*) from effects where label = '{label}'")[0][0]
+    return count
+
+
+def end_lease(url: str, label: str) -> None:
+    """As if the lease's time had passed: the holder is dead and will not renew it."""
+    keys = "samekey_keys" if url.startswith("sqlite") else "samekey.keys"
+    execute(url, f"update {keys} set locked_until = 1 where key = '{label}' and state = 'in_progress'")
+
+
+def state_of(url: str, label: str) -> str | None:
+    keys = "samekey_keys" if url.startswith("sqlite") else "samekey.keys"
+    rows = execute(url, f"select state from {keys} where key = '{label}'")
+    return None if not rows else str(rows[0][0])
+
+
+def guarded_request(points: Points, url: str, mode: Mode, style: str) -> Answer | None:
+    """One request through the engine; the answer that would have been sent."""
+    return asyncio.run(_async_request(points, url, mode)) if style == "async" else _sync(points, url, mode)
+
+
+def exchange_of(label: str) -> Exchange:
+    headers = ((b"content-type", b"application/json"),)
+    parts = RequestParts("POST", "/payments", b"", headers, b'{"amount": 5}')
+    return Exchange(parts, [label.encode()], {}, lambda _context: "tenant", "/payments")
+
+
+def _insert(label: str) -> str:
+    return f"insert into effects values ('{label}')"
+
+
+def _sync(points: Points, url: str, mode: Mode) -> Answer | None:
+    idempotency = Idempotency(url)
+    points.watch(idempotency)
+    try:
+        rules = rules_from(idempotency.policy, mode, {})
+        begun = idempotency.begin(exchange_of(points.label), rules)
+        if not isinstance(begun, Running):
+            return begun
+        points.reach("before the effect")
+        if mode is Mode.ATOMIC:
+            begun.operation.connection.execute(_insert(points.label))
+        else:
+            execute(url, _insert(points.label))
+        points.reach("after the effect")
+        finished = idempotency.finish(begun, Handled(PAID))
+        points.reach("before the answer is sent")
+        return finished.answer
+    finally:
+        idempotency.close()
+
+
+async def _async_request(points: Points, url: str, mode: Mode) -> Answer | None:
+    idempotency = Idempotency(url)
+    points.watch(idempotency)
+    try:
+        rules = rules_from(idempotency.policy, mode, {})
+        begun = await idempotency.begin_async(exchange_of(points.label), rules)
+        if not isinstance(begun, Running):
+            return begun
+        points.reach("before the effect")
+        if mode is Mode.ATOMIC:
+            await begun.operation.connection.execute(_insert(points.label))
+        else:
+            execute(url, _insert(points.label))
+        points.reach("after the effect")
+        finished = await idempotency.finish_async(begun, Handled(PAID))
+        points.reach("before the answer is sent")
+        return finished.answer
+    finally:
+        await idempotency.aclose()

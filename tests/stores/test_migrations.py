@@ -1,0 +1,375 @@
+"""The schema: made once, by any number of migrators, by any tool, and refused in words if it does not fit."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from samekey import Idempotency, ietf
+from samekey.core.decide import Execute
+from samekey.core.record import Answer
+from samekey.core.states import Mode
+from samekey.drivers.run import run
+from samekey.drivers.url import drivers_for
+from samekey.engine.rules import rules_from
+from samekey.errors import ConfigurationError, SchemaMismatch
+from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.migrations import check, code_version, migrate, migrations, script
+from samekey.stores.sql.queries import Queries, queries_for
+from samekey.testing.conformance import new_claim
+from samekey.testing.postgres import NamedServer
+from samekey.testing.processes import Turn, race
+from tests.stores.crash_scenarios import exchange_of
+from tests.stores.schemas import describe, execute, execute_script
+
+STORES = ("sqlite", "postgres")
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+def queries_of(url: str, schema: str = "samekey") -> Queries:
+    return queries_for("sqlite" if url.startswith("sqlite") else "postgres", schema)
+
+
+def migrate_url(url: str, schema: str = "samekey") -> list[int]:
+    drivers, queries = drivers_for(url), queries_of(url, schema)
+    try:
+        return [migration.version for migration in run(drivers.sync, lambda: migrate(queries))]
+    finally:
+        drivers.sync.close()
+
+
+def check_url(url: str, schema: str = "samekey") -> None:
+    drivers, queries = drivers_for(url), queries_of(url, schema)
+    try:
+        run(drivers.sync, lambda: check(queries))
+    finally:
+        drivers.sync.close()
+
+
+def versions_table(url: str) -> str:
+    return queries_of(url).expand("{versions}")
+
+
+def all_versions(url: str) -> list[int]:
+    return [migration.version for migration in migrations(queries_of(url).dialect)]
+
+
+# ------------------------------------------------------------------ making it
+
+
+def test_a_fresh_database_gets_every_version(url: str) -> None:
+    assert migrate_url(url) == all_versions(url)
+    check_url(url)
+    noted = [row[0] for row in describe(url)["versions"]]
+    assert noted == all_versions(url) == list(range(1, code_version(queries_of(url).dialect) + 1))
+
+
+def test_a_second_run_does_nothing(url: str) -> None:
+    migrate_url(url)
+    before = describe(url)
+    assert migrate_url(url) == []
+    assert describe(url) == before
+
+
+def test_a_migration_keeps_the_records(url: str) -> None:
+    migrate_url(url)
+    drivers, claim = drivers_for(url), new_claim()
+    keys = Keys(queries_of(url))
+    run(drivers.sync, lambda: keys.claim(claim, ietf()))
+    migrate_url(url)
+    record = run(drivers.sync, lambda: keys.read(claim.scope, claim.key))
+    drivers.sync.close()
+    assert record is not None and record.attempt == claim.attempt
+
+
+def migrate_in_round(turn: Turn, urls: list[str]) -> list[int]:
+    return migrate_url(urls[turn.round])
+
+
+def make_engine_in_round(turn: Turn, urls: list[str]) -> bool:
+    idempotency = Idempotency(urls[turn.round])
+    idempotency.check()
+    idempotency.close()
+    return True
+
+
+def test_migrators_at_once_on_postgresql(postgres_server: NamedServer) -> None:
+    urls = [postgres_server.create_database() for _ in range(4)]
+    for url, results in zip(urls, race(migrate_in_round, 3, urls, rounds=len(urls)), strict=True):
+        assert sorted(results) == [[], [], all_versions(url)]
+        check_url(url)
+        postgres_server.drop_database(url)
+
+
+def test_migrators_at_once_on_sqlite(tmp_path: Path) -> None:
+    urls = [f"sqlite:///{tmp_path / str(number)}.db" for number in range(12)]
+    for url, results in zip(urls, race(migrate_in_round, 3, urls, rounds=len(urls)), strict=True):
+        assert sorted(results) == [[], [], all_versions(url)]
+        check_url(url)
+
+
+def test_processes_that_start_at_once_on_a_new_sqlite_file(tmp_path: Path) -> None:
+    urls = [f"sqlite:///{tmp_path / str(number)}.db" for number in range(12)]
+    assert all(all(results) for results in race(make_engine_in_round, 3, urls, rounds=len(urls)))
+
+
+# ------------------------------------------------------------------ by another tool
+
+
+def test_the_script_makes_the_same_schema(url: str, postgres_server: NamedServer, tmp_path: Path) -> None:
+    other = (
+        f"sqlite:///{tmp_path / 'other.db'}"
+        if url.startswith("sqlite")
+        else postgres_server.create_database()
+    )
+    migrate_url(url)
+    execute_script(other, script(queries_of(url)))
+    assert describe(other) == describe(url)
+    check_url(other)
+    assert migrate_url(other) == []
+
+
+def test_the_script_fits_another_schema(postgres_url: str) -> None:
+    execute_script(postgres_url, script(queries_for("postgres", "Other")))
+    check_url(postgres_url, "Other")
+    migrate_url(postgres_url, "Another")
+    ours, theirs = (repr(describe(postgres_url, name)) for name in ("Other", "Another"))
+    assert ours == theirs.replace("Another", "Other")
+
+
+def test_every_older_version_is_brought_up_to_date(
+    url: str, postgres_server: NamedServer, tmp_path: Path
+) -> None:
+    migrate_url(url)
+    parts = script(queries_of(url)).split(";\n\n")
+    notes = [place for place, part in enumerate(parts) if part.startswith("insert into")]
+    for version, place in enumerate(notes[:-1], start=1):
+        old = (
+            f"sqlite:///{tmp_path / f'old{version}.db'}"
+            if url.startswith("sqlite")
+            else postgres_server.create_database()
+        )
+        execute_script(old, ";\n".join([*parts[: place + 1], ""]))
+        with pytest.raises(SchemaMismatch, match=f"have version {version}, this code needs"):
+            check_url(old)
+        assert migrate_url(old) == all_versions(url)[version:]
+        assert describe(old) == describe(url)
+
+
+# ------------------------------------------------------------------ when it does not fit
+
+
+def test_missing_tables_are_named(url: str) -> None:
+    with pytest.raises(SchemaMismatch, match=r"missing. Create them: samekey migrate URL"):
+        check_url(url)
+
+
+def test_old_tables_are_named(url: str) -> None:
+    migrate_url(url)
+    newest = all_versions(url)[-1]
+    execute(url, f"delete from {versions_table(url)} where version = {newest}")
+    with pytest.raises(SchemaMismatch, match=rf"version {newest - 1}, this code needs {newest}.*samekey mig"):
+        check_url(url)
+
+
+def test_tables_that_are_too_new_are_named(url: str) -> None:
+    migrate_url(url)
+    execute(url, f"insert into {versions_table(url)} (version, min_compatible) values (99, 98)")
+    with pytest.raises(SchemaMismatch, match=r"version 99, which needs code of version 98.*Upgrade samekey"):
+        check_url(url)
+
+
+def test_newer_tables_that_still_carry_this_code_are_taken(url: str) -> None:
+    migrate_url(url)
+    ours = all_versions(url)[-1]
+    execute(url, f"insert into {versions_table(url)} (version, min_compatible) values (98, 98), (99, {ours})")
+    check_url(url)
+    assert migrate_url(url) == []
+
+
+@pytest.mark.parametrize("change", ["missing", "too old", "too new"])
+def test_a_request_on_tables_that_do_not_fit_is_refused(postgres_url: str, change: str) -> None:
+    idempotency = Idempotency(postgres_url)
+    if change != "missing":
+        migrate_url(postgres_url)
+    table = versions_table(postgres_url)
+    if change == "too old":
+        execute(postgres_url, f"delete from {table}")
+    if change == "too new":
+        execute(postgres_url, f"insert into {table} (version, min_compatible) values (99, 99)")
+    try:
+        for mode in (Mode.LEASED, Mode.ATOMIC):
+            answer = idempotency.begin(exchange_of("key"), rules_from(idempotency.policy, mode, {}))
+            assert isinstance(answer, Answer)
+            assert (answer.status, b"store_unavailable" in answer.body) == (503, True)
+        with pytest.raises(SchemaMismatch):
+            idempotency.check()
+        if change == "too new":
+            execute(postgres_url, f"delete from {table} where version = 99")
+            idempotency.check()  # recovery needs no restart
+    finally:
+        idempotency.close()
+
+
+# ------------------------------------------------------------------ another schema
+
+
+def test_two_schemas_in_one_database_do_not_meet(postgres_url: str) -> None:
+    for schema in ("samekey", "Tenant_2"):
+        migrate_url(postgres_url, schema)
+    drivers = drivers_for(postgres_url)
+    claim = new_claim()
+    for schema in ("samekey", "Tenant_2"):
+        keys = Keys(queries_for("postgres", schema))
+        assert isinstance(run(drivers.sync, partial(keys.claim, claim, ietf())), Execute)
+    drivers.sync.close()
+    assert execute(postgres_url, 'select count(*) from "Tenant_2".keys') == [(1,)]
+
+
+@pytest.mark.parametrize("name", ["", "1x", 'a"b', "a b", "a.b", "a;drop", "é", "x" * 64])
+def test_a_name_that_cannot_be_a_schema_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be the name of a schema"):
+        Queries("postgres", name)
+
+
+# ------------------------------------------------------------------ rights
+
+
+@pytest.fixture
+def stranger(postgres_url: str) -> Iterator[str]:
+    """The URL of the database for a role that may do nothing in it."""
+    role = f"stranger_{secrets.token_hex(4)}"
+    execute(postgres_url, f"create role {role} login")
+    parts = urlsplit(postgres_url)
+    host = parts.netloc.rpartition("@")[2]
+    yield urlunsplit(parts._replace(netloc=f"{role}@{host}"))
+    execute(postgres_url, f"drop owned by {role}")
+    execute(postgres_url, f"drop role {role}")
+
+
+def role_of(url: str) -> str:
+    return urlsplit(url).username or ""
+
+
+def test_a_role_that_may_not_create_gets_a_sentence(stranger: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"permission denied.*Grant") as refused:
+        migrate_url(stranger)
+    assert not isinstance(refused.value, SchemaMismatch)
+
+
+def test_a_role_that_may_not_use_the_tables_gets_a_sentence(stranger: str, postgres_url: str) -> None:
+    migrate_url(postgres_url)
+    with pytest.raises(ConfigurationError, match="Grant") as refused:
+        check_url(stranger)
+    assert "missing" not in str(refused.value), "the tables are there"
+
+
+def test_a_role_with_the_least_rights_can_work(stranger: str, postgres_url: str) -> None:
+    migrate_url(postgres_url)
+    role = role_of(stranger)
+    execute(postgres_url, f"grant usage on schema samekey to {role}")
+    execute(postgres_url, f"grant select, insert, update, delete on all tables in schema samekey to {role}")
+    check_url(stranger)
+    drivers, claim = drivers_for(stranger), new_claim()
+    keys = Keys(queries_for("postgres"))
+    assert isinstance(run(drivers.sync, lambda: keys.claim(claim, ietf())), Execute)
+    drivers.sync.close()
+
+
+def test_a_role_that_owns_the_schema_need_not_be_able_to_create_schemas(
+    stranger: str, postgres_url: str
+) -> None:
+    execute(postgres_url, f"create schema samekey authorization {role_of(stranger)}")
+    assert migrate_url(stranger) == all_versions(stranger)
+    check_url(stranger)
+
+
+# ------------------------------------------------------------------ the command
+
+
+def samekey(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SAMEKEY_")}
+    return subprocess.run(
+        [sys.executable, "-m", "samekey.cli", *arguments],
+        env={**inherited, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_command_migrates_and_says_what_it_did(url: str) -> None:
+    first = samekey("migrate", url)
+    assert (first.returncode, first.stderr) == (0, "")
+    lines = first.stdout.splitlines()
+    names = [f"applied {m.version:04d} {m.name}" for m in migrations(queries_of(url).dialect)]
+    version = code_version(queries_of(url).dialect)
+    assert lines == [*names, f"The tables have version {version}."]
+    second = samekey("migrate", SAMEKEY_URL=url)
+    assert (second.returncode, second.stdout.splitlines()) == (0, lines[-1:])
+    assert samekey("migrate", "--check", url).returncode == 0
+
+
+def test_the_command_checks_without_changing(postgres_url: str) -> None:
+    missing = samekey("migrate", "--check", postgres_url)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr == (
+        "samekey: The tables of samekey are missing. Create them: samekey migrate URL\n"
+    )
+    assert execute(postgres_url, "select count(*) from pg_namespace where nspname = 'samekey'") == [(0,)]
+
+
+def test_the_command_prints_its_sql_without_a_connection() -> None:
+    printed = samekey("migrate", "--print-sql", "postgresql://nobody@127.0.0.1:1/none")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert printed.stdout == script(queries_for("postgres"))
+
+
+def test_the_command_takes_every_option_from_the_environment(postgres_url: str) -> None:
+    assert samekey("migrate", SAMEKEY_URL=postgres_url, SAMEKEY_SCHEMA="theirs").returncode == 0
+    check_url(postgres_url, "theirs")
+    assert samekey("migrate", SAMEKEY_URL=postgres_url, SAMEKEY_CHECK="1").returncode == 1
+    printed = samekey("migrate", SAMEKEY_URL=postgres_url, SAMEKEY_PRINT_SQL="1", SAMEKEY_SCHEMA="theirs")
+    assert printed.stdout == script(queries_for("postgres", "theirs"))
+
+
+def test_the_command_fails_with_a_sentence() -> None:
+    for arguments, said in (
+        (["mysql://x/y"], "does not know the store"),
+        (["sqlite://app.db"], "three slashes"),
+        (["postgresql://nobody@127.0.0.1:1/none"], "refused"),
+        (["--schema", "a b", "postgresql://nobody@127.0.0.1:1/none"], "cannot be the name of a schema"),
+    ):
+        failed = samekey("migrate", *arguments)
+        assert (failed.returncode, failed.stdout) == (1, ""), failed
+        assert failed.stderr.startswith("samekey: ") and said in failed.stderr, failed.stderr
+        assert "Traceback" not in failed.stderr
+
+
+def test_the_command_without_a_url_is_a_usage_error() -> None:
+    usage = samekey("migrate")
+    assert usage.returncode == 2
+    assert "Traceback" not in usage.stderr
+
+
+def test_the_command_does_not_touch_tables_that_are_too_new(sqlite_url: str) -> None:
+    migrate_url(sqlite_url)
+    execute(sqlite_url, f"insert into {versions_table(sqlite_url)} (version, min_compatible) values (99, 99)")
+    newer = samekey("migrate", sqlite_url)
+    assert newer.returncode == 1, newer.stdout
+    assert "Upgrade samekey" in newer.stderr

@@ -1,0 +1,238 @@
+"""A state machine walks a store and the plain model side by side: they must never tell different stories."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from samekey import ietf
+from samekey.core.claim import Claim
+from samekey.core.decide import Decision, Execute
+from samekey.core.program import Program
+from samekey.core.record import Answer, Lease
+from samekey.core.states import Mode
+from samekey.errors import SamekeyError
+from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.queries import queries_for
+from samekey.testing.conformance import Subject, SyncSubject, new_claim
+from samekey.testing.conformance_subject import NOW
+from samekey.testing.model import Model, Request
+from tests.stores.conftest import migrated
+from tests.stores.mutants import MUTANTS, mutated
+
+KEYS = st.sampled_from(["a", "A", "b"])
+BODIES = st.sampled_from([b"one", b"two"])
+MODES = st.sampled_from(list(Mode))
+QUERIES = queries_for("sqlite")
+LEASE, TTL = 1_000, 10_000
+ANSWERS = st.sampled_from([Answer(201, ((b"x", b"1"),), b"made"), Answer(402, (), b""), None])
+PROVIDER_IDS = st.sampled_from([None, "ch_1"])
+POLICIES = {False: ietf(), True: ietf(after_expiry="gone")}
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Time moves only by ``advance``; every holder that ever was may wake up and act."""
+
+    store: ClassVar[Subject]
+    leases: Bundle[Lease] = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.scope = f"model-{secrets.token_hex(8)}"
+        self.now = NOW
+
+    def _claim(self, key: str, body: bytes, mode: Mode) -> tuple[Claim, Request]:
+        claim = new_claim(scope=self.scope, key=key, body=body, mode=mode, lease_ms=LEASE, ttl_ms=TTL)
+        return claim, Request(key, body, claim.id, claim.attempt, str(mode), LEASE, TTL)
+
+    def _ask(self, claim: Claim, *, gone: bool) -> Callable[[], Program[Decision]]:
+        return lambda: self.store.keys.claim(claim, POLICIES[gone], now=self.now)
+
+    @rule(ms=st.sampled_from([0, 1, LEASE - 1, LEASE, TTL - 1, TTL, 5 * TTL]))
+    def advance(self, ms: int) -> None:
+        self.now += ms
+
+    @rule(target=leases, key=KEYS, body=BODIES, mode=MODES, gone=st.booleans())
+    def claim(self, key: str, body: bytes, mode: Mode, gone: bool) -> Any:
+        claim, request = self._claim(key, body, mode)
+        told = _told(self.store.run(self._ask(claim, gone=gone)))
+        assert told == self.model.claim(request, self.now, gone=gone)
+        return _lease(claim) if told in ("execute", "reuse") else multiple()
+
+    @rule(target=leases, key=KEYS, body=BODIES, mode=MODES)
+    def claim_twice(self, key: str, body: bytes, mode: Mode) -> Any:
+        """The acknowledgement of the first was lost, so the same claim is made again."""
+        claim, request = self._claim(key, body, mode)
+        told = [_told(self.store.run(self._ask(claim, gone=False))) for _ in range(2)]
+        assert told == [self.model.claim(request, self.now) for _ in range(2)]
+        return _lease(claim) if told[1] == "execute" else multiple()
+
+    @rule(target=leases, key=KEYS, body=BODIES, mode=MODES)
+    def crowd(self, key: str, body: bytes, mode: Mode) -> Any:
+        """Several at once: some order explains what each was told, and at most one of them runs."""
+        claims = [self._claim(key, body, mode) for _ in range(3)]
+        decisions = self.store.run_together([self._ask(claim, gone=False) for claim, _ in claims])
+        winners = [i for i, decision in enumerate(decisions) if isinstance(decision, Execute)]
+        assert len(winners) <= 1
+        order = winners + [i for i in range(3) if i not in winners]
+        told = {i: self.model.claim(claims[i][1], self.now) for i in order}
+        assert {i: _told(decision) for i, decision in enumerate(decisions)} == told
+        return _lease(claims[winners[0]][0]) if winners else multiple()
+
+    @rule(
+        lease=leases,
+        answer=ANSWERS,
+        from_creation=st.booleans(),
+        provider_id=PROVIDER_IDS,
+    )
+    def complete(
+        self, lease: Lease, answer: Answer | None, from_creation: bool, provider_id: str | None
+    ) -> None:
+        expires_at = self.store.run(
+            lambda: self.store.keys.complete(
+                lease,
+                answer,
+                ttl_ms=TTL,
+                from_creation=from_creation,
+                provider_id=provider_id,
+                now=self.now,
+            )
+        )
+        assert expires_at == self.model.complete(
+            lease.key,
+            lease.attempt,
+            answer,
+            self.now,
+            ttl_ms=TTL,
+            from_creation=from_creation,
+            provider_id=provider_id,
+        )
+
+    @rule(lease=leases)
+    def fail(self, lease: Lease) -> None:
+        done = self.store.run(lambda: self.store.keys.fail(lease, "failed", now=self.now))
+        assert done == self.model.fail(lease.key, lease.attempt, "failed")
+
+    @rule(lease=leases, provider_id=PROVIDER_IDS)
+    def lose(self, lease: Lease, provider_id: str | None) -> None:
+        done = self.store.run(
+            lambda: self.store.keys.lose(lease, "lost", provider_id=provider_id, now=self.now)
+        )
+        assert done == self.model.lose(lease.key, lease.attempt, "lost", provider_id)
+
+    @rule(lease=leases)
+    def release(self, lease: Lease) -> None:
+        done = self.store.run(lambda: self.store.keys.release(lease, now=self.now))
+        assert done == self.model.release(lease.key, lease.attempt)
+
+    @rule(held=st.lists(leases, max_size=4))
+    def renew(self, held: list[Lease]) -> None:
+        distinct = list({lease.attempt: lease for lease in held}.values())
+        renewed = self.store.run(lambda: self.store.keys.renew(distinct, now=self.now))
+        wanted = [(lease.key, lease.attempt, lease.duration_ms) for lease in distinct]
+        assert renewed == self.model.renew(wanted, self.now)
+
+    @rule(key=KEYS)
+    def expire(self, key: str) -> None:
+        done = self.store.run(lambda: self.store.keys.expire(self.scope, key, now=self.now))
+        assert done == self.model.expire(key, self.now)
+
+    @invariant()
+    def the_records_are_those_of_the_model(self) -> None:
+        for key in ("a", "A", "b"):
+            assert self._stored(key) == self._expected(key)
+
+    def _stored(self, key: str) -> dict[str, object] | None:
+        record = self.store.run(lambda: self.store.keys.read(self.scope, key, now=self.now))
+        if record is None:
+            return None
+        assert record.withheld == (str(record.state) == "completed" and record.answer is None)
+        return {
+            "id": record.id,
+            "state": str(record.state),
+            "mode": str(record.mode),
+            "body": record.fingerprint,
+            "attempt": record.attempt,
+            "attempts": record.attempts,
+            "locked_until": record.locked_until,
+            "created_at": record.created_at,
+            "expires_at": record.expires_at,
+            "answer": record.answer,
+            "completed_at": record.completed_at,
+            "error_code": record.error_code,
+            "provider_id": record.provider_id,
+        }
+
+    def _expected(self, key: str) -> dict[str, object] | None:
+        entry = self.model.entries.get(key)
+        if entry is None:
+            return None
+        return {name: getattr(entry, name) for name in entry.__dataclass_fields__}
+
+
+def _told(decision: Decision) -> str:
+    if isinstance(decision, Execute):
+        return "reuse" if decision.reused else "execute"
+    return type(decision).__name__.lower()
+
+
+def _lease(claim: Claim) -> Lease:
+    return Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
+
+
+def walk(store: Subject, **options: Any) -> None:
+    class Walk(StoreMachine):
+        pass
+
+    Walk.store = store
+    chosen: Any = settings(
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        **options,
+    )
+    run_state_machine_as_test(Walk, settings=chosen)
+
+
+def test_sqlite_tells_the_story_of_the_model() -> None:
+    drivers = migrated("sqlite:///:memory:")
+    walk(SyncSubject(drivers.sync, Keys(QUERIES), QUERIES), max_examples=250)
+    drivers.sync.close()
+
+
+def test_postgresql_tells_the_story_of_the_model(migrated_postgres: str) -> None:
+    drivers = migrated(migrated_postgres)
+    queries = queries_for(drivers.dialect)
+    walk(SyncSubject(drivers.sync, Keys(queries), queries), max_examples=100)
+    drivers.sync.close()
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), MUTANTS[:20:4])  # conformance meets them all
+def test_the_walk_finds_a_broken_statement(name: str, right: str, wrong: str) -> None:
+    drivers = migrated("sqlite:///:memory:")
+    queries = mutated(name, right, wrong)
+    with pytest.raises((AssertionError, SamekeyError, sqlite3.Error)):
+        walk(
+            SyncSubject(drivers.sync, Keys(queries), queries),
+            max_examples=1000,
+            derandomize=True,
+            phases=[Phase.generate],
+            report_multiple_bugs=False,
+        )
+    drivers.sync.close()
