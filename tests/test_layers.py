@@ -37,6 +37,7 @@ PURE = frozenset(
         "__future__",
         "collections",
         "dataclasses",
+        "decimal",  # exact amounts; its default context is never used
         "datetime",  # timedelta; the calls that read a clock are looked for below
         "email",  # formatdate of a given time
         "enum",
@@ -80,7 +81,7 @@ LAYERS = {
 }
 """By the first name below ``samekey``; ``samekey`` itself is ``__init__.py``, the public names."""
 
-MAY_IMPORT_EDGES = {"asgi", "wsgi", "edges", "cli", "testing"}
+MAY_IMPORT_EDGES = {"asgi", "wsgi", "edges", "cli", "ops", "testing"}
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

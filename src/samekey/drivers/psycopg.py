@@ -5,8 +5,9 @@ Two pools: short statements of ours never queue behind atomic handlers that hold
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import psycopg
@@ -35,6 +36,35 @@ _RESET = (
 )
 _ADAPTERS = AdaptersMap(psycopg.adapters)
 """As they were when this module was loaded: a user's own must not change what we read and write."""
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection whose waits can be bounded: a server that says nothing must not hold a request."""
+
+    bound: float | None = None
+    """Seconds for each wait from now on; None for as long as it takes."""
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.bound is not None:
+            gen = _until(gen, time.monotonic() + self.bound)
+        return super().wait(gen, *args, **kwargs)
+
+
+def _until(gen: Any, deadline: float) -> Any:
+    """The same generator, which gives up when nothing has come by the deadline."""
+    try:
+        waits_for = next(gen)
+        while True:
+            ready = yield waits_for
+            if not ready and time.monotonic() >= deadline:
+                gen.close()
+                raise psycopg.OperationalError(_NO_ANSWER)
+            waits_for = gen.send(ready)
+    except StopIteration as done:
+        return done.value
+
+
+_NO_ANSWER = "the server did not answer in time"
 
 
 class _Text(Loader):
@@ -69,7 +99,7 @@ class PsycopgDriver:
     def execute(self, statement: Statement) -> Sequence[Row]:
         connection = self._statements.take()
         try:
-            return _execute(connection, statement)
+            return _execute(connection, statement, self._timeout)
         except ConnectionLost:
             # Its siblings died of the same cause.
             self._statements.drop_idle()
@@ -79,7 +109,7 @@ class PsycopgDriver:
 
     def open(self, connection: Any = None) -> PsycopgSession:
         if connection is not None:
-            return PsycopgSession(connection, pool=None)
+            return PsycopgSession(connection, pool=None, bound=self._timeout)
         try:
             return self._open()
         except ConnectionLost:
@@ -90,7 +120,7 @@ class PsycopgDriver:
     def _open(self) -> PsycopgSession:
         held = self._operations.take()
         try:
-            return PsycopgSession(held, pool=self._operations)
+            return PsycopgSession(held, pool=self._operations, bound=self._timeout)
         except BaseException:
             self._operations.give_back(held)
             raise
@@ -121,7 +151,7 @@ class PsycopgDriver:
 
 def _connect(conninfo: str) -> Connection:
     try:
-        connection = psycopg.connect(conninfo, autocommit=True)
+        connection = BoundedConnection.connect(conninfo, autocommit=True)
     except psycopg.Error as error:
         # Not a lost connection: there was none, and trying again at once would only take longer.
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
@@ -137,7 +167,8 @@ def _usable(connection: Connection) -> bool:
 class PsycopgSession:
     """One transaction, opened through psycopg's own object, so that it refuses the handler's commit."""
 
-    def __init__(self, connection: Connection, *, pool: Pool[Connection] | None) -> None:
+    def __init__(self, connection: Connection, *, pool: Pool[Connection] | None, bound: float) -> None:
+        self._bound = bound
         if connection.closed:
             raise ConnectionLost("The connection that was given for atomic work is closed.")
         if connection.info.transaction_status != TransactionStatus.IDLE:
@@ -146,7 +177,8 @@ class PsycopgSession:
         self._pool = pool
         self._transaction: AbstractContextManager[Any] = connection.transaction()
         try:
-            self._transaction.__enter__()
+            with _bounded(connection, bound):
+                self._transaction.__enter__()
         except psycopg.Error as error:
             raise _translate(error) from error
 
@@ -161,11 +193,12 @@ class PsycopgSession:
         return self._connection.info.transaction_status == TransactionStatus.INTRANS
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        return _execute(self._connection, statement)
+        return _execute(self._connection, statement, self._bound)
 
     def commit(self) -> None:
         try:
-            self._transaction.__exit__(None, None, None)
+            with _bounded(self._connection, self._bound):
+                self._transaction.__exit__(None, None, None)
         except psycopg.Error as error:
             translated = _translate(error)
             if self._connection.closed or isinstance(translated, StoreUnavailable):
@@ -177,7 +210,8 @@ class PsycopgSession:
 
     def rollback(self) -> None:
         try:
-            self._transaction.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
+            with _bounded(self._connection, self._bound):
+                self._transaction.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
         except Exception:
             # Ended already or broken: closing the connection makes the server roll back for certain.
             self._connection.close()
@@ -193,7 +227,8 @@ class PsycopgSession:
         try:
             if _usable(connection):
                 # What a handler set must not meet the next caller, who may be another tenant.
-                connection.execute(_RESET)
+                with _bounded(connection, self._bound):
+                    connection.execute(_RESET)
                 connection.row_factory = tuple_row
                 connection.cursor_factory = psycopg.Cursor
                 connection.prepare_threshold = 5
@@ -205,10 +240,10 @@ class PsycopgSession:
         self._pool.give_back(connection)
 
 
-def _execute(connection: Connection, statement: Statement) -> Sequence[Row]:
+def _execute(connection: Connection, statement: Statement, bound: float) -> Sequence[Row]:
     sql, parameters = statement.render("format")
     try:
-        with _OurCursor(connection, row_factory=tuple_row) as cursor:
+        with _bounded(connection, bound), _OurCursor(connection, row_factory=tuple_row) as cursor:
             cursor.execute(sql.encode(), parameters, binary=True)
             return cursor.fetchall() if cursor.description else ()
     except UnicodeError as error:
@@ -217,8 +252,27 @@ def _execute(connection: Connection, statement: Statement) -> Sequence[Row]:
         raise _translate(error) from error
 
 
+@contextmanager
+def _bounded(connection: Connection, bound: float) -> Iterator[None]:
+    """Bounds the waits of our own connections. On a user's own its settings count."""
+    if not isinstance(connection, BoundedConnection):
+        yield
+        return
+    connection.bound = bound
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if str(error) == _NO_ANSWER:
+            connection.close()  # whatever comes later belongs to nobody
+        raise
+    finally:
+        connection.bound = None
+
+
 def _translate(error: psycopg.Error) -> SamekeyError:
     message = str(error).strip() or type(error).__name__
+    if message == _NO_ANSWER:
+        return StoreUnavailable("PostgreSQL did not answer in time.")
     if error.sqlstate is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return StoreError(f"PostgreSQL cannot take this: {message}")  # refused before it was sent
     return from_sqlstate(error.sqlstate, message)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ..core.fingerprint import RequestParts
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
-from ..engine.exchange import Exchange, current_exchange
+from ..engine.exchange import UNGUARDED, Exchange, current_exchange
 from ..engine.gate import tenant_of
 from ..engine.idempotency import Idempotency
 from ..engine.operation import _current
@@ -85,7 +85,11 @@ class IdempotencyMiddleware:
         if operation_id is not None:
             await send_answer(send, await self._status(scope, operation_id), head=scope["method"] == "HEAD")
         elif scope["method"] not in self._policy.methods:
-            await self.app(scope, receive, send)
+            token = current_exchange.set(UNGUARDED)  # a decorated handler must know that it may run
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                current_exchange.reset(token)
         else:
             await self._guard(scope, receive, send)
 

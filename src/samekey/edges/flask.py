@@ -7,13 +7,16 @@ from typing import Any
 
 from ..core.record import Answer
 from ..engine.decorate import GUARD
-from ..engine.exchange import Respond, current_exchange, raise_answered
+from ..engine.exchange import Exchange, Respond, current_exchange, raise_answered
 from .guards import NO_ROUTE, Found, Route
+
+_DEEPEST = 64
+"""Middleware in middleware; a chain that is longer than this goes round in circles."""
 
 
 def find_route(app: Any, environ: dict[str, Any]) -> Found:
     """Asks Flask's router before it runs; ``app`` is the Flask object or its ``wsgi_app``."""
-    flask_app = getattr(app, "__self__", app)
+    flask_app = _behind(app)
     views, make_adapter = (getattr(flask_app, n, None) for n in ("view_functions", "create_url_adapter"))
     if views is None or make_adapter is None:
         return None
@@ -26,17 +29,29 @@ def find_route(app: Any, environ: dict[str, Any]) -> Found:
     return Route(_view(views.get(rule.endpoint), environ["REQUEST_METHOD"]), rule.rule)
 
 
+def _behind(app: Any) -> Any:
+    """The application behind other middleware, which keeps what it wraps as ``app`` (Werkzeug's does)."""
+    for _ in range(_DEEPEST):
+        found = getattr(app, "__self__", app)
+        if hasattr(found, "view_functions"):
+            return found
+        app = getattr(found, "app", None)
+        if app is None:
+            break
+    return None
+
+
 def note_errors(app: Any) -> None:
     """Flask makes a 500 of what a view raises and tells only its signal. Where the edge claims, the error
     decides what may be done again: a time-out is not a failure."""
-    flask, flask_app = sys.modules.get("flask"), getattr(app, "__self__", app)
+    flask, flask_app = sys.modules.get("flask"), _behind(app)
     if flask is not None and isinstance(flask_app, flask.Flask):
         flask.got_request_exception.connect(_note_error, flask_app, weak=False)
 
 
 def _note_error(_app: Any, exception: BaseException, **_: Any) -> None:
     exchange = current_exchange.get()
-    if exchange is not None and exchange.error is None:
+    if isinstance(exchange, Exchange) and exchange.error is None:
         exchange.error = exception
 
 

@@ -15,12 +15,27 @@ from .guards import NO_ROUTE, Found, Route
 
 Scope = MutableMapping[str, Any]
 
+_DEEPEST = 64
+"""Middleware in middleware; a chain that is longer than this goes round in circles."""
+
 
 def find_route(scope: Scope, wrapped: Any = None) -> Found:
-    """Asks the router before it runs; ``wrapped`` is the application where the scope does not name it."""
-    app = scope.get("app", wrapped)
+    """Asks the router before it runs: the one behind ``wrapped``, else the application of the scope."""
+    router = wrapped
+    for _ in range(_DEEPEST):
+        if router is None or hasattr(router, "routes"):
+            break
+        router = getattr(router, "app", None)
+    routes = getattr(router, "routes", None)
+    if routes is not None:
+        return _match(router, routes, dict(scope), "")
+    app = scope.get("app")
     routes = getattr(app, "routes", None)
-    return None if routes is None else _match(app, routes, dict(scope), "")
+    if routes is None:
+        return None
+    found = _match(app, routes, dict(scope), "")
+    # That may be an application further out, whose router does not know what is mounted here.
+    return None if found is NO_ROUTE else found
 
 
 def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:

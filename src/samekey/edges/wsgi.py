@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..core.fingerprint import RequestParts
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
-from ..engine.exchange import Exchange, current_exchange
+from ..engine.exchange import UNGUARDED, Exchange, current_exchange
 from ..engine.gate import tenant_of
 from ..engine.idempotency import Idempotency
 from ..engine.operation import _current
@@ -63,7 +63,11 @@ class IdempotencyMiddleware:
             body = send_answer(start_response, self._status(environ, operation_id))
             return [] if method == "HEAD" else body
         if method not in self._policy.methods:
-            return self.app(environ, start_response)
+            token = current_exchange.set(UNGUARDED)  # a decorated handler must know that it may run
+            try:
+                return self.app(environ, start_response)
+            finally:
+                current_exchange.reset(token)
         route = find_route(self.app, environ)
         guard = self._guards.for_route(route, path)
         if guard == "exempt":

@@ -90,7 +90,8 @@ class _Atomic(ABC):
         if handled.error is not None or answer.status >= 500 or (refused and rules.on_4xx == "rollback"):
             # A refusal is remembered; what the handler wrote before it refused is not.
             escaped = yield from self._undo(running, keep(answer, handled, policy), remember=True)
-            return escaped or Finished(answer, handled.propagated)
+            sent = with_expiry(answer, policy, running.expires_at)
+            return escaped or Finished(sent, handled.propagated)
         return (yield from self._commit(running, handled, answer))
 
     @abstractmethod
@@ -250,7 +251,8 @@ class LockedAtomic(_Atomic):
         if remember:
             claim, seen = running.claim, opened.seen
             try:
-                yield from ask(lambda: self._atomic.remember(claim, seen, answer))
+                expires_at = yield from ask(lambda: self._atomic.remember(claim, seen, answer))
+                running.expires_at = expires_at or running.expires_at
             except StoreError as error:
                 logger.warning("A refusal could not be remembered; a retry will run again: %s", error)
         return None
@@ -343,7 +345,7 @@ class ClaimedAtomic(_Atomic):
         yield Rollback(running.session)
         try:
             if remember:
-                yield from ask(
+                expires_at = yield from ask(
                     lambda: self._keys.complete(
                         lease,
                         answer,
@@ -351,6 +353,7 @@ class ClaimedAtomic(_Atomic):
                         from_creation=policy.ttl_from == "creation",
                     )
                 )
+                running.expires_at = expires_at or running.expires_at
             else:
                 # Nothing stands, so the key is as free as if it had never been sent.
                 yield from ask(lambda: self._keys.release(lease))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..errors import ConfigurationError
-from .exchange import Exchange, current_exchange
+from .exchange import Exchange, Unguarded, current_exchange
 from .input import Captured, capture
 from .operation import _current
 from .phased import Definition
@@ -32,6 +32,8 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
         @functools.wraps(handler)
         async def guarded_async(*args: Any, **kwargs: Any) -> Any:
             exchange = _exchange_of(handler)
+            if exchange is None:
+                return await handler(*args, **kwargs)
             begun = await engine.begin_async(exchange, rules)
             if isinstance(begun, Answer):
                 return exchange.decided(begun)
@@ -52,6 +54,8 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
         @functools.wraps(handler)
         def guarded_sync(*args: Any, **kwargs: Any) -> Any:
             exchange = _exchange_of(handler)
+            if exchange is None:
+                return handler(*args, **kwargs)
             begun = engine.begin(exchange, rules)
             if isinstance(begun, Answer):
                 return exchange.decided(begun)
@@ -79,6 +83,8 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
 
         async def endpoint_async(*args: Any, **kwargs: Any) -> Any:
             exchange = _exchange_of(function)
+            if exchange is None:
+                raise ConfigurationError(_PHASED_METHOD)
             value = capture(exchange, definition.model, args, kwargs)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
@@ -94,6 +100,8 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
 
         def endpoint_sync(*args: Any, **kwargs: Any) -> Any:
             exchange = _exchange_of(function)
+            if exchange is None:
+                raise ConfigurationError(_PHASED_METHOD)
             value = capture(exchange, definition.model, args, kwargs)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
@@ -134,8 +142,17 @@ def check_undecorated(handler: Any) -> None:
         raise ConfigurationError(f"{handler!r} is declared twice; keep one decorator of samekey.")
 
 
-def _exchange_of(handler: Callable[..., Any]) -> Exchange:
+_PHASED_METHOD = (
+    "A phased function was reached by a method that is not guarded, so nothing was run: without a key it "
+    "could not be resumed. Route it by POST, or add its method to the policy's `methods`."
+)
+
+
+def _exchange_of(handler: Callable[..., Any]) -> Exchange | None:
+    """The exchange of this request; None where the middleware lets it pass (a PUT, say)."""
     exchange = current_exchange.get()
+    if isinstance(exchange, Unguarded):
+        return None
     if exchange is None:
         raise ConfigurationError(
             f"{handler.__qualname__} is guarded, but no IdempotencyMiddleware is around the application, "

@@ -23,6 +23,7 @@ from ..core.decide import (
     Verdict,
 )
 from ..core.header import KeyRefused, parse_key
+from ..core.ledger import Ledgers
 from ..core.outcome import Outcome
 from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
@@ -131,6 +132,7 @@ class Engine:
         self.jobs = JobRegistry()
         self.resolver = Resolver(self.keys)
         self.lookups: dict[str | None, Lookup] = {}
+        self.ledgers: list[Ledgers] = []
         if self.drivers.dialect == "sqlite":
             run(self.drivers.sync, lambda: migrate(self.queries))
 
@@ -233,6 +235,7 @@ class Engine:
             return refuse(Refusal(429, str(error), "limited", error.retry_after), policy)
         except CorruptRecord as error:
             logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), error)
+            self.events.emit("store.error", tenant=tenant, kind="CorruptRecord")
             begun = Unreadable(str(error))
         return begun if isinstance(begun, Running) else verdict_answer(begun, policy)
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, overload
 
 from ..core.backoff import Backoff
+from ..core.ledger import FIELDS, Comparison, Field, Ledgers
 from ..core.states import Mode
 from ..errors import ConfigurationError, SignatureRefused
 from ..evidence import Evidence
@@ -159,6 +160,21 @@ class Idempotency(Engine):
             return function
 
         return declare
+
+    def compare_ledgers(
+        self,
+        *,
+        ours: Callable[[], Any],
+        theirs: Callable[[], Any],
+        report: Callable[[Comparison], Any] | None = None,
+        fields: tuple[Field, ...] = FIELDS,
+        name: str = "ledger",
+    ) -> None:
+        """Has the worker compare our ledger with the provider's once a day; it never changes anything.
+
+        ``ours`` and ``theirs`` give iterables of ``samekey.core.ledger.Entry``; they may be async.
+        """
+        self.ledgers.append(Ledgers(ours, theirs, report, fields, name))
 
     def _declare(self, handler: Any, mode: Mode, options: dict[str, Any]) -> Any:
         rules = rules_from(self.policy, mode, options)

@@ -41,6 +41,11 @@ class Rules:
 
         An error that the application turned into an answer below 500 is that answer.
         """
+        if error is not None and (status is None or status >= 500):
+            carried = _status_of(error)
+            if carried is not None:
+                # raise HTTPException(502) is another way to return a 502.
+                status, error = carried, None
         answered = status is not None and (error is None or status < 500)
         if self.classify is not None:
             chosen = self.classify(status if answered or error is None else error)  # type: ignore[arg-type]
@@ -54,6 +59,14 @@ class Rules:
         if self.policy.remember == "everything" and not said:
             return Outcome.REMEMBER
         return of_error(error, self.on_error)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The status of a framework's own HTTP error: Starlette's ``status_code``, Werkzeug's ``code``."""
+    name = "code" if hasattr(error, "get_response") else "status_code"
+    status = getattr(error, name, None)
+    is_status = isinstance(status, int) and not isinstance(status, bool) and 100 <= status <= 599
+    return status if is_status and isinstance(error, Exception) else None
 
 
 def seconds(value: float | timedelta) -> timedelta:
