@@ -1,0 +1,52 @@
+"""One loop, one pool of threads and one database of each kind for all tests of the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.edges.apps import Kind, Setup, build
+from tests.edges.callers import Client, LoopThread
+from tests.edges.world import Store, Stores, World
+
+Build = Callable[..., Client]
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="session")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory, loop: LoopThread) -> Iterator[Stores]:
+    """On SQLite."""
+    folder: Path = tmp_path_factory.mktemp("edges")
+    found = Stores(f"sqlite:///{folder / 'edges.db'}", loop)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_stores(postgres_session_url: str, loop: LoopThread) -> Iterator[Stores]:
+    found = Stores(postgres_session_url, loop)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def builder(loop: LoopThread, threads: ThreadPoolExecutor) -> Build:
+    def make(kind: Kind, store: Store, world: World, setup: Setup | None = None) -> Client:
+        return build(kind, store, world, loop, threads, setup or Setup())
+
+    return make

@@ -1,0 +1,98 @@
+"""The applications that real servers run in ``test_servers.py``: one ASGI, one WSGI, with the same routes.
+
+They count their runs in a file, and a handler can be held until another file appears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import flask
+from fastapi import FastAPI, Request
+
+from samekey import Idempotency, current_operation
+from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
+from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
+from tests.edges.apps import tenant_of
+
+FOLDER = Path(os.environ["SAMEKEY_TEST_FOLDER"])
+idempotency = Idempotency(f"sqlite:///{FOLDER / 'served.db'}")
+
+
+def _ran(name: str) -> int:
+    with (FOLDER / f"{name}.runs").open("a") as runs:
+        runs.write("x")
+    return (FOLDER / f"{name}.runs").stat().st_size
+
+
+def _may_go(name: str) -> bool:
+    return (FOLDER / f"{name}.go").exists()
+
+
+asgi_app = FastAPI(openapi_url=None)
+asgi_app.add_middleware(AsgiMiddleware, idempotency=idempotency, tenant=tenant_of)
+
+
+@asgi_app.post("/pay/{name}")
+@idempotency.leased
+async def pay(name: str, request: Request) -> Any:
+    return {"run": _ran(name), "length": len(await request.body())}
+
+
+@asgi_app.post("/slow/{name}")
+@idempotency.leased
+async def slow(name: str) -> Any:
+    run = _ran(name)
+    while not _may_go(name):
+        await asyncio.sleep(0.01)
+    return {"run": run}
+
+
+@asgi_app.post("/atomic/{name}")
+@idempotency.atomic
+def atomic(name: str) -> Any:
+    connection = current_operation().connection
+    connection.execute("create table if not exists paid (name text)")
+    connection.execute("insert into paid values (?)", (name,))
+    return {"run": _ran(name)}
+
+
+@asgi_app.post("/free/{name}")
+async def free(name: str) -> Any:
+    return {"run": _ran(name)}
+
+
+flask_app = flask.Flask(__name__)
+
+
+@flask_app.post("/pay/<name>")
+@idempotency.leased
+def pay_sync(name: str) -> Any:
+    return {"run": _ran(name), "length": len(flask.request.get_data())}
+
+
+@flask_app.post("/slow/<name>")
+@idempotency.leased
+def slow_sync(name: str) -> Any:
+    run = _ran(name)
+    while not _may_go(name):
+        time.sleep(0.01)
+    return {"run": run}
+
+
+@flask_app.post("/atomic/<name>")
+@idempotency.atomic
+def atomic_sync(name: str) -> Any:
+    return atomic.__wrapped__(name)  # type: ignore[attr-defined]
+
+
+@flask_app.post("/free/<name>")
+def free_sync(name: str) -> Any:
+    return {"run": _ran(name)}
+
+
+wsgi_app = WsgiMiddleware(flask_app.wsgi_app, idempotency=idempotency, tenant=tenant_of)
