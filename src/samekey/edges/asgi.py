@@ -54,6 +54,9 @@ class IdempotencyMiddleware:
 
     ``undecorated``: ``"guard"`` (the default) claims at the edge for routes without a decorator, where
     authentication is in front of this middleware; ``"pass"`` leaves them alone.
+
+    ``binding``: a function like ``tenant`` that gives a session or credential, if a key shall mean something
+    only there as well; None from it is a 401. A retry from another session is then another operation.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class IdempotencyMiddleware:
         tenant: Tenant,
         routes: dict[str, RouteGuard] | None = None,
         undecorated: Literal["guard", "pass"] = "guard",
+        binding: Tenant | None = None,
     ) -> None:
         if not callable(tenant):
             raise ConfigurationError("tenant must be a function of the ASGI scope; see samekey.tenants.")
@@ -71,6 +75,7 @@ class IdempotencyMiddleware:
         self._idempotency = idempotency
         self._policy = idempotency.policy
         self._tenant = tenant
+        self._binding = binding
         self._guards = RouteGuards(idempotency, routes or {}, undecorated)
         self._running: set[asyncio.Task[None]] = set()
 
@@ -141,6 +146,7 @@ class IdempotencyMiddleware:
             self._tenant,
             endpoint=route.template if isinstance(route, Route) else parts.path,
             respond=make_response(scope),
+            binding=self._binding,
         )
 
     async def _status(self, scope: Scope, operation_id: str) -> Answer:

@@ -45,6 +45,7 @@ class IdempotencyMiddleware:
         tenant: Tenant,
         routes: dict[str, RouteGuard] | None = None,
         undecorated: Literal["guard", "pass"] = "guard",
+        binding: Tenant | None = None,
     ) -> None:
         if not callable(tenant):
             raise ConfigurationError("tenant must be a function of the WSGI environ; see samekey.tenants.")
@@ -52,6 +53,7 @@ class IdempotencyMiddleware:
         self._idempotency = idempotency
         self._policy = idempotency.policy
         self._tenant = tenant
+        self._binding = binding
         self._guards = RouteGuards(idempotency, routes or {}, undecorated)
         note_errors(app)
         self._variable = "HTTP_" + idempotency.policy.header.upper().replace("-", "_")
@@ -102,7 +104,7 @@ class IdempotencyMiddleware:
             body=body,
         )
         template = route.template if isinstance(route, Route) else parts.path
-        return Exchange(parts, lines, environ, self._tenant, template, make_response())
+        return Exchange(parts, lines, environ, self._tenant, template, make_response(), self._binding)
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:
         exchange = self._exchange(environ, [], None)

@@ -53,7 +53,7 @@ from .deferred import ClaimedDeferred, LockedDeferred
 from .events import Events
 from .exchange import Exchange
 from .flow import Flow, Pause, ask, drive, drive_async
-from .gate import claim_of, event_of, stale_answer, tenant_of
+from .gate import binding_of, claim_of, event_of, stale_answer, tenant_of
 from .input import Captured
 from .jobs import JobRegistry, enqueue_program
 from .keeper import Keeper
@@ -222,9 +222,12 @@ class Engine:
         stale = stale_answer(exchange, policy)
         if stale is not None:
             return stale
-        tenant = tenant_of(exchange, policy)
-        if isinstance(tenant, Answer):
-            return tenant
+        tenant, bound_to = tenant_of(exchange, policy), binding_of(exchange, policy)
+        for identity in (tenant, bound_to):
+            if isinstance(identity, Answer):
+                return identity
+        assert isinstance(tenant, str) and not isinstance(bound_to, Answer)
+        exchange.bound_to = bound_to
         try:
             begun = yield from self.claim_key(exchange, rules, tenant, key, connection)
         except (StoreError, SchemaMismatch) as error:

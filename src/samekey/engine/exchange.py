@@ -35,6 +35,7 @@ class Exchange:
     respond: Respond = raise_answered
     binding: Callable[[Any], str | None] | None = None
     """Gives the session or credential that the key is bound to as well."""
+    bound_to: str | None = None
 
     running: Running | None = None
     answer: Answer | None = None

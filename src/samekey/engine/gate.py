@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from ..core.claim import Claim, scope_of, scope_part
 from ..core.decide import (
@@ -43,19 +45,32 @@ def stale_answer(exchange: Exchange, policy: Policy) -> Answer | None:
 
 def tenant_of(exchange: Exchange, policy: Policy) -> str | Answer:
     """Whose key it is; a refusal where nobody can tell."""
+    return _resolved(exchange.tenant, exchange, policy, "tenant resolver")
+
+
+def binding_of(exchange: Exchange, policy: Policy) -> str | Answer | None:
+    """The session or credential that the key is bound to as well; None where it is bound to none."""
+    if exchange.binding is None:
+        return None
+    return _resolved(exchange.binding, exchange, policy, "binding")
+
+
+def _resolved(
+    resolve: Callable[[Any], object], exchange: Exchange, policy: Policy, what: str
+) -> str | Answer:
     try:
-        tenant: object = exchange.tenant(exchange.context)
+        found = resolve(exchange.context)
     except Exception:
-        logger.exception("The tenant resolver raised, so nothing was run")
+        logger.exception("The %s raised, so nothing was run", what)
         return refuse(Refusal(500, "The caller could not be identified, so nothing was done."), policy)
-    if tenant is None or tenant == "":
+    if found is None or found == "":
         return refuse(
             Refusal(401, "An Idempotency-Key needs an authenticated caller. Nothing was done."), policy
         )
-    if not isinstance(tenant, str):
-        logger.error("The tenant resolver gave %s; it must give a string", type(tenant).__name__)
+    if not isinstance(found, str):
+        logger.error("The %s gave %s; it must give a string", what, type(found).__name__)
         return refuse(Refusal(500, "The caller could not be identified, so nothing was done."), policy)
-    return tenant
+    return found
 
 
 def claim_of(exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
@@ -64,8 +79,8 @@ def claim_of(exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
     mark = fingerprint(parts, policy.fingerprint)
     endpoint = f"{parts.method} {exchange.endpoint}"
     identity = [scope_part(tenant)]
-    if exchange.binding is not None:
-        identity.append(scope_part(exchange.binding(exchange.context) or ""))
+    if exchange.bound_to is not None:
+        identity.append(scope_part(exchange.bound_to))
     if policy.scope == "tenant+endpoint":
         identity.append(scope_part(endpoint))
     if policy.on_mismatch == "execute":
