@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from ..core.program import Row, Statement
@@ -43,10 +44,54 @@ _COMMIT_REFUSED: Final = (
 )
 
 
+class HandlerCursor(sqlite3.Cursor):
+    """A cursor that says in our words why SQL text may not end the transaction."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> HandlerCursor:
+        with _refusal_in_our_words(self.connection):
+            super().execute(sql, parameters)
+        return self
+
+    def executemany(self, sql: str, parameters: Any, /) -> HandlerCursor:
+        with _refusal_in_our_words(self.connection):
+            super().executemany(sql, parameters)
+        return self
+
+    def executescript(self, sql: str, /) -> HandlerCursor:
+        with _refusal_in_our_words(self.connection):
+            super().executescript(sql)
+        return self
+
+
+@contextmanager
+def _refusal_in_our_words(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if str(error) == "not authorized" and getattr(connection, "guarded", False):
+            raise CommitRefused(_COMMIT_REFUSED) from error
+        raise
+
+
 class HandlerConnection(sqlite3.Connection):
     """A connection that refuses to end its transaction while a handler holds it."""
 
     guarded = False
+
+    def cursor(self, factory: Any = HandlerCursor) -> Any:
+        return super().cursor(factory)
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        cursor: sqlite3.Cursor = self.cursor().execute(sql, parameters)
+        return cursor
+
+    def executemany(self, sql: str, parameters: Any, /) -> sqlite3.Cursor:
+        cursor: sqlite3.Cursor = self.cursor().executemany(sql, parameters)
+        return cursor
+
+    def executescript(self, sql: str, /) -> sqlite3.Cursor:
+        cursor: sqlite3.Cursor = self.cursor().executescript(sql)
+        return cursor
 
     def commit(self) -> None:
         self._refuse_if_guarded()
@@ -85,7 +130,7 @@ class SQLiteDriver:
     """Synchronous SQLite. ``path`` may be ``:memory:``."""
 
     def __init__(self, path: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
-        self._busy_seconds = busy_seconds
+        self.busy_seconds = busy_seconds
         self._temporary: weakref.finalize[..., Any] | None = None
         if path == ":memory:":
             # A memory database belongs to one connection, or else locks whole tables among several. A
@@ -123,7 +168,7 @@ class SQLiteDriver:
         try:
             connection = sqlite3.connect(
                 self.path,
-                timeout=self._busy_seconds,
+                timeout=self.busy_seconds,
                 isolation_level=None,
                 check_same_thread=False,
                 factory=HandlerConnection,
@@ -140,7 +185,7 @@ class SQLiteDriver:
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
         """Switching a new file to WAL does not wait for another process that does the same."""
-        give_up = time.monotonic() + self._busy_seconds
+        give_up = time.monotonic() + self.busy_seconds
         while True:
             try:
                 connection.execute("pragma journal_mode = wal")
@@ -249,38 +294,69 @@ def _translate(error: sqlite3.Error) -> StoreError | SchemaMismatch:
 
 
 class AsyncSQLiteDriver:
-    """SQLite for async code: the same driver, run in threads of its own."""
+    """SQLite for async code: the same driver, run in threads of its own.
+
+    Statements and transactions have separate threads: a transaction that holds the write lock must be able to
+    end while statements wait for that lock. Of the transactions only one is let at the lock at a time; the
+    others wait here, in the event loop, where waiting costs no thread.
+    """
 
     def __init__(self, driver: SQLiteDriver) -> None:
         self.driver = driver
-        self._pid = os.getpid()
-        self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Runs something in a thread; a cancelled caller does not interrupt it half-way."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads(), function, *arguments)
-
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None or self._pid != os.getpid():
-                self._pid = os.getpid()
-                # One thread may wait for the write lock while others answer replays.
-                self._pool = ThreadPoolExecutor(16, thread_name_prefix="samekey-sqlite")
-            return self._pool
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._statements: ThreadPoolExecutor | None = None
+        self._transactions: ThreadPoolExecutor | None = None
+        self._turn = asyncio.Lock()
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        return await self.call(self.driver.execute, statement)
+        statements, _ = self._threads()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(statements, self.driver.execute, statement)
 
     async def open(self, connection: Any = None) -> AsyncSQLiteSession:
         return AsyncSQLiteSession(self, self.driver.open(connection))
 
+    async def in_transaction(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Runs something in a thread; a cancelled caller does not interrupt it half-way."""
+        _, transactions = self._threads()
+        return await asyncio.get_running_loop().run_in_executor(transactions, function, *arguments)
+
+    async def take_turn(self) -> asyncio.Lock:
+        """The right to be the one transaction of this process, until the lock is released."""
+        self._threads()
+        turn = self._turn
+        try:
+            async with asyncio.timeout(self.driver.busy_seconds):
+                await turn.acquire()
+        except TimeoutError:
+            raise StoreBusy(
+                "Other handlers of this process have held SQLite's write lock for too long. Retry with the "
+                "same key."
+            ) from None
+        return turn
+
     async def close(self) -> None:
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=True)
+            pools = (self._statements, self._transactions)
+            self._statements = self._transactions = None
+        for pool in pools:
+            if pool is not None:
+                pool.shutdown(wait=True)
+
+    def _threads(self) -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
+        here = (os.getpid(), asyncio.get_running_loop())
+        with self._lock:
+            if self._home != here:
+                # Threads do not cross a fork, and a lock belongs to one event loop.
+                forked = self._home is not None and self._home[0] != here[0]
+                self._home, self._turn = here, asyncio.Lock()
+                if forked:
+                    self._statements = self._transactions = None
+            if self._statements is None or self._transactions is None:
+                self._statements = ThreadPoolExecutor(16, thread_name_prefix="samekey-sqlite")
+                self._transactions = ThreadPoolExecutor(2, thread_name_prefix="samekey-sqlite-tx")
+            return self._statements, self._transactions
 
 
 class AsyncSQLiteSession:
@@ -289,7 +365,8 @@ class AsyncSQLiteSession:
     def __init__(self, driver: AsyncSQLiteDriver, session: SQLiteSession) -> None:
         self._driver = driver
         self._session = session
-        self._connection = AsyncConnection(driver, session)
+        self._turn: asyncio.Lock | None = None
+        self._connection = AsyncConnection(self)
 
     @property
     def connection(self) -> AsyncConnection:
@@ -302,13 +379,33 @@ class AsyncSQLiteSession:
         return self._session.in_transaction()
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        return await self._driver.call(self._session.execute, statement)
+        return await self.use(lambda: self._session.execute(statement))
+
+    async def lend(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Does something with the connection that the handler sees."""
+        return await self.use(lambda: work(self._session.connection))
+
+    async def use(self, work: Callable[[], T]) -> T:
+        if self._turn is None:
+            self._turn = await self._driver.take_turn()
+        return await self._driver.in_transaction(work)
 
     async def commit(self) -> None:
-        await self._driver.call(self._session.commit)
+        try:
+            await self._driver.in_transaction(self._session.commit)
+        finally:
+            self._end_turn()
 
     async def rollback(self) -> None:
-        await self._driver.call(self._session.rollback)
+        try:
+            await self._driver.in_transaction(self._session.rollback)
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
 
 
 class AsyncConnection:
@@ -317,18 +414,17 @@ class AsyncConnection:
     Rows are fetched in the thread, so what comes back is plain data.
     """
 
-    def __init__(self, driver: AsyncSQLiteDriver, session: SQLiteSession) -> None:
-        self._driver = driver
+    def __init__(self, session: AsyncSQLiteSession) -> None:
         self._session = session
         self._one_at_a_time = asyncio.Lock()
 
     async def execute(self, sql: str, parameters: Parameters = ()) -> Result:
         """Runs one statement and gives its rows."""
-        return await self._call(lambda c: _fetch(c.execute(sql, parameters)))
+        return await self._use(lambda c: _fetch(c.execute(sql, parameters)))
 
     async def executemany(self, sql: str, parameters: Iterable[Parameters]) -> Result:
         """Runs one statement for each set of parameters."""
-        return await self._call(lambda c: _fetch(c.executemany(sql, parameters)))
+        return await self._use(lambda c: _fetch(c.executemany(sql, parameters)))
 
     async def commit(self) -> None:
         """Always refused: samekey commits, together with the answer."""
@@ -338,9 +434,9 @@ class AsyncConnection:
         """Always refused: raise an error to undo everything."""
         raise CommitRefused(_COMMIT_REFUSED)
 
-    async def _call(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def _use(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         async with self._one_at_a_time:
-            return await self._driver.call(lambda: work(self._session.connection))
+            return await self._session.lend(work)
 
 
 class Result:
