@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from .coverage import coverage_command
+from .ledger import ledger_app
 from .migrate import migrate_command
+from .spec import spec_command
+from .torture import torture_app
 from .worker import worker_command
 
 app = typer.Typer(
@@ -22,3 +26,7 @@ def root() -> None:
 
 app.command("migrate")(migrate_command)
 app.command("worker")(worker_command)
+app.add_typer(torture_app, name="torture")
+app.add_typer(ledger_app, name="ledger")
+app.command("coverage")(coverage_command)
+app.command("spec")(spec_command)

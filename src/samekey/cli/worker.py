@@ -46,6 +46,13 @@ def worker_command(
     completer: Annotated[
         bool, typer.Option(envvar="SAMEKEY_COMPLETER", help="Resume phased operations.")
     ] = True,
+    listen_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SAMEKEY_LISTEN_URL",
+            help="A direct PostgreSQL URL to be notified over, where the store is reached through a pooler.",
+        ),
+    ] = None,
 ) -> None:
     """Run jobs of the outbox and resume abandoned phased operations, until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -60,6 +67,7 @@ def worker_command(
                 completer_interval=timedelta(seconds=completer_interval),
                 outbox=outbox,
                 completer=completer,
+                listen_url=listen_url,
             )
         )
     except SamekeyError as error:
@@ -76,6 +84,7 @@ async def _serve(
     completer_interval: timedelta,
     outbox: bool,
     completer: bool,
+    listen_url: str | None,
 ) -> None:
     service = WorkerService(
         idempotency,
@@ -85,6 +94,7 @@ async def _serve(
         completer_interval=completer_interval,
         outbox=outbox,
         completer=completer,
+        listen_url=listen_url,
     )
     logging.getLogger("samekey").info("The worker is running; stop it with SIGTERM or Ctrl-C.")
     try:

@@ -28,7 +28,7 @@ class JobDefinition:
     name: str
     function: Callable[..., Any]
     max_attempts: int = 10
-    """About half an hour with the default backoff; after that an operator looks."""
+    """Some four minutes with the default backoff, nine at most; after that an operator looks."""
     timeout: timedelta = timedelta(seconds=60)
     backoff: Backoff = field(default_factory=Backoff)
 

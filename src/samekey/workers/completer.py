@@ -1,20 +1,23 @@
 """The completer: resumes phased operations whose lease ran out, with no client, request or web app.
 
 It takes what is abandoned, and only that: held and finished operations are left alone, and so are those
-whose definition this process does not know. One failure does not stop it.
+whose definition this process does not know. Those of a batch run side by side, each no longer than its
+``max_run``, so that one which fails or hangs does not stop the others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from datetime import timedelta
 
 from ..core.policy import milliseconds
-from ..core.record import Record
+from ..core.record import Lease, Record
 from ..drivers.run import run_async
 from ..engine.idempotency import Idempotency
-from ..engine.phased import max_run_ms
+from ..engine.phased import Run, max_run_ms
+from ..engine.way import Finished
 from ..errors import SamekeyError
 
 logger = logging.getLogger("samekey")
@@ -45,30 +48,34 @@ class Completer:
                 token, known, lease_ms=lease_ms, batch=self._batch
             ),
         )
-        leases = [(record, record.lease(lease_ms)) for record in records]
+        leases = [record.lease(lease_ms) for record in records]
         longest = max(max_run_ms(definition.rules) for definition in definitions)
-        for _, lease in leases:
-            # All of them now: the last of the batch waits for the others.
+        for lease in leases:
             self._idempotency.keeper.watch(lease, longest)
-        for record, lease in leases:
-            try:
-                await self._resume(record, lease_ms)
-            except SamekeyError as error:
-                logger.error("The operation %s could not be resumed: %s", record.id, error)
-            except Exception:
-                logger.exception("The operation %s could not be resumed", record.id)
-            finally:
-                self._idempotency.keeper.forget(lease)
+        await asyncio.gather(*map(self._resume_carefully, records, leases))
         return len(records)
 
-    async def _resume(self, record: Record, lease_ms: int) -> None:
+    async def _resume_carefully(self, record: Record, lease: Lease) -> None:
+        try:
+            await self._resume(record, lease)
+        except SamekeyError as error:
+            logger.error("The operation %s could not be resumed: %s", record.id, error)
+        except Exception:
+            logger.exception("The operation %s could not be resumed", record.id)
+        finally:
+            self._idempotency.keeper.forget(lease)
+
+    async def _resume(self, record: Record, lease: Lease) -> None:
         engine = self._idempotency
-        attempt = await engine.drive_async(
-            engine.phases.resume(record.lease(lease_ms), record.id, record.attempts)
-        )
+        attempt = await engine.drive_async(engine.phases.resume(lease, record.id, record.attempts))
         if attempt is None:
             return
-        finished = await engine.attempt_async(attempt)
+        longest = attempt.definition.rules.policy.max_run.total_seconds()
+        try:
+            finished = await asyncio.wait_for(self._see_through(attempt), longest)
+        except TimeoutError:
+            logger.error("The operation %s ran longer than its max_run and was left", record.id)
+            return
         if finished.error is not None:
             logger.error(
                 "The operation %s failed again: %s: %s",
@@ -76,3 +83,10 @@ class Completer:
                 type(finished.error).__name__,
                 finished.error,
             )
+
+    async def _see_through(self, attempt: Run) -> Finished:
+        finished = await self._idempotency.attempt_async(attempt)
+        if finished.error is not None and not isinstance(finished.error, Exception):
+            # Not a failure of the operation: we are being stopped.
+            raise finished.error
+        return finished

@@ -6,11 +6,15 @@ nobody started in time is first closed with a stored 408, and its job is cancell
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
 from ..core.policy import milliseconds
 from ..core.problem import Refusal, refuse
+from ..core.program import Program
+from ..core.record import Answer
 from ..core.replayable import replayable
 from ..drivers.run import run_async
 from ..engine.engine import Engine
@@ -49,41 +53,53 @@ class Reaper:
         """One pass, batch after batch until nothing is left; gives how many records went."""
         await self.time_out_pending()
         total = 0
-        while True:
-            reaped = await self._batch_of_old()
-            total += reaped
-            if reaped < self._batch:
-                break
+        async for gone in self.batches():
+            total += gone
         if total:
             logger.info("%d records past retention were reaped", total)
             self._engine.events.emit("ttl_pruned", value=total)
         return total
 
-    async def _batch_of_old(self) -> int:
-        upkeep, batch = self._upkeep, self._batch
+    async def batches(self) -> AsyncIterator[int]:
+        """Reaps batch after batch, each in a transaction of its own; gives how many records each had."""
+        for program in self._programs():
+            while True:
+                reaped = await run_async(self._engine.drivers.aio, program)
+                yield reaped
+                if reaped < self._batch:
+                    break
+
+    def _programs(self) -> list[Callable[[], Program[int]]]:
+        upkeep, batch, keep_ms = self._upkeep, self._batch, self._tombstones_ms
         if self._engine.policy.after_expiry == "gone":
-            return await run_async(
-                self._engine.drivers.aio, lambda: upkeep.bury(batch=batch, keep_ms=self._tombstones_ms)
-            )
-        return await run_async(self._engine.drivers.aio, lambda: upkeep.reap(batch=batch))
+            return [
+                lambda: upkeep.bury(batch=batch, keep_ms=keep_ms),
+                lambda: upkeep.reap_tombstones(batch=batch),
+            ]
+        return [lambda: upkeep.reap(batch=batch)]
 
     async def time_out_pending(self) -> int:
         """Closes pending operations that nobody started in time; gives how many."""
+        detail = "The operation was accepted but not carried out in time. It will not be: use a new key."
+        answer = replayable(refuse(Refusal(408, detail), self._engine.policy))
+        total = 0
+        while True:
+            found, closed = await self._time_out_batch(answer)
+            total += closed
+            if found < self._batch or not closed:
+                return total
+
+    async def _time_out_batch(self, answer: Answer) -> tuple[int, int]:
         driver = self._engine.drivers.aio
         waiting = await run_async(
             driver, lambda: self._upkeep.abandoned(timeout_ms=self._pending_ms, batch=self._batch)
         )
-        detail = "The operation was accepted but not carried out in time. It will not be: use a new key."
-        answer = replayable(refuse(Refusal(408, detail), self._engine.policy))
         closed = 0
-        for scope, key, operation_id in waiting:
+        for operation in waiting:
             try:
                 closed += await run_async(
-                    driver,
-                    lambda scope=scope, key=key, operation_id=operation_id: self._upkeep.time_out(  # type: ignore[misc]
-                        scope, key, operation_id, answer
-                    ),
+                    driver, functools.partial(self._upkeep.time_out, *operation, answer)
                 )
             except JobHeld:
-                logger.info("The job of operation %s is being worked on; it is not timed out", operation_id)
-        return closed
+                logger.info("The job of operation %s is being worked on; it is not timed out", operation[2])
+        return len(waiting), closed

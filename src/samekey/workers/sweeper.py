@@ -1,7 +1,8 @@
 """The sweeper: finds leases that ran out and moves each record by its mode.
 
 A retry would do the same for its own key; the sweeper does it for keys that nobody retries, so that unknown
-outcomes are found out sooner. Phased operations are the completer's.
+outcomes are found out sooner. Phased operations are the completer's, but for those that died before their
+input was stored: nobody could resume them, and nothing of them has happened.
 """
 
 from __future__ import annotations

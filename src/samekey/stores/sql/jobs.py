@@ -154,7 +154,8 @@ class Jobs:
     ) -> Program[None]:
         """The job is done and, if it answers, so is its operation. ``LeaseLost`` if another has it.
 
-        An answer of None is one that cannot be kept: the operation is done, and its answer withheld. It may run inside a transaction with writes of the job's own.
+        An answer of None is one that cannot be kept: the operation is done, its answer withheld. It may run
+        inside a transaction with writes of the job's own.
         """
         yield BEGIN
         if job.answers:

@@ -1,0 +1,301 @@
+"""``samekey dead list|show|retry|discard``: jobs and operations that the machine has given up.
+
+A job's id and its operation's id are both accepted everywhere: they mean the same dead letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from ..core.policy import ietf
+from ..core.problem import Refusal as ProblemRefusal
+from ..core.problem import refuse
+from ..core.record import Answer, Record
+from ..core.states import Mode, State
+from ..stores.sql.operator import DeadJob
+from .describe import described_job, next_step, print_jobs, print_timeline
+from .keys import answer_from
+from .output import DryRun, Json, age, print_facts, print_json, print_table, say, sentences, tenant_name
+from .target import (
+    DIGEST_SECRET,
+    ActorName,
+    DigestSecret,
+    Reason,
+    Refusal,
+    Schema,
+    Store,
+    Timeout,
+    Url,
+    actor,
+    open_store,
+)
+
+dead_app = typer.Typer(
+    help="Jobs and operations that were given up: try again or discard.", no_args_is_help=True
+)
+
+Id = Annotated[
+    str, typer.Argument(envvar="SAMEKEY_ID", help="The id of a job or of an operation.", metavar="ID")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter: a job, an operation, or a job that took its operation with it."""
+
+    job: DeadJob | None
+    record: Record | None
+
+    @property
+    def operation_id(self) -> str:
+        found = self.record.id if self.record is not None else self.job and self.job.operation_id
+        assert found
+        return found
+
+
+def _letter(store: Store, letter_id: str) -> Letter:
+    """What the id means, whether it is dead or not."""
+    job = store.ask(lambda: store.operator.job(letter_id))
+    if job is not None:
+        return Letter(job, store.record(job.operation_id))
+    record = store.record(letter_id)
+    if record is None:
+        raise Refusal(f"There is no job and no operation {letter_id}. Nothing was changed.")
+    jobs = store.ask(lambda: store.operator.jobs_of(record.id))
+    dead = sorted((job for job in jobs if job.state == "dead"), key=lambda job: not job.answers)
+    return Letter(dead[0] if dead else None, record)
+
+
+# ------------------------------------------------------------------ list and show
+
+
+@dead_app.command("list")
+def list_command(
+    url: Url,
+    limit: Annotated[
+        int, typer.Option("--limit", envvar="SAMEKEY_LIMIT", min=1, help="At most so many of each kind.")
+    ] = 50,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+    as_json: Json = False,
+) -> None:
+    """List dead jobs, and dead operations that have no job."""
+    with sentences(), open_store(url, schema, timeout) as store:
+        now = store.now()
+        jobs = store.ask(lambda: store.operator.dead_jobs(limit=limit))
+        records = store.ask(lambda: store.operator.find(state=str(State.DEAD_LETTER), limit=limit))
+        told = {job.operation_id for job in jobs if job.answers}
+        alone = [record for record in records if record.id not in told]
+        if as_json:
+            print_json(
+                {"jobs": [described_job(job) for job in jobs], "operations": [_operation(r) for r in alone]}
+            )
+            return
+        if not jobs and not alone:
+            say("There are no dead letters.")
+            return
+        rows = [
+            (job.id, "job", job.name, age(now - (job.buried_at or now)), str(job.attempts), job.error or "")
+            for job in jobs
+        ]
+        rows += [
+            (
+                record.id,
+                str(record.mode),
+                record.endpoint,
+                age(now - record.last_run_at),
+                str(record.attempts),
+                record.error_code or "",
+            )
+            for record in alone
+        ]
+        print_table(("id", "kind", "what", "dead for", "attempts", "error"), rows)
+
+
+def _operation(record: Record) -> dict[str, object]:
+    return {
+        "id": record.id,
+        "tenant": tenant_name(record.tenant),
+        "endpoint": record.endpoint,
+        "mode": str(record.mode),
+        "attempts": record.attempts,
+        "error": record.error_code,
+        "provider_id": record.provider_id,
+    }
+
+
+@dead_app.command("show")
+def show_command(
+    url: Url,
+    letter_id: Id,
+    payload: Annotated[
+        bool,
+        typer.Option(
+            "--payload", envvar="SAMEKEY_PAYLOAD", help="Show the job's payload; it may be private."
+        ),
+    ] = False,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+    digest_secret: DigestSecret = DIGEST_SECRET,
+    as_json: Json = False,
+) -> None:
+    """Show a dead letter: why it was given up, and its timeline."""
+    with sentences(), open_store(url, schema, timeout, digest_secret) as store:
+        letter = _letter(store, letter_id)
+        job, record = letter.job, letter.record
+        found = store.by_id(letter.operation_id)
+        jobs = store.ask(lambda: store.operator.jobs_of(letter.operation_id))
+        if as_json:
+            print_json(
+                {
+                    "operation": record and _operation(record),
+                    "state": record and str(record.state),
+                    "jobs": [
+                        described_job(one) | ({"payload": _payload(one)} if payload else {}) for one in jobs
+                    ],
+                }
+            )
+            return
+        if record is not None:
+            print_facts(
+                [
+                    ("operation", record.id),
+                    ("digest", store.digest(record)),
+                    ("tenant", tenant_name(record.tenant)),
+                    ("endpoint", record.endpoint),
+                    ("state", str(record.state)),
+                    ("mode", str(record.mode)),
+                    ("error", record.error_code or ""),
+                    ("provider's id", record.provider_id or ""),
+                ]
+            )
+            say("")
+        print_timeline(found.timeline)
+        if jobs:
+            say("")
+            print_jobs(jobs)
+        if payload and job is not None:
+            say("")
+            say(_payload(job))
+        hint = None if record is None else next_step(record, store.now())
+        if hint is not None:
+            say("")
+            say(hint)
+
+
+def _payload(job: DeadJob) -> str:
+    return bytes(job.payload).decode("utf-8", "replace")
+
+
+# ------------------------------------------------------------------ retry and discard
+
+
+@dead_app.command("retry")
+def retry_command(
+    url: Url,
+    letter_id: Id,
+    reason: Reason,
+    actor_name: ActorName = None,
+    dry_run: DryRun = False,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+) -> None:
+    """Have a dead letter tried again: a job by a worker, a phased operation by the completer."""
+    who = actor(actor_name, reason)
+    with sentences(), open_store(url, schema, timeout) as store:
+        letter = _letter(store, letter_id)
+        job, record = letter.job, letter.record
+        _refuse_living(letter)
+        if job is not None and job.answers and (record is None or record.state is not State.DEAD_LETTER):
+            raise Refusal(
+                f"Its operation is {'gone' if record is None else record.state}, so its effect must not "
+                f"happen any more. Put it away: samekey dead discard {job.id}. Nothing was changed."
+            )
+        if job is None and record is not None and record.mode is not Mode.PHASED:
+            raise Refusal(
+                f"A {record.mode} operation may have happened, so nobody may simply run it again. Find out, "
+                f"then use samekey keys resolve {record.id}. Nothing was changed."
+            )
+        if dry_run:
+            say("It would be tried again. It is a dead letter and stays one: this was a dry run.")
+            return
+        if job is not None:
+            retried = store.ask(lambda: store.operator.retry_dead_job(job.id, who))
+        else:
+            retried = store.ask(lambda: store.operator.retry_dead_operation(letter.operation_id, who))
+        if not retried:
+            raise Refusal("Somebody else was faster. Nothing was changed.")
+        by = "a worker" if job is not None else "the completer"
+        say(f"{letter_id} is tried again as soon as {by} takes it.")
+
+
+@dead_app.command("discard")
+def discard_command(
+    url: Url,
+    letter_id: Id,
+    reason: Reason,
+    status: Annotated[
+        int,
+        typer.Option(
+            "--status",
+            envvar="SAMEKEY_ANSWER_STATUS",
+            min=400,
+            max=599,
+            help="The HTTP status of its answer.",
+        ),
+    ] = 500,
+    body: Annotated[
+        str | None,
+        typer.Option(
+            "--body", envvar="SAMEKEY_ANSWER_BODY", help="The body of its answer; else a problem document."
+        ),
+    ] = None,
+    actor_name: ActorName = None,
+    dry_run: DryRun = False,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+) -> None:
+    """Give a dead letter up for good; every retry gets a final failure as its answer."""
+    who = actor(actor_name, reason)
+    answer = _failure(status, body)
+    with sentences(), open_store(url, schema, timeout) as store:
+        letter = _letter(store, letter_id)
+        _refuse_living(letter)
+        if dry_run:
+            say(f"It would be given up with {answer.status}. It stays as it is: this was a dry run.")
+            return
+        job = letter.job
+        if job is not None:
+            discarded = store.ask(lambda: store.operator.discard_dead_job(job.id, answer, who))
+        else:
+            discarded = store.ask(
+                lambda: store.operator.discard_dead_operation(letter.operation_id, answer, who)
+            )
+        if not discarded:
+            raise Refusal("Somebody else was faster. Nothing was changed.")
+        record = store.record(letter.operation_id)
+        if record is not None and record.answer == answer:
+            say(f"{letter_id} is given up; every retry gets {answer.status}.")
+        else:
+            say(f"{letter_id} is given up; its operation stays as it is.")
+
+
+def _refuse_living(letter: Letter) -> None:
+    dead_record = letter.record is not None and letter.record.state is State.DEAD_LETTER
+    if letter.job is not None and letter.job.state != "dead":
+        raise Refusal(f"The job is {letter.job.state}, not dead. Nothing was changed.")
+    if letter.job is None and not dead_record:
+        assert letter.record is not None
+        raise Refusal(f"The operation is {letter.record.state}, not a dead letter. Nothing was changed.")
+
+
+def _failure(status: int, body: str | None) -> Answer:
+    if body is not None:
+        return answer_from(status, body, None, declined=True)
+    detail = (
+        "The operation was given up. It will not be carried out under this key; ask before using a new one."
+    )
+    return refuse(ProblemRefusal(status, detail), ietf())

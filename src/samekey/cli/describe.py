@@ -1,0 +1,185 @@
+"""How records, timelines and jobs are shown: by default without keys and bodies, which may be private."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core.claim import downstream_key
+from ..core.record import Answer, Record
+from ..core.states import Mode, State
+from ..stores.sql.operator import DeadJob, Transition
+from .output import moment, print_table, tenant_name, when
+from .target import Store
+
+
+def next_step(record: Record, now: int) -> str | None:
+    """What an operator may do about it."""
+    if record.state is State.UNKNOWN or (
+        record.state is State.DEAD_LETTER and record.mode not in (Mode.DEFERRED, Mode.PHASED)
+    ):
+        return (
+            "Find out at the provider what happened, by the downstream key or the provider's id, then:\n"
+            f"  samekey keys resolve {record.id} --executed --status 201 --body '…' --reason '…'\n"
+            f"  samekey keys resolve {record.id} --declined --status 402 --body '…' --reason '…'\n"
+            f"  samekey keys resolve {record.id} --not-executed --reason '…'"
+        )
+    if record.state is State.DEAD_LETTER:
+        return (
+            "Nothing more is tried. Once the cause is gone, or if it is to be given up:\n"
+            f"  samekey dead retry {record.id} --reason '…'\n"
+            f"  samekey dead discard {record.id} --reason '…'"
+        )
+    if (
+        record.state is State.IN_PROGRESS
+        and record.mode is not Mode.PHASED
+        and record.locked_until is not None
+        and record.locked_until <= now
+    ):
+        return "Its lease has ended, and nobody has moved it yet: samekey sweep"
+    return None
+
+
+def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable[tuple[str, str]]:
+    yield "id", record.id
+    yield "digest", store.digest(record)
+    if reveal:
+        yield "key", record.key
+    yield "tenant", tenant_name(record.tenant)
+    yield "endpoint", record.endpoint
+    yield "state", str(record.state)
+    yield "mode", str(record.mode)
+    yield "attempts", str(record.attempts)
+    for name, value in (
+        ("error", record.error_code),
+        ("recovery point", record.recovery_point),
+        ("provider's id", record.provider_id),
+        ("downstream key", _downstream(record)),
+    ):
+        if value is not None:
+            yield name, value
+    for name, at in (
+        ("created", record.created_at),
+        ("last run", record.last_run_at),
+        ("lease until", record.locked_until),
+        ("asked about next", record.reconcile_after),
+        ("completed", record.completed_at),
+        ("expires", record.expires_at),
+    ):
+        if at is not None:
+            yield name, when(at)
+    if record.withheld:
+        yield "answer", "withheld: streamed, too large or evicted"
+    if record.answer is not None:
+        yield "answer", f"{record.answer.status}, {len(record.answer.body)} bytes"
+        if body:
+            for name_, header in record.answer.headers:
+                yield name_.decode("latin-1"), header.decode("latin-1")
+            yield "body", text_of(record.answer.body)
+
+
+def _downstream(record: Record) -> str | None:
+    """The key that a leased handler sent; steps of their own have the same beginning."""
+    if record.downstream is None:
+        return None
+    if record.mode in (Mode.LEASED, Mode.REPEATABLE):
+        return downstream_key(record.scope, record.key, "")
+    return f"{record.downstream}-…"
+
+
+def described_record(
+    store: Store, record: Record, *, reveal: bool, answer: bool = False, body: bool = False
+) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "id": record.id,
+        "digest": store.digest(record),
+        "tenant": tenant_name(record.tenant),
+        "endpoint": record.endpoint,
+        "state": str(record.state),
+        "mode": str(record.mode),
+        "attempts": record.attempts,
+        "error": record.error_code,
+        "recovery_point": record.recovery_point,
+        "provider_id": record.provider_id,
+        "downstream": record.downstream,
+        "created_at": moment(record.created_at),
+        "last_run_at": moment(record.last_run_at),
+        "locked_until": moment(record.locked_until),
+        "reconcile_after": moment(record.reconcile_after),
+        "completed_at": moment(record.completed_at),
+        "expires_at": moment(record.expires_at),
+    }
+    if reveal:
+        described["key"] = record.key
+    if answer:
+        described["withheld"] = record.withheld
+        described["answer"] = record.answer and described_answer(record.answer, body=body)
+    return described
+
+
+def described_answer(answer: Answer, *, body: bool) -> dict[str, Any]:
+    described: dict[str, Any] = {"status": answer.status, "bytes": len(answer.body)}
+    if body:
+        described["headers"] = [[n.decode("latin-1"), v.decode("latin-1")] for n, v in answer.headers]
+        described["body"] = text_of(answer.body)
+    return described
+
+
+def text_of(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return f"hex {body.hex()}"
+
+
+def described_step(step: Transition) -> dict[str, Any]:
+    return {
+        "at": moment(step.at),
+        "from": step.before,
+        "to": step.after,
+        "actor": step.actor,
+        "reason": step.reason,
+        "attempt": step.attempt,
+    }
+
+
+def print_timeline(timeline: Iterable[Transition]) -> None:
+    print_table(
+        ("when", "from", "to", "actor", "reason"),
+        ((when(s.at), s.before or "–", s.after or "–", s.actor, s.reason or "") for s in timeline),
+    )
+
+
+def print_jobs(jobs: Iterable[DeadJob]) -> None:
+    print_table(
+        ("job", "name", "state", "attempts", "answers", "provider's id", "error"),
+        (
+            (
+                job.id,
+                job.name,
+                job.state,
+                str(job.attempts),
+                "yes" if job.answers else "no",
+                job.provider_id or "",
+                job.error or "",
+            )
+            for job in jobs
+        ),
+    )
+
+
+def described_job(job: DeadJob) -> dict[str, Any]:
+    """A job for scripts; its payload is the user's and may be private."""
+    return {
+        "id": job.id,
+        "operation_id": job.operation_id,
+        "tenant": tenant_name(job.tenant),
+        "name": job.name,
+        "state": job.state,
+        "answers": job.answers,
+        "attempts": job.attempts,
+        "error": job.error,
+        "provider_id": job.provider_id,
+        "created_at": moment(job.created_at),
+        "buried_at": moment(job.buried_at),
+    }

@@ -1,0 +1,171 @@
+"""``samekey doctor``: look at a live store and say what is wrong, and what to do.
+
+Exit codes: 0 healthy, 1 there are findings, 2 the store could not be looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ..core.policy import milliseconds
+from ..drivers.url import Drivers
+from ..engine.idempotency import Idempotency
+from ..errors import SchemaMismatch
+from ..ops.doctor import Figures, Finding, examine, lease_advice, span
+from ..stores.sql.migrations import check
+from .output import REFUSED, Json, print_facts, print_json, say, sentences
+from .target import DIGEST_SECRET, Schema, Store, Timeout, application, open_store
+
+MEASURED = 10_000
+"""Runs whose durations are looked at: enough for a 99th percentile, read in a moment."""
+PROBES = 3
+"""Looks at the store's clock; the quickest is the truest."""
+
+
+def doctor_command(
+    url: Annotated[
+        str | None,
+        typer.Option("--url", envvar="SAMEKEY_URL", help="The store: sqlite:///app.db or postgresql://…"),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            envvar="SAMEKEY_APP",
+            help="Or your Idempotency, module:name: then leases and lookups are looked at too.",
+        ),
+    ] = None,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+    as_json: Json = False,
+) -> None:
+    """Look at a live store and say what is wrong, and what to do about it."""
+    if app is None and url is None:
+        raise typer.BadParameter("which store? Give --url or --app.")
+    with sentences(), _opened(url, app, schema, timeout) as (store, idempotency):
+        figures = _read(store, idempotency)
+        findings = examine(figures)
+        if as_json:
+            _print_json(figures, findings)
+        else:
+            _print(figures, findings)
+        if any(finding.level == "problem" for finding in findings):
+            raise typer.Exit(REFUSED)
+
+
+@contextmanager
+def _opened(
+    url: str | None, app: str | None, schema: str, timeout: float
+) -> Iterator[tuple[Store, Idempotency | None]]:
+    if app is None:
+        assert url is not None
+        with open_store(url, schema, timeout, checked=False) as store:
+            yield store, None
+        return
+    idempotency = application(app)
+    try:
+        drivers: Drivers = idempotency.drivers
+        yield Store(drivers, idempotency.queries.schema, DIGEST_SECRET), idempotency
+    finally:
+        idempotency.close()
+
+
+def _read(store: Store, idempotency: Idempotency | None) -> Figures:
+    dialect = store.drivers.dialect
+    try:
+        store.ask(lambda: check(store.queries))
+    except SchemaMismatch as problem:
+        return Figures(dialect=dialect, schema_problem=str(problem))
+    operator = store.operator
+    return Figures(
+        dialect=dialect,
+        overview=store.ask(operator.overview),
+        facts=store.ask(operator.server_facts),
+        durations=store.ask(lambda: operator.durations(limit=MEASURED)),
+        skew_ms=_skew(store),
+        lease_ms=None if idempotency is None else milliseconds(idempotency.policy.lease),
+        unknown_endpoints=store.ask(operator.unknown_endpoints),
+        lookups=None if idempotency is None else frozenset(idempotency.lookups),
+    )
+
+
+def _skew(store: Store) -> int:
+    """The store's clock less ours, taken in the middle of the quickest of a few looks."""
+    looks = []
+    for _ in range(PROBES):
+        before = time.time()
+        theirs = store.now()
+        after = time.time()
+        looks.append((after - before, theirs - round((before + after) * 500)))
+    return min(looks)[1]
+
+
+# ------------------------------------------------------------------ telling
+
+
+def _print(figures: Figures, findings: list[Finding]) -> None:
+    problems = sum(finding.level == "problem" for finding in findings)
+    if problems:
+        say(f"{problems} {'thing needs' if problems == 1 else 'things need'} attention.")
+    else:
+        say("All is well.")
+    for finding in findings:
+        say("")
+        say(f"{'✗' if finding.level == 'problem' else '·'} {finding.says}")
+        say(f"  → {finding.advice}")
+    if figures.overview is not None:
+        say("")
+        print_facts(_facts(figures))
+
+
+def _facts(figures: Figures) -> Iterator[tuple[str, str]]:
+    seen = figures.overview
+    assert seen is not None
+    yield "records", f"{seen.records:,}"
+    yield "pending", f"{seen.pending:,}"
+    yield "unknown", _with_age(seen.unknown, seen.oldest_unknown, seen.now)
+    yield "dead letters", f"operations {seen.dead_letters:,}, jobs {seen.dead_jobs:,}"
+    yield "jobs waiting", f"{seen.live_jobs:,}"
+    yield "past retention", f"{seen.past_retention:,}"
+    advice = lease_advice(figures.durations)
+    if advice is None:
+        yield "durations", f"{len(figures.durations)} measured: too few to recommend a lease"
+    else:
+        yield (
+            "durations",
+            f"{advice.runs:,} measured: half under {span(advice.p50)}, 99 % under {span(advice.p99)}, "
+            f"longest {span(advice.longest)}",
+        )
+        low, high = span(advice.shortest_lease), span(advice.longest_lease)
+        yield (
+            "lease",
+            f"recommended {low if low == high else f'{low} to {high}'}"
+            + ("" if figures.lease_ms is None else f", configured {span(figures.lease_ms)}"),
+        )
+    yield "clock", f"{figures.skew_ms:+} ms from this machine's"
+    for name, value in sorted(figures.facts.items()):
+        yield name.replace("_", " "), f"{int(value):,}" if name.endswith("_bytes") else value
+
+
+def _with_age(count: int, oldest: int | None, now: int) -> str:
+    return f"{count:,}" if oldest is None else f"{count:,}, the oldest for {span(max(0, now - oldest))}"
+
+
+def _print_json(figures: Figures, findings: list[Finding]) -> None:
+    advice = lease_advice(figures.durations)
+    print_json(
+        {
+            "healthy": not any(finding.level == "problem" for finding in findings),
+            "findings": [asdict(finding) for finding in findings],
+            "figures": figures.overview and asdict(figures.overview),
+            "facts": dict(figures.facts),
+            "skew_ms": figures.skew_ms,
+            "lease": advice and asdict(advice),
+        }
+    )

@@ -1,0 +1,375 @@
+"""``samekey keys list|show|resolve|evict``: find a key, see what became of it, override where one must."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ..core.claim import scope_part
+from ..core.policy import milliseconds
+from ..core.record import Answer, Record
+from ..core.states import Mode, State
+from ..errors import SamekeyError
+from ..evidence import evidence_kind
+from ..response import Response
+from ..stores.sql.operator import DeadJob
+from .describe import (
+    described_job,
+    described_record,
+    described_step,
+    facts,
+    next_step,
+    print_jobs,
+    print_timeline,
+)
+from .output import (
+    DryRun,
+    Json,
+    age,
+    print_facts,
+    print_json,
+    print_table,
+    say,
+    sentences,
+)
+from .target import (
+    DIGEST_SECRET,
+    ActorName,
+    DigestSecret,
+    Found,
+    Reason,
+    Refusal,
+    Schema,
+    Store,
+    Timeout,
+    Url,
+    actor,
+    duration,
+    open_store,
+)
+
+keys_app = typer.Typer(help="Find keys, see their timelines, resolve and evict.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(envvar="SAMEKEY_ID", help="The operation's id.", metavar="ID")]
+Reveal = Annotated[
+    bool, typer.Option("--reveal", envvar="SAMEKEY_REVEAL", help="Show the key itself, not only its digest.")
+]
+
+
+# ------------------------------------------------------------------ list
+
+
+@keys_app.command("list")
+def list_command(
+    url: Url,
+    state: Annotated[
+        State | None, typer.Option("--state", envvar="SAMEKEY_STATE", help="Only records in this state.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", envvar="SAMEKEY_TENANT", help="Only this tenant's.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", envvar="SAMEKEY_KEY", help="Only this key.")] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", envvar="SAMEKEY_OLDER_THAN", help="Created before: 90s, 15m, 24h, 30d."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", envvar="SAMEKEY_LIMIT", min=1, help="At most so many, newest first.")
+    ] = 50,
+    reveal: Reveal = False,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+    digest_secret: DigestSecret = DIGEST_SECRET,
+    as_json: Json = False,
+) -> None:
+    """List records, newest first. Keys are shown as digests, as in the logs."""
+    younger = None if older_than is None else milliseconds(duration(older_than))
+    with sentences(), open_store(url, schema, timeout, digest_secret) as store:
+        now = store.now()
+        records = store.ask(
+            lambda: store.operator.find(
+                state=None if state is None else str(state),
+                tenant=None if tenant is None else scope_part(tenant),
+                key=key,
+                created_before=None if younger is None else now - younger,
+                limit=limit,
+            )
+        )
+        if as_json:
+            print_json([described_record(store, record, reveal=reveal) for record in records])
+            return
+        if not records:
+            say("There are no such records.")
+            return
+        print_table(
+            ("id", "key" if reveal else "digest", "state", "mode", "endpoint", "age", "attempts", "error"),
+            (
+                (
+                    record.id,
+                    record.key if reveal else store.digest(record),
+                    str(record.state),
+                    str(record.mode),
+                    record.endpoint,
+                    age(now - record.created_at),
+                    str(record.attempts),
+                    record.error_code or "",
+                )
+                for record in records
+            ),
+        )
+        if len(records) == limit:
+            say(f"These are the newest {limit}; there may be more (--limit).")
+
+
+# ------------------------------------------------------------------ show
+
+
+@keys_app.command("show")
+def show_command(
+    url: Url,
+    operation_id: Annotated[
+        str | None, typer.Argument(envvar="SAMEKEY_ID", help="The operation's id.", metavar="[ID]")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", envvar="SAMEKEY_KEY", help="The key, together with --tenant.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", envvar="SAMEKEY_TENANT", help="Whose key it is.")
+    ] = None,
+    digest: Annotated[
+        str | None,
+        typer.Option("--digest", envvar="SAMEKEY_DIGEST", help="The digest from a log. Looks at every key."),
+    ] = None,
+    body: Annotated[
+        bool, typer.Option("--body", envvar="SAMEKEY_SHOW_BODY", help="Show the stored answer's body too.")
+    ] = False,
+    reveal: Reveal = False,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+    digest_secret: DigestSecret = DIGEST_SECRET,
+    as_json: Json = False,
+) -> None:
+    """Show all that is known of a key, with its timeline; the timeline also after the record is gone."""
+    with sentences(), open_store(url, schema, timeout, digest_secret) as store:
+        found = _find(store, operation_id, key, tenant, digest)
+        if found.record is None and not found.timeline:
+            raise Refusal("Nothing is known of it: no record, and no timeline.")
+        jobs, events = _jobs(store, found.record), _events(store, found.record)
+        if as_json:
+            print_json(
+                {
+                    "record": found.record
+                    and described_record(store, found.record, reveal=reveal, answer=True, body=body),
+                    "timeline": [described_step(step) for step in found.timeline],
+                    "jobs": [described_job(job) for job in jobs],
+                    "events": events,
+                }
+            )
+            return
+        if found.record is None:
+            say("The record is gone; this is its timeline.")
+        else:
+            print_facts(facts(store, found.record, reveal=reveal, body=body))
+        say("")
+        print_timeline(found.timeline)
+        if jobs:
+            say("")
+            print_jobs(jobs)
+        for event in events:
+            say("")
+            say(
+                f"The provider has said {event['says']} ({event['id']}, at {event['at']}); it waits to be used."
+            )
+        hint = None if found.record is None else next_step(found.record, store.now())
+        if hint is not None:
+            say("")
+            say(hint)
+
+
+def _find(
+    store: Store, operation_id: str | None, key: str | None, tenant: str | None, digest: str | None
+) -> Found:
+    ways = [operation_id is not None, key is not None or tenant is not None, digest is not None]
+    if sum(ways) != 1:
+        raise typer.BadParameter("give an ID, or --key with --tenant, or --digest.")
+    if operation_id is not None:
+        return store.by_id(operation_id)
+    if digest is not None:
+        return store.by_digest(digest)
+    if key is None or tenant is None:
+        raise typer.BadParameter("a key means something only together with its tenant: --key with --tenant.")
+    return store.by_key(tenant, key)
+
+
+def _events(store: Store, record: Record | None) -> list[dict[str, Any]]:
+    """What the provider has said too early."""
+    if record is None:
+        return []
+    waiting = store.ask(lambda: store.operator.waiting_evidence(record.id, since=record.created_at))
+    return [
+        {"id": event.event_id, "says": evidence_kind(event.outcome), "at": moment(event.received_at)}
+        for event in waiting
+    ]
+
+
+def _jobs(store: Store, record: Record | None) -> list[DeadJob]:
+    if record is None or record.mode is not Mode.DEFERRED:
+        return []
+    return [*store.ask(lambda: store.operator.jobs_of(record.id))]
+
+
+# ------------------------------------------------------------------ resolve
+
+
+@keys_app.command("resolve")
+def resolve_command(
+    url: Url,
+    operation_id: Id,
+    reason: Reason,
+    executed: Annotated[
+        bool, typer.Option("--executed", envvar="SAMEKEY_EXECUTED", help="It happened: this is its answer.")
+    ] = False,
+    declined: Annotated[
+        bool,
+        typer.Option(
+            "--declined", envvar="SAMEKEY_DECLINED", help="The provider said no: this failure is its answer."
+        ),
+    ] = False,
+    not_executed: Annotated[
+        bool,
+        typer.Option(
+            "--not-executed", envvar="SAMEKEY_NOT_EXECUTED", help="It never happened: one retry may run."
+        ),
+    ] = False,
+    status: Annotated[
+        int | None,
+        typer.Option("--status", envvar="SAMEKEY_ANSWER_STATUS", help="The HTTP status of the answer."),
+    ] = None,
+    body: Annotated[
+        str, typer.Option("--body", envvar="SAMEKEY_ANSWER_BODY", help="The body of the answer.")
+    ] = "",
+    content_type: Annotated[
+        str | None,
+        typer.Option(
+            "--content-type",
+            envvar="SAMEKEY_ANSWER_CONTENT_TYPE",
+            help="Its media type; else JSON where it is JSON, or plain text.",
+        ),
+    ] = None,
+    provider_id: Annotated[
+        str | None,
+        typer.Option("--provider-id", envvar="SAMEKEY_PROVIDER_ID", help="The provider's own id for it."),
+    ] = None,
+    actor_name: ActorName = None,
+    dry_run: DryRun = False,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+) -> None:
+    """Say what became of an operation whose outcome is unknown, or that is a dead letter."""
+    if executed + declined + not_executed != 1:
+        raise typer.BadParameter("say one of --executed, --declined and --not-executed.")
+    who = actor(actor_name, reason)
+    answer = None if not_executed else answer_from(status, body, content_type, declined=declined)
+    if not_executed and (status is not None or body):
+        raise typer.BadParameter("what never happened has no answer: leave out --status and --body.")
+    with sentences(), open_store(url, schema, timeout) as store:
+        record = _to_resolve(store, operation_id, not_executed=not_executed)
+        becomes = State.FAILED_RETRYABLE if answer is None else State.COMPLETED
+        told = "" if answer is None else f" with {answer.status}, {len(answer.body)} bytes"
+        if dry_run:
+            say(f"It would become {becomes}{told}. It is {record.state} and stays so: this was a dry run.")
+            return
+        if answer is None:
+            moved = store.ask(lambda: store.operator.not_executed(record.id, who, attempt=record.attempt))
+        else:
+            moved = store.ask(
+                lambda: store.operator.executed(
+                    record.id, answer, who, provider_id=provider_id, attempt=record.attempt
+                )
+            )
+        if not moved:
+            now = store.record(operation_id)
+            raise Refusal(
+                "Somebody else was faster: it is "
+                + ("gone" if now is None else f"{now.state} now")
+                + ". Nothing was changed."
+            )
+        say(f"{operation_id} was {record.state} and is {becomes} now{told}.")
+
+
+def _to_resolve(store: Store, operation_id: str, *, not_executed: bool) -> Record:
+    record = store.record(operation_id)
+    if record is None:
+        raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
+    if record.state not in (State.UNKNOWN, State.DEAD_LETTER):
+        hint = next_step(record, store.now())
+        raise Refusal(
+            f"It is {record.state}; only what is {State.UNKNOWN} or {State.DEAD_LETTER} can be resolved. "
+            "Nothing was changed." + ("" if hint is None else f" {hint}")
+        )
+    if not_executed and record.state is State.DEAD_LETTER and record.mode is Mode.DEFERRED:
+        raise Refusal(
+            "Its handler has committed and only its job is dead, so it must not be run again from the start. "
+            f"Have the job tried again: samekey dead retry {record.id}. Nothing was changed."
+        )
+    return record
+
+
+def answer_from(status: int | None, body: str, content_type: str | None, *, declined: bool) -> Answer:
+    """The answer that an operator writes down for every retry."""
+    if status is None:
+        raise typer.BadParameter(
+            "the answer needs its status, as the client would have got it.", param_hint="--status"
+        )
+    if declined and status < 400:
+        raise typer.BadParameter("a refusal has a status of 400 or more.", param_hint="--status")
+    if not declined and status >= 400:
+        raise typer.BadParameter("what was done is no error; was it --declined?", param_hint="--status")
+    content, kind = (None, None) if not body else (body.encode(), content_type or _media_type(body))
+    try:
+        return Response(status, content, {} if kind is None else {"content-type": kind}).answer()
+    except (SamekeyError, UnicodeError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _media_type(body: str) -> str:
+    try:
+        json.loads(body)
+    except ValueError:
+        return "text/plain; charset=utf-8"
+    return "application/json"
+
+
+# ------------------------------------------------------------------ evict
+
+
+@keys_app.command("evict")
+def evict_command(
+    url: Url,
+    operation_id: Id,
+    reason: Reason,
+    actor_name: ActorName = None,
+    dry_run: DryRun = False,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+) -> None:
+    """Drop a stored answer. The fact stays: a retry is told that it was done, and is not run."""
+    who = actor(actor_name, reason)
+    with sentences(), open_store(url, schema, timeout) as store:
+        record = store.record(operation_id)
+        if record is None:
+            raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
+        if record.answer is None:
+            state = "completed, but has no stored answer" if record.withheld else str(record.state)
+            raise Refusal(f"It is {state}: there is nothing to evict. Nothing was changed.")
+        if dry_run:
+            say(
+                f"Its answer ({record.answer.status}, {len(record.answer.body)} bytes) would be dropped. It "
+                "stays: this was a dry run."
+            )
+            return
+        if not store.ask(lambda: store.operator.evict(record.id, who)):
+            raise Refusal("Somebody else was faster. Nothing was changed.")
+        say(f"The answer of {operation_id} was dropped; a retry is told that it was done.")

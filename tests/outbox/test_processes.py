@@ -1,0 +1,208 @@
+"""The worker as a process: killed, paused, blocked, stopped; and many of them at once."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from samekey.drivers.run import run
+from samekey.drivers.url import drivers_for
+from samekey.stores.sql.jobs import Jobs
+from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.queries import queries_for
+from samekey.testing.processes import Turn, race, wait_until
+from samekey.testing.provider import Fault, Provider
+from samekey.workers.service import STUCK
+from tests.outbox.workers import ROOT, Workers
+from tests.outbox.world import Outbox, order
+
+
+@pytest.fixture
+def workers(outbox: Outbox, tmp_path: Path) -> Iterator[Workers]:
+    with Workers(outbox, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def charging(outbox: Outbox, tmp_path: Path, provider: Provider) -> Iterator[Workers]:
+    with Workers(outbox, tmp_path, provider) as found:
+        yield found
+
+
+# ------------------------------------------------------------------ poison
+
+
+def test_a_job_that_kills_its_process_takes_nobody_with_it(workers: Workers, outbox: Outbox) -> None:
+    """Taken in one batch, its neighbours die with it twice; then each runs alone."""
+    poison = {"sqlite": "exit", "postgres": "kill"}[outbox.dialect]
+    outbox.place(poison)
+    for number in range(3):
+        outbox.place("innocent", number)
+    outbox.ask("update {jobs} set due_at = created_at where name = 'innocent'")
+    replaced = workers.supervise(workers.settled, lease=0.5)
+    by_name = {job.name: job for job in outbox.jobs()}
+    assert by_name[poison].state == "dead"
+    assert by_name[poison].error == "The worker died 4 times while running it."
+    innocents = [job for job in outbox.jobs() if job.name == "innocent"]
+    assert [job.state for job in innocents] == ["done"] * 3
+    assert all(job.attempts <= 3 for job in innocents)
+    assert replaced == 4
+    assert sorted(state for state, _ in outbox.states()) == ["completed"] * 3 + ["dead_letter"]
+
+
+def test_a_job_that_blocks_the_event_loop_ends_as_a_dead_letter(workers: Workers, outbox: Outbox) -> None:
+    outbox.place("block")
+    replaced = workers.supervise(workers.settled, lease=0.5)
+    assert replaced == 2
+    assert [process.returncode for process in workers.processes[:2]] == [STUCK, STUCK]
+    assert "blocked this worker's event loop" in workers.output()
+    assert outbox.job().state == "dead"
+
+
+# ------------------------------------------------------------------ killed and paused
+
+
+def test_a_worker_killed_after_the_provider_answered(
+    charging: Workers, outbox: Outbox, provider: Provider
+) -> None:
+    """One effect at the provider, because the key is the same; and the job finishes."""
+    outbox.place("charge_and_stop", "order-1", key="k")
+    first = charging.start()
+    charging.marked("charged-1")
+    assert len(provider.charges()) == 1
+    first.kill9()
+    assert outbox.job().state == "live"
+    charging.let("go-on-2")
+    charging.supervise(charging.settled)
+    (charge,) = provider.charges()
+    assert provider.figures()["replays"] == 1
+    row = outbox.job()
+    assert (row.state, row.attempts, row.provider_id) == ("done", 2, charge.id)
+    final = outbox.client("async").send(order("k"))
+    assert (final.status, final.json()) == (201, {"charge": charge.id})
+
+
+def test_a_worker_paused_past_its_lease_cannot_finish_what_another_has_taken(
+    charging: Workers, outbox: Outbox, provider: Provider
+) -> None:
+    outbox.place("charge_and_stop", "order-1")
+    former = charging.start(lease=0.5)
+    charging.marked("charged-1")
+    former.send(signal.SIGSTOP)
+    charging.start(lease=0.5)
+    charging.marked("charged-2")  # its lease had run out, and the other one has the job now
+    charging.let("go-on-1")
+    former.send(signal.SIGCONT)
+    wait_until(lambda: "Another worker has taken the job" in former.output())
+    row = outbox.job()
+    assert (row.state, row.attempts, row.error) == ("live", 2, None)
+    assert former.running
+    charging.let("go-on-2")
+    wait_until(charging.settled)
+    assert outbox.job().state == "done"
+    assert len(provider.charges()) == 1
+
+
+def test_whatever_the_provider_does_the_charge_is_one(
+    charging: Workers, outbox: Outbox, provider: Provider
+) -> None:
+    faults: tuple[Fault, ...] = ("charge_then_drop", "error_after", "error_before", "limit", "decline")
+    for fault in faults:
+        provider.fail(fault, times=2, reference=fault)
+        outbox.place("charge", fault, key=fault)
+    charging.supervise(charging.settled)
+    charges = {charge.reference: charge.id for charge in provider.charges()}
+    assert len(provider.charges()) == len(charges) == len(faults)
+    assert [job.attempts for job in outbox.jobs()] == [3] * len(faults)
+    for fault in faults:
+        assert outbox.client("async").send(order(fault)).json() == {"charge": charges[fault]}
+
+
+# ------------------------------------------------------------------ SIGTERM
+
+
+def test_sigterm_lets_jobs_finish_and_takes_no_more(workers: Workers, outbox: Outbox) -> None:
+    outbox.place("sleep", 0.5)
+    worker = workers.start(concurrency=5, lease=30)
+    workers.marked("sleeping-1")
+    worker.send(signal.SIGTERM)
+    assert worker.wait(20) == 0
+    assert "The worker has stopped." in worker.output()
+    assert outbox.job().state == "done"
+
+
+def test_sigterm_gives_back_what_does_not_finish(workers: Workers, outbox: Outbox) -> None:
+    outbox.place("sleep", 25, key="long")
+    worker = workers.start(concurrency=1, grace=0, lease=30)
+    workers.marked("sleeping-1")
+    outbox.place("quick")  # there is no room for it, and after the signal nobody takes it
+    worker.send(signal.SIGTERM)
+    assert worker.wait(20) == 0
+    rows = {job.name: (job.state, job.attempts, job.attempt) for job in outbox.jobs()}
+    assert rows == {"sleep": ("live", 0, None), "quick": ("live", 0, None)}
+    assert not outbox.idempotency.drivers.sync.execute(
+        outbox.idempotency.queries.statement("suspect_due", None)
+    )
+
+
+# ------------------------------------------------------------------ many workers
+
+
+def take_some(turn: Turn, url: str, batch: int) -> list[str]:
+    """What one racing worker gets."""
+    drivers = drivers_for(url)
+    try:
+        programs = Jobs(Keys(queries_for(drivers.dialect)))
+        token = f"{secrets.token_hex(16)}"
+        return [
+            job.id for job in run(drivers.sync, lambda: programs.take(token, lease_ms=60_000, batch=batch))
+        ]
+    finally:
+        drivers.sync.close()
+
+
+def test_workers_take_disjoint_batches(outbox: Outbox) -> None:
+    outbox.idempotency.job("quick")(lambda job, _: None)
+    outbox.place("quick")
+    columns = "operation_id, scope, key, tenant, name, payload, answers, state, attempts, due_at, created_at"
+    for number in range(99):
+        outbox.ask(
+            f"insert into {{jobs}} (id, {columns}) select ?, {columns} from {{jobs}} limit 1", f"j{number}"
+        )
+    rounds = race(take_some, 4, outbox.url, 10, rounds=3)
+    taken = [job for batches in rounds for batch in batches for job in batch]
+    assert len(taken) == len(set(taken)) == 100
+    assert all(len(batch) <= 10 for batches in rounds for batch in batches)
+    # With 100 jobs and 120 places, the first two rounds are full.
+    assert [len(batch) for batches in rounds[:2] for batch in batches] == [10] * 8
+
+
+# ------------------------------------------------------------------ the command
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("nothing", "write module:name"),
+        ("no_such_module:idempotency", "There is no module 'no_such_module' here."),
+        ("tests.outbox.workers:ROOT", "is not an Idempotency but"),
+        ("tests.outbox.workers:missing", "is not an Idempotency but NoneType"),
+    ],
+)
+def test_the_command_says_what_is_wrong(target: str, sentence: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "samekey.cli", "worker", target],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert told.returncode == 1
+    assert sentence in told.stderr
+    assert "Traceback" not in told.stderr

@@ -1,0 +1,232 @@
+"""From commit to first attempt: a notification where one can come, polling that calms down where none can."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from samekey.testing.postgres import PostgresServer
+from samekey.testing.processes import wait_until
+from samekey.testing.proxy import FaultProxy
+from samekey.workers import wake
+from samekey.workers.service import WorkerService
+from samekey.workers.wake import PostgresListener, Rhythm
+from tests.edges.callers import LoopThread
+from tests.outbox.deaf import Deaf
+from tests.outbox.world import Outbox
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def hourly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polling that nobody would wait for: what happens now was told."""
+    for name in ("FASTEST_POLL", "SLOWEST_POLL", "SAFETY_POLL"):
+        monkeypatch.setattr(wake, name, HOUR)
+    monkeypatch.setattr(wake, "SOONEST_RECONNECT", 0.05)
+
+
+@contextlib.contextmanager
+def serving(outbox: Outbox, **options: Any) -> Iterator[None]:
+    """A worker service in the test's own loop."""
+    outbox.idempotency.job("quick")(lambda job, payload: payload)
+    service = WorkerService(outbox.idempotency, completer=False, **options)
+    running = outbox.loop.start(service.run(handle_signals=False))
+    try:
+        yield
+    finally:
+        outbox.loop.loop.call_soon_threadsafe(service.stop)
+        running.result(20)
+
+
+def done(outbox: Outbox, count: int) -> Callable[[], bool]:
+    return lambda: sum(job.state == "done" for job in outbox.jobs()) == count
+
+
+@pytest.mark.usefixtures("hourly")
+def test_a_commit_is_told_to_the_worker(postgres_outbox: Outbox) -> None:
+    outbox = postgres_outbox
+    with serving(outbox):
+        for count in range(1, 4):  # the first may have been found at the start; the others were told
+            outbox.place("quick")
+            wait_until(done(outbox, count))
+
+
+@pytest.mark.usefixtures("hourly")
+def test_a_lost_listener_comes_back(postgres_outbox: Outbox) -> None:
+    outbox = postgres_outbox
+    with FaultProxy.before(outbox.url) as proxy, serving(outbox, listen_url=proxy.url_for(outbox.url)):
+        outbox.place("quick")
+        wait_until(done(outbox, 1))
+        for count in (2, 3):
+            before = proxy.accepted
+            proxy.cut_all()
+            # One for the listener, one for its proof.
+            wait_until(lambda before=before: proxy.accepted >= before + 2)  # type: ignore[misc]
+            outbox.place("quick")
+            wait_until(done(outbox, count))
+
+
+@pytest.mark.usefixtures("hourly")
+def test_a_restarted_server_is_listened_to_again(loop: LoopThread, threads: ThreadPoolExecutor) -> None:
+    with PostgresServer.start() as server:
+        outbox = Outbox(server.create_database(), loop, threads)
+        try:
+            with serving(outbox):
+                outbox.place("quick")
+                wait_until(done(outbox, 1))
+                server.restart("fast")
+                outbox.place("quick")
+                wait_until(done(outbox, 2))
+                outbox.place("quick")
+                wait_until(done(outbox, 3))
+        finally:
+            outbox.close()
+
+
+# ------------------------------------------------------------------ where no notification arrives
+
+
+def test_without_notifications_it_polls(
+    postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LISTEN succeeds, as behind a pooler, and nothing is ever heard: the proof finds out."""
+    outbox = postgres_outbox
+    monkeypatch.setattr(wake, "PROOF_SECONDS", 0.1)
+    caplog.set_level("INFO", logger="samekey")
+
+    async def served(stack: contextlib.AsyncExitStack) -> Deaf:
+        return await stack.enter_async_context(Deaf(outbox.url).served())
+
+    stack = contextlib.AsyncExitStack()
+    deaf = outbox.run(served(stack))
+    try:
+        with serving(outbox, listen_url=deaf.url):
+            wait_until(lambda: "notifications do not arrive" in caplog.text)
+            for count in (1, 2):
+                outbox.place("quick")
+                wait_until(done(outbox, count))
+            assert deaf.lost >= 1
+    finally:
+        outbox.run(stack.aclose())
+
+
+def test_a_deaf_listener_leaks_no_connection_and_tries_ever_more_rarely(
+    postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wake, "PROOF_SECONDS", 0.02)
+    monkeypatch.setattr(wake, "SOONEST_RECONNECT", 0.01)
+    monkeypatch.setattr(wake, "LATEST_RECONNECT", 0.04)
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(seconds)
+
+    async def story() -> None:
+        async with Deaf(postgres_outbox.url).served() as deaf, listening(deaf.url) as (listener, woken):
+            monkeypatch.setattr(wake.asyncio, "sleep", noted)  # type: ignore[attr-defined]
+            while len(pauses) < 4:
+                await sleep(0.005)
+                assert not listener.listening
+                assert deaf.open <= 2
+            assert deaf.accepted >= 6
+            # It hears again: and says so, because something may have come meanwhile.
+            woken.clear()
+            deaf.hears = True
+            await asyncio.wait_for(woken.wait(), 10)
+            while not listener.listening:
+                await sleep(0.005)
+        while deaf.open:
+            await sleep(0.005)
+
+    postgres_outbox.run(story())
+    assert pauses[:4] == [0.01, 0.02, 0.04, 0.04]
+
+
+def test_a_connection_that_goes_deaf_is_found_out(
+    postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is open, and nothing comes over it any more."""
+    monkeypatch.setattr(wake, "PROOF_SECONDS", 0.05)
+    monkeypatch.setattr(wake, "PROOF_EVERY", 0.05)
+
+    async def story() -> None:
+        deaf = Deaf(postgres_outbox.url)
+        deaf.hears = True
+        async with deaf.served(), listening(deaf.url) as (listener, woken):
+            while not listener.listening:
+                await asyncio.sleep(0.005)
+            woken.clear()
+            deaf.hears = False
+            await asyncio.wait_for(woken.wait(), 10)
+            assert not listener.listening
+
+    postgres_outbox.run(story())
+
+
+@contextlib.asynccontextmanager
+async def listening(url: str) -> AsyncIterator[tuple[PostgresListener, asyncio.Event]]:
+    listener, woken = PostgresListener(url), asyncio.Event()
+    await listener.start(woken)
+    try:
+        yield listener, woken
+    finally:
+        await listener.stop()
+
+
+def test_a_listener_without_a_server_does_no_harm() -> None:
+    async def story() -> None:
+        async with listening("postgresql://nobody@127.0.0.1:9/nowhere") as (listener, woken):
+            await asyncio.wait_for(woken.wait(), 10)
+            assert not listener.listening
+
+    asyncio.run(story())
+
+
+# ------------------------------------------------------------------ what an idle worker costs
+
+
+def test_an_idle_worker_costs_next_to_nothing(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted for two seconds; a slower machine only counts less."""
+    statements: list[str] = []
+    execute = outbox.idempotency.drivers.aio.execute
+
+    async def counted(statement: Any) -> Any:
+        statements.append(statement.name)
+        return await execute(statement)
+
+    monkeypatch.setattr(outbox.idempotency.drivers.aio, "execute", counted)
+    with serving(outbox):
+        outbox.run(asyncio.sleep(2))
+    # Looks at 0, 0.05, 0.15, 0.35, 0.75 and 1.55 s if it polls, two statements each; fewer if it listens.
+    assert 2 <= len(statements) <= 14, statements
+    assert set(statements) == {"take_jobs", "next_due"}
+
+
+def test_polling_calms_down_and_work_wakes_it_up() -> None:
+    rhythm = Rhythm()
+    pauses = [rhythm.idle(listening=False, next_due_ms=None) for _ in range(8)]
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    rhythm.worked()
+    assert rhythm.idle(listening=False, next_due_ms=None) == 0.05
+
+
+def test_what_is_due_later_is_waited_for_and_no_longer() -> None:
+    rhythm = Rhythm()
+    assert rhythm.idle(listening=True, next_due_ms=None) == wake.SAFETY_POLL
+    assert rhythm.idle(listening=True, next_due_ms=700) == 0.7
+    assert rhythm.idle(listening=True, next_due_ms=10**9) == wake.SAFETY_POLL
+    assert rhythm.idle(listening=True, next_due_ms=1) == wake.FASTEST_POLL
+
+
+def test_what_is_due_and_held_by_another_is_no_reason_to_spin() -> None:
+    rhythm = Rhythm()
+    pauses = [rhythm.idle(listening=True, next_due_ms=-5) for _ in range(8)]
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
