@@ -70,12 +70,16 @@ LAYERS = {
     "engine": Layer(frozenset({"core", "stores", "drivers", "response", "evidence", "errors"})),
     "tenants": Layer(frozenset({"errors"}), stdlib=PURE | {"uuid"}),
     # No framework: what the edges know of one, they find in the application that they wrap.
-    "edges": Layer(frozenset({"engine", "core", "errors", "tenants"})),
+    # What users make: the engine with decorators, and with the workers beside it.
+    "idempotency": Layer(
+        frozenset({"core", "stores", "engine", "workers", "response", "evidence", "errors"})
+    ),
+    "edges": Layer(frozenset({"idempotency", "engine", "core", "errors", "tenants"})),
     "asgi": Layer(frozenset({"edges"})),
     "wsgi": Layer(frozenset({"edges"})),
     "workers": Layer(frozenset({"engine", "core", "stores", "drivers", "response", "evidence", "errors"})),
     "ops": Layer(ANY, frozenset({"opentelemetry", "prometheus_client", "rich"})),
-    "samekey": Layer(frozenset({"core", "engine", "response", "evidence", "errors"})),
+    "samekey": Layer(frozenset({"core", "engine", "idempotency", "response", "evidence", "errors"})),
     "cli": Layer(ANY, frozenset({"typer", "rich"})),
     "testing": Layer(ANY, ANY),
 }

@@ -5,7 +5,6 @@ from .core.fingerprint import FingerprintRules
 from .core.header import KeyRules
 from .core.outcome import Outcome
 from .core.policy import Policy, ietf, stripe, stripe_v2
-from .engine.idempotency import Idempotency
 from .engine.input import Input
 from .engine.jobs import JobContext
 from .engine.operation import Operation, current_operation
@@ -23,6 +22,7 @@ from .errors import (
     StoreUnavailable,
 )
 from .evidence import Declined, Executed, StillUnknown
+from .idempotency import Idempotency
 from .response import Response
 
 __all__ = [

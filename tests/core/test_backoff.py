@@ -35,6 +35,12 @@ def test_many_attempts_do_not_overflow(attempts: int) -> None:
     assert Backoff().pause_ms(attempts, 0.5) == 150_000
 
 
+@pytest.mark.parametrize("attempts", range(100))
+def test_a_long_first_pause_does_not_overflow(attempts: int) -> None:
+    backoff = Backoff(first=timedelta(days=8), longest=timedelta(days=9))
+    assert backoff.pause_ms(attempts, 0.5) <= 9 * 86_400_000 // 2
+
+
 @given(spans, spans, st.integers(-5, 10**6), fractions)
 def test_a_pause_is_never_negative_nor_longer_than_the_longest(
     first: timedelta, longest: timedelta, attempts: int, fraction: float

@@ -18,10 +18,11 @@ from samekey import Backoff, Idempotency
 from samekey.asgi import IdempotencyMiddleware
 from samekey.cli.app import app as command_line
 from samekey.cli.torture import figures
+from samekey.drivers import listen
 from samekey.engine.jobs import JobDefinition
 from samekey.tenants import single_tenant
 from samekey.testing.torture import Verdict
-from samekey.workers import outbox, service, wake
+from samekey.workers import outbox, wake, watchdog
 from samekey.workers.outbox import OutboxWorker
 from tests.edges.callers import AsgiClient, LoopThread, Request
 
@@ -132,5 +133,5 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (outbox.LEASE.total_seconds(), outbox.GRACE.total_seconds()) == (30, 30)
     assert "| `--lease` | 30 s |" in PAGE
     assert "| `--grace` | 30 s |" in PAGE
-    assert (wake.FASTEST_POLL, wake.SLOWEST_POLL, wake.SAFETY_POLL, wake.PROOF_EVERY) == (0.05, 2, 30, 30)
-    assert f"exit code {service.STUCK}" in PAGE
+    assert (wake.FASTEST_POLL, wake.SLOWEST_POLL, wake.SAFETY_POLL, listen.PROOF_EVERY) == (0.05, 2, 30, 30)
+    assert f"exit code {watchdog.STUCK}" in PAGE

@@ -18,7 +18,7 @@ from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.processes import Turn, race, wait_until
 from samekey.testing.provider import Fault, Provider
-from samekey.workers.service import STUCK
+from samekey.workers.watchdog import STUCK
 from tests.outbox.workers import ROOT, Workers
 from tests.outbox.world import Outbox, order
 

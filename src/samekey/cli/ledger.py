@@ -29,8 +29,8 @@ from ..core.ledger import (
     compare_sorted,
     rows,
 )
-from ..engine.idempotency import Idempotency
 from ..errors import SamekeyError
+from ..idempotency import Idempotency
 from ..workers.ledger import LedgerCheck
 from .coverage import print_table
 from .spec import write

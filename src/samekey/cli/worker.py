@@ -7,14 +7,15 @@ import importlib
 import logging
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Annotated
 
 import typer
 
-from ..engine.idempotency import Idempotency
 from ..errors import ConfigurationError, SamekeyError
-from ..workers.service import WorkerService
+from ..idempotency import Idempotency
+from ..workers.service import Services, WorkerService
 
 
 def worker_command(
@@ -34,6 +35,10 @@ def worker_command(
         float,
         typer.Option(envvar="SAMEKEY_GRACE", min=0, help="Seconds that a stopping worker lets jobs finish."),
     ] = 30,
+    outbox: Annotated[bool, typer.Option(envvar="SAMEKEY_OUTBOX", help="Run jobs.")] = True,
+    completer: Annotated[
+        bool, typer.Option(envvar="SAMEKEY_COMPLETER", help="Resume phased operations.")
+    ] = True,
     completer_interval: Annotated[
         float,
         typer.Option(
@@ -42,9 +47,37 @@ def worker_command(
             help="Seconds between looks for abandoned phased operations.",
         ),
     ] = 5,
-    outbox: Annotated[bool, typer.Option(envvar="SAMEKEY_OUTBOX", help="Run jobs.")] = True,
-    completer: Annotated[
-        bool, typer.Option(envvar="SAMEKEY_COMPLETER", help="Resume phased operations.")
+    sweeper: Annotated[
+        bool, typer.Option(envvar="SAMEKEY_SWEEPER", help="Move records whose lease ran out.")
+    ] = True,
+    sweeper_interval: Annotated[
+        float, typer.Option(envvar="SAMEKEY_SWEEPER_INTERVAL", min=0.05, help="Seconds between sweeps.")
+    ] = 60,
+    reaper: Annotated[
+        bool, typer.Option(envvar="SAMEKEY_REAPER", help="Delete records past retention.")
+    ] = True,
+    reaper_interval: Annotated[
+        float, typer.Option(envvar="SAMEKEY_REAPER_INTERVAL", min=0.05, help="Seconds between passes.")
+    ] = 3600,
+    pending_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="SAMEKEY_PENDING_TIMEOUT",
+            min=1,
+            help="Seconds that an accepted operation may wait for its job before it is closed with a 408.",
+        ),
+    ] = 86400,
+    reconciler: Annotated[
+        bool, typer.Option(envvar="SAMEKEY_RECONCILER", help="Find out unknown outcomes.")
+    ] = True,
+    reconciler_interval: Annotated[
+        float,
+        typer.Option(
+            envvar="SAMEKEY_RECONCILER_INTERVAL", min=0.05, help="Seconds between looks for unknown outcomes."
+        ),
+    ] = 30,
+    ledger: Annotated[
+        bool, typer.Option(envvar="SAMEKEY_LEDGER", help="Compare the declared ledgers once a day.")
     ] = True,
     listen_url: Annotated[
         str | None,
@@ -53,55 +86,60 @@ def worker_command(
             help="A direct PostgreSQL URL to be notified over, where the store is reached through a pooler.",
         ),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="SAMEKEY_METRICS_PORT",
+            min=1,
+            max=65535,
+            help="Serve Prometheus metrics on this port of the loopback interface.",
+        ),
+    ] = None,
 ) -> None:
-    """Run jobs of the outbox and resume abandoned phased operations, until SIGTERM."""
+    """Run every background service: jobs, abandoned operations, sweeping, reaping, finding out."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    services = Services(
+        outbox=outbox,
+        completer=completer,
+        sweeper=sweeper,
+        reaper=reaper,
+        reconciler=reconciler,
+        ledger=ledger,
+        concurrency=concurrency,
+        lease=timedelta(seconds=lease),
+        grace=timedelta(seconds=grace),
+        completer_interval=timedelta(seconds=completer_interval),
+        sweeper_interval=timedelta(seconds=sweeper_interval),
+        reaper_interval=timedelta(seconds=reaper_interval),
+        reconciler_interval=timedelta(seconds=reconciler_interval),
+        pending_timeout=timedelta(seconds=pending_timeout),
+        listen_url=listen_url,
+    )
     try:
         idempotency = load(target)
-        asyncio.run(
-            _serve(
-                idempotency,
-                concurrency=concurrency,
-                lease=timedelta(seconds=lease),
-                grace=timedelta(seconds=grace),
-                completer_interval=timedelta(seconds=completer_interval),
-                outbox=outbox,
-                completer=completer,
-                listen_url=listen_url,
-            )
-        )
+        with _metrics(idempotency, metrics_port):
+            asyncio.run(_serve(idempotency, services))
     except SamekeyError as error:
         typer.echo(f"samekey: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-async def _serve(
-    idempotency: Idempotency,
-    *,
-    concurrency: int,
-    lease: timedelta,
-    grace: timedelta,
-    completer_interval: timedelta,
-    outbox: bool,
-    completer: bool,
-    listen_url: str | None,
-) -> None:
-    service = WorkerService(
-        idempotency,
-        concurrency=concurrency,
-        lease=lease,
-        grace=grace,
-        completer_interval=completer_interval,
-        outbox=outbox,
-        completer=completer,
-        listen_url=listen_url,
-    )
-    logging.getLogger("samekey").info("The worker is running; stop it with SIGTERM or Ctrl-C.")
+def _metrics(idempotency: Idempotency, port: int | None) -> AbstractContextManager[object]:
+    if port is None:
+        return nullcontext()
+    from ..ops.prometheus import serve
+
+    return serve(idempotency, port)
+
+
+async def _serve(idempotency: Idempotency, services: Services) -> None:
+    log = logging.getLogger("samekey")
+    log.info("The worker is running; stop it with SIGTERM or Ctrl-C.")
     try:
-        await service.run()
+        await WorkerService(idempotency, services).run()
     finally:
         await idempotency.aclose()
-    logging.getLogger("samekey").info("The worker has stopped.")
+    log.info("The worker has stopped.")
 
 
 def load(target: str) -> Idempotency:

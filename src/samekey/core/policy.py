@@ -101,13 +101,6 @@ class Policy:
     def __post_init__(self) -> None:
         for problem in _problems(self):
             raise ConfigurationError(problem)
-        if self.ttl < timedelta(hours=1):
-            warnings.warn(
-                f"ttl={self.ttl} is under an hour: a client that retries later runs the operation "
-                "again. Keep keys longer than your clients retry.",
-                UserWarning,
-                stacklevel=4,
-            )
 
     def override(self, **changes: Any) -> Policy:
         """This policy with some choices replaced; unknown names are refused. Durations may be seconds."""
@@ -164,7 +157,15 @@ def _override(base: Policy, changes: dict[str, Any]) -> Policy:
             raise ConfigurationError(
                 f"There is no setting {name!r}. The settings are: {', '.join(sorted(known))}."
             )
-    return dataclasses.replace(base, **{name: _converted(name, value) for name, value in changes.items()})
+    policy = dataclasses.replace(base, **{name: _converted(name, value) for name, value in changes.items()})
+    if "ttl" in changes and policy.ttl < timedelta(hours=1):
+        warnings.warn(
+            f"ttl={policy.ttl} is under an hour: a client that retries later runs the operation again. Keep "
+            "keys longer than your clients retry.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return policy
 
 
 def _converted(name: str, value: Any) -> Any:

@@ -53,6 +53,10 @@ class Statement:
         return text, [parameters[name] for name in names]
 
 
+class Unreadable(bytes):
+    """In place of a value that cannot be decrypted: nothing may be made of it."""
+
+
 class Begin:
     """Yielded first by a program whose statements must commit together.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import CorruptRecord
-from .program import Row
+from .program import Row, Unreadable
 from .states import Mode, State
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -190,7 +190,12 @@ def _int(value: object) -> int:
     return value
 
 
+_UNREADABLE = "it cannot be decrypted; was an encryption key removed before its records had expired?"
+
+
 def _bytes(value: object) -> bytes:
+    if isinstance(value, Unreadable):
+        raise TypeError(_UNREADABLE)
     if isinstance(value, memoryview):
         return bytes(value)
     if not isinstance(value, bytes):

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from ..core.program import Row, Statement, Value
-from ..errors import CorruptRecord
+from ..core.program import Row, Statement, Unreadable, Value
 from .protocol import AsyncDriver, AsyncSession, Driver, Session
 
 SECRET_PARAMETERS: Final = frozenset({"answer_headers", "answer_body", "payload", "result", "outcome"})
@@ -48,11 +47,9 @@ def _open(value: Any, cipher: Cipher) -> Any:
         return value
     try:
         return cipher.decrypt(value[len(_MARK) :])
-    except Exception as error:
-        raise CorruptRecord(
-            "A stored value cannot be decrypted, so nothing was run. Was an encryption key removed before "
-            "the records written with it had expired?"
-        ) from error
+    except Exception:
+        # One value that nobody can read must not keep the rows beside it from being read.
+        return Unreadable()
 
 
 class EncryptedDriver:

@@ -20,11 +20,11 @@ from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..engine.exchange import UNGUARDED, Exchange, current_exchange
 from ..engine.gate import tenant_of
-from ..engine.idempotency import Idempotency
 from ..engine.operation import _current
 from ..engine.rules import Rules
 from ..engine.way import Handled
 from ..errors import Answered, ConfigurationError
+from ..idempotency import Idempotency
 from ..tenants import Tenant
 from .guards import Found, Route, RouteGuard, RouteGuards, exceeds, too_large
 from .starlette import find_route, make_response

@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 
 from ..core.problem import Refusal
 from ..engine.decorate import GUARD
-from ..engine.idempotency import Idempotency
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
+from ..idempotency import Idempotency
 
 _MOST_DIGITS: Final = 30
 """Python refuses to read thousands of digits as a number; nobody has a body of that many bytes."""

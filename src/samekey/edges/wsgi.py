@@ -18,11 +18,11 @@ from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..engine.exchange import UNGUARDED, Exchange, current_exchange
 from ..engine.gate import tenant_of
-from ..engine.idempotency import Idempotency
 from ..engine.operation import _current
 from ..engine.rules import Rules
 from ..engine.way import Finished, Handled
 from ..errors import ConfigurationError
+from ..idempotency import Idempotency
 from ..tenants import Tenant
 from .flask import find_route, make_response, note_errors
 from .guards import Found, Route, RouteGuard, RouteGuards, exceeds, too_large

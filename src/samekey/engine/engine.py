@@ -163,15 +163,16 @@ class Engine:
             begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
         return begun
 
-    def _enqueue(self, running: Running, name: str, payload: Any, answers: bool) -> None:
-        program = enqueue_program(self.outbox, self.jobs, running, name, payload, answers=answers)
-        run_in(running.session, program)
+    def _enqueue(self, running: Running, name: str, payload: Any) -> None:
+        run_in(running.session, enqueue_program(self.outbox, self.jobs, running, name, payload))
         running.operation.enqueued += 1
 
-    async def _enqueue_async(self, running: Running, name: str, payload: Any, answers: bool) -> None:
-        program = enqueue_program(self.outbox, self.jobs, running, name, payload, answers=answers)
-        await run_in_async(running.session, program)
-        running.operation.enqueued += 1
+    async def _enqueue_async(self, running: Running, name: str, payload: Any) -> None:
+        async with running.enqueuing:
+            # One after the other, also under asyncio.gather: a job's key depends on its place.
+            program = enqueue_program(self.outbox, self.jobs, running, name, payload)
+            await run_in_async(running.session, program)
+            running.operation.enqueued += 1
 
     def finish(self, running: Running, handled: Handled) -> Finished:
         """Makes the outcome durable, for sync code."""

@@ -95,7 +95,7 @@ class NewerVersion(Exception):
 
 
 def enqueue_program(
-    jobs: Jobs, registry: JobRegistry, running: Running, name: str, payload: Any, *, answers: bool
+    jobs: Jobs, registry: JobRegistry, running: Running, name: str, payload: Any
 ) -> Program[None]:
     """Writes one job. Checked before anything is written, so a mistake costs the handler nothing."""
     registry.require(name)
@@ -109,7 +109,7 @@ def enqueue_program(
         running.claim.tenant,
         name,
         envelope,
-        answers=answers,
+        answers=count == 0,
     )
 
 

@@ -141,10 +141,7 @@ class Keeper:
         with self._wake:
             for attempt in [a for a, watch in self._watched.items() if watch.until <= now]:
                 del self._watched[attempt]
-                logger.error(
-                    "An operation has run longer than its max_run; its lease is no longer renewed "
-                    "and its outcome will be unknown"
-                )
+                logger.error("Something has run longer than it may; its lease is no longer renewed")
             if not any(watch.due <= now for watch in self._watched.values()):
                 return
             # All at once: one statement, however many there are.

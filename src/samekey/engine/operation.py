@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -25,7 +26,7 @@ class Operation:
         """The unguessable id of the record: reference it from your tables."""
         self.enqueued = 0
         """How many jobs this operation has written so far."""
-        self._enqueue: Callable[[str, Any, bool], Any] | None = None
+        self._enqueue: Callable[[str, Any], Any] | None = None
         self.provider_id: str | None = None
         """Set it to the provider's own id; it is stored with the outcome and can be looked up."""
 
@@ -60,7 +61,7 @@ class Operation:
             raise ConfigurationError(
                 f"A {self.mode} operation has no outbox. Declare the handler with @idempotency.deferred."
             )
-        return self._enqueue(name, payload, self.enqueued == 0)
+        return self._enqueue(name, payload)
 
     def __repr__(self) -> str:
         return f"<Operation {self.id} {self.mode}>"
@@ -82,6 +83,7 @@ class Running:
     attempts: int = 1
     reused: bool = False
     """The key had a former life that expired."""
+    enqueuing: asyncio.Lock = field(default_factory=asyncio.Lock)
     started: float = field(default_factory=time.monotonic)
     tenant: str = ""
     """As the resolver gave it."""

@@ -126,10 +126,11 @@ def span(ms: int) -> str:
         return f"{ms} ms"
     if ms < MINUTE:
         return f"{ms / SECOND:.1f}".removesuffix(".0") + " s"
+    if ms < HOUR:
+        minutes, rest = divmod(ms, MINUTE)
+        return f"{minutes} min" if rest < SECOND else f"{minutes} min {rest // SECOND} s"
     minutes, hours, days = ms // MINUTE, ms // HOUR, ms // (24 * HOUR)
-    if days:
-        return f"{days} d {hours % 24} h"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
 
 
 def _late(since: int | None, now: int, limit: int) -> int | None:

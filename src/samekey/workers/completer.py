@@ -15,7 +15,7 @@ from datetime import timedelta
 from ..core.policy import milliseconds
 from ..core.record import Lease, Record
 from ..drivers.run import run_async
-from ..engine.idempotency import Idempotency
+from ..engine.engine import Engine
 from ..engine.phased import Run, max_run_ms
 from ..engine.way import Finished
 from ..errors import SamekeyError
@@ -30,7 +30,7 @@ BATCH = 10
 class Completer:
     """Resumes abandoned phased operations."""
 
-    def __init__(self, idempotency: Idempotency, *, batch: int = BATCH) -> None:
+    def __init__(self, idempotency: Engine, *, batch: int = BATCH) -> None:
         self._idempotency = idempotency
         self._batch = batch
 

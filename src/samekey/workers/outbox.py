@@ -23,7 +23,7 @@ from ..core.policy import milliseconds
 from ..core.record import Answer, Lease
 from ..core.replayable import replayable
 from ..drivers.run import run_async, run_in, run_in_async
-from ..engine.idempotency import Idempotency
+from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition, NewerVersion
 from ..engine.keeper import Keeper
 from ..errors import LeaseLost, NotSerialisable, StoreError
@@ -53,7 +53,7 @@ class OutboxWorker:
 
     def __init__(
         self,
-        idempotency: Idempotency,
+        idempotency: Engine,
         *,
         concurrency: int = 10,
         lease: timedelta = LEASE,
@@ -340,6 +340,8 @@ class OutboxWorker:
             await run_async(self._driver, lambda: self._outbox.bury(job, error=_kept(error)))
         except LeaseLost:
             logger.warning("Another worker has taken the job %s", job.id)
+            return
+        self._idempotency.events.emit("dead_letter", mode="deferred")
 
     async def _note(self, job: Job, provider_id: str | None) -> None:
         """What the provider made is known even if the job failed after it."""

@@ -1,4 +1,4 @@
-"""The worker process: the outbox and the completer in one loop each, with a clean stop.
+"""The worker process: every background service in one loop each, with a clean stop.
 
 On SIGTERM or SIGINT no new work is taken; running jobs finish, or are given back after the grace time.
 """
@@ -7,50 +7,77 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 from ..drivers.run import run_async
-from ..engine.idempotency import Idempotency
+from ..engine.engine import Engine
 from ..errors import SamekeyError
-from .completer import INTERVAL, Completer
+from .completer import INTERVAL as COMPLETER_INTERVAL
+from .completer import Completer
+from .ledger import AFTER_AN_ERROR as AFTER_A_LEDGER_ERROR
+from .ledger import INTERVAL as LEDGER_INTERVAL
+from .ledger import LedgerCheck
 from .outbox import GRACE, LEASE, OutboxWorker
-from .wake import Listener, Polling, PostgresListener, Rhythm
+from .reaper import INTERVAL as REAPER_INTERVAL
+from .reaper import PENDING_TIMEOUT, TOMBSTONES, Reaper
+from .reconciler import INTERVAL as RECONCILER_INTERVAL
+from .reconciler import Reconciler
+from .sweeper import INTERVAL as SWEEPER_INTERVAL
+from .sweeper import Sweeper
+from .wake import Listener, Polling, Rhythm
+from .watchdog import Watchdog
 
 logger = logging.getLogger("samekey")
 
-AFTER_AN_ERROR = 1.0
-"""Seconds before a service that failed looks again."""
-STUCK = 70
-"""The exit code of a worker whose event loop no longer turns (EX_SOFTWARE)."""
+AFTER_AN_ERROR = timedelta(seconds=1)
+"""Before a service that failed looks again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Which services run, and how often. Each default has its reason where it is defined."""
+
+    outbox: bool = True
+    completer: bool = True
+    sweeper: bool = True
+    reaper: bool = True
+    reconciler: bool = True
+    ledger: bool = True
+    concurrency: int = 10
+    lease: timedelta = LEASE
+    grace: timedelta = GRACE
+    completer_interval: timedelta = COMPLETER_INTERVAL
+    sweeper_interval: timedelta = SWEEPER_INTERVAL
+    reaper_interval: timedelta = REAPER_INTERVAL
+    reconciler_interval: timedelta = RECONCILER_INTERVAL
+    ledger_interval: timedelta = LEDGER_INTERVAL
+    pending_timeout: timedelta = PENDING_TIMEOUT
+    tombstones: timedelta = TOMBSTONES
+    listen_url: str | None = None
+    """A direct URL for LISTEN, where the store's own goes through a pooler."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Periodic:
+    """Something to be done again and again. It gives True if there may be more to do at once."""
+
+    once: Callable[[], Awaitable[bool]]
+    interval: timedelta
+    after_an_error: timedelta = AFTER_AN_ERROR
+    runs_handlers: bool = False
 
 
 class WorkerService:
-    """Runs the outbox and the completer until it is told to stop."""
+    """Runs the background services until it is told to stop."""
 
-    def __init__(
-        self,
-        idempotency: Idempotency,
-        *,
-        concurrency: int = 10,
-        lease: timedelta = LEASE,
-        grace: timedelta = GRACE,
-        completer_interval: timedelta = INTERVAL,
-        outbox: bool = True,
-        completer: bool = True,
-        listen_url: str | None = None,
-    ) -> None:
-        self._idempotency = idempotency
-        self._listen_url = listen_url or idempotency.url
-        self._with_outbox = outbox
-        self._with_completer = completer
-        self._options = (concurrency, lease, grace)
-        self._interval = completer_interval
+    def __init__(self, engine: Engine, services: Services | None = None) -> None:
+        self._engine = engine
+        self._services = services or Services()
         self._worker: OutboxWorker | None = None
-        self._completing = False
+        self._running_handlers = False
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
 
@@ -62,49 +89,86 @@ class WorkerService:
     async def run(self, *, handle_signals: bool = True) -> None:
         """Until ``stop()`` or, if it handles signals, SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
-        if handle_signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.stop)
-        await asyncio.to_thread(self._idempotency.check)
+        signals = (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+        await asyncio.to_thread(self._engine.check)
         # Only in a process of its own: inside an application it is not ours to end.
         watchdog = Watchdog(loop, self._longest_silence) if handle_signals else None
-        services: list[Awaitable[None]] = []
-        if self._with_outbox:
-            services.append(self._run_outbox())
-        if self._with_completer:
-            services.append(self._run_completer())
+        work = [self._run_periodic(periodic) for periodic in self._periodic()]
+        if self._services.outbox:
+            work.append(self._run_outbox())
         try:
-            await asyncio.gather(*services)
+            await asyncio.gather(*work)
         finally:
             if watchdog is not None:
                 watchdog.stop()
-            if handle_signals:
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    loop.remove_signal_handler(number)
+            for number in signals:
+                loop.remove_signal_handler(number)
 
-    def _longest_silence(self) -> float:
-        """Seconds for which whatever runs now may run at most, and so keep the loop from turning."""
-        _, lease, _ = self._options
-        longest = timedelta(0) if self._worker is None else self._worker.longest_timeout
-        if self._completing:
-            longest = max(longest, self._idempotency.policy.max_run)
-        return (longest + lease).total_seconds()
+    def _periodic(self) -> list[_Periodic]:
+        engine, services = self._engine, self._services
+        found: list[_Periodic] = []
+        if services.completer:
+            once = Completer(engine).run_once
+            found.append(_Periodic(_any(once), services.completer_interval, runs_handlers=True))
+        if services.sweeper:
+            found.append(_Periodic(_any(Sweeper(engine).run_once), services.sweeper_interval))
+        if services.reaper:
+            reap = Reaper(engine, pending_timeout=services.pending_timeout, tombstones=services.tombstones)
+            found.append(_Periodic(_nothing_more(reap.run_once), services.reaper_interval))
+        if services.reconciler:
+            once = Reconciler(engine).run_once
+            found.append(_Periodic(_any(once), services.reconciler_interval, runs_handlers=True))
+        if services.ledger:
+            for ledgers in engine.ledgers:
+                check = LedgerCheck.of(engine, ledgers)
+                found.append(
+                    _Periodic(
+                        _nothing_more(check.run_once),
+                        services.ledger_interval,
+                        AFTER_A_LEDGER_ERROR,
+                        runs_handlers=True,
+                    )
+                )
+        return found
+
+    async def _run_periodic(self, periodic: _Periodic) -> None:
+        while not self._stopping.is_set():
+            pause = await self._careful(lambda: self._once(periodic), periodic.after_an_error)
+            if pause:
+                await self._first(asyncio.sleep(pause))
+
+    async def _once(self, periodic: _Periodic) -> float:
+        self._running_handlers = self._running_handlers or periodic.runs_handlers
+        try:
+            return 0.0 if await periodic.once() else periodic.interval.total_seconds()
+        finally:
+            self._running_handlers = False
 
     async def _run_outbox(self) -> None:
-        concurrency, lease, grace = self._options
-        worker = OutboxWorker(self._idempotency, concurrency=concurrency, lease=lease, grace=grace)
+        services = self._services
+        worker = OutboxWorker(
+            self._engine, concurrency=services.concurrency, lease=services.lease, grace=services.grace
+        )
         self._worker = worker
-        postgres = self._idempotency.drivers.dialect == "postgres"
-        listener: Listener = PostgresListener(self._listen_url) if postgres else Polling()
+        listener = self._listener()
         rhythm = Rhythm()
         await listener.start(self._woken)
         try:
             while not self._stopping.is_set():
-                pause = await self._careful(lambda: self._look(worker, listener, rhythm))
+                pause = await self._careful(lambda: self._look(worker, listener, rhythm), AFTER_AN_ERROR)
                 await self._wait(pause)
         finally:
             await worker.stop()
             await listener.stop()
+
+    def _listener(self) -> Listener:
+        if self._engine.drivers.dialect != "postgres":
+            return Polling()
+        from ..drivers.listen import PostgresListener  # needs asyncpg, which SQLite does not
+
+        return PostgresListener(self._services.listen_url or self._engine.url)
 
     async def _look(self, worker: OutboxWorker, listener: Listener, rhythm: Rhythm) -> float:
         self._woken.clear()  # before the look: what arrives during it must not be missed
@@ -114,35 +178,27 @@ class WorkerService:
         if not worker.has_room:
             await self._first(worker.until_room())
             return 0.0
-        next_due = await run_async(self._idempotency.drivers.aio, self._idempotency.outbox.next_due)
+        next_due = await run_async(self._engine.drivers.aio, self._engine.outbox.next_due)
         if next_due is not None and next_due <= 0 and await worker.run_suspect():
             rhythm.worked()
             return 0.0
         return rhythm.idle(listening=listener.listening, next_due_ms=next_due)
 
-    async def _run_completer(self) -> None:
-        completer = Completer(self._idempotency)
-        while not self._stopping.is_set():
+    def _longest_silence(self) -> float:
+        """Seconds for which whatever runs now may run at most, and so keep the loop from turning."""
+        longest = timedelta(0) if self._worker is None else self._worker.longest_timeout
+        if self._running_handlers:
+            longest = max(longest, self._engine.policy.max_run)
+        return (longest + self._services.lease).total_seconds()
 
-            async def once() -> float:
-                self._completing = True
-                try:
-                    return 0.0 if await completer.run_once() else self._interval.total_seconds()
-                finally:
-                    self._completing = False
-
-            pause = await self._careful(once)
-            if pause:
-                await self._first(asyncio.sleep(pause))
-
-    async def _careful(self, work: Callable[[], Awaitable[float]]) -> float:
+    async def _careful(self, work: Callable[[], Awaitable[float]], after_an_error: timedelta) -> float:
         try:
             return await work()
         except SamekeyError as error:
             logger.warning("The worker will try again: %s", error)
         except Exception:
             logger.exception("The worker will try again")
-        return AFTER_AN_ERROR
+        return after_an_error.total_seconds()
 
     async def _wait(self, seconds: float) -> None:
         if seconds <= 0:
@@ -164,43 +220,20 @@ class WorkerService:
                 task.cancel()
 
 
-class Watchdog:
-    """Ends the process when its event loop no longer turns: an async job blocks it and will not stop.
+def _any(once: Callable[[], Awaitable[int]]) -> Callable[[], Awaitable[bool]]:
+    """What found something may find more at once."""
 
-    Nothing inside the loop could; and a worker that cannot work must be started anew. Its jobs come back
-    when their leases run out, the culprit in the end alone, then as a dead letter. Silence is counted in
-    short turns of its own, so a process that was only paused as a whole is not taken for stuck.
-    """
+    async def found() -> bool:
+        return await once() > 0
 
-    TURN = 0.5
+    return found
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, silence: Callable[[], float]) -> None:
-        self._loop = loop
-        self._silence = silence
-        """How many seconds of it are too many, just now."""
-        self._stopping = threading.Event()
-        threading.Thread(target=self._run, name="samekey-watchdog", daemon=True).start()
 
-    def stop(self) -> None:
-        self._stopping.set()
+def _nothing_more(once: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[bool]]:
+    """What did all there was waits for its next time."""
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self.TURN):
-            turned = threading.Event()
-            try:
-                self._loop.call_soon_threadsafe(turned.set)
-            except RuntimeError:
-                return  # the loop is closed
-            silent = 0.0
-            while not turned.wait(self.TURN) and not self._stopping.is_set():
-                silent += self.TURN
-                if silent >= self._silence():
-                    self._end()
+    async def done() -> bool:
+        await once()
+        return False
 
-    def _end(self) -> None:
-        logger.critical(
-            "An async job has blocked this worker's event loop for longer than it may run. The worker ends "
-            "here; start it again. Blocking code belongs in a sync job."
-        )
-        logging.shutdown()
-        os._exit(STUCK)
+    return done

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, overload
 
-from ..core.backoff import Backoff
-from ..core.ledger import FIELDS, Comparison, Field, Ledgers
-from ..core.states import Mode
-from ..errors import ConfigurationError, SignatureRefused
-from ..evidence import Evidence
-from ..stores.sql.operator import Actor
-from .decorate import GUARD, check_undecorated, guard, phased_endpoint
-from .engine import Engine
-from .flow import Flow, ask
-from .input import model_of
-from .jobs import JobDefinition
-from .once import Once, decorator
-from .phased import Definition
-from .reconcile import Resolution
-from .rules import rules_from, seconds
+from .core.backoff import Backoff
+from .core.ledger import FIELDS, Comparison, Field, Ledgers
+from .core.states import Mode
+from .engine.decorate import GUARD, check_undecorated, guard, phased_endpoint
+from .engine.engine import Engine
+from .engine.flow import Flow, ask
+from .engine.input import model_of
+from .engine.jobs import JobDefinition
+from .engine.once import Once, decorator
+from .engine.phased import Definition
+from .engine.reconcile import Resolution
+from .engine.rules import rules_from, seconds
+from .errors import ConfigurationError, SignatureRefused
+from .evidence import Evidence
+from .stores.sql.operator import Actor
+from .workers.service import Services, WorkerService
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -293,3 +296,25 @@ class Idempotency(Engine):
         if resolution is Resolution.RESOLVED:
             self.events.emit("reconcile.resolved")
         return resolution
+
+    # Background work inside an application
+
+    @contextlib.asynccontextmanager
+    async def background(self, services: Services | None = None) -> AsyncIterator[WorkerService]:
+        """Runs the background services inside the application, for as long as its lifespan lasts.
+
+            @contextlib.asynccontextmanager
+            async def lifespan(app):
+                async with idempotency.background():
+                    yield
+
+        Any number of processes may do so at once. A worker process of its own (``samekey worker``) is better
+        where jobs take long: it can be scaled, and restarted, by itself.
+        """
+        service = WorkerService(self, services)
+        running = asyncio.create_task(service.run(handle_signals=False), name="samekey background")
+        try:
+            yield service
+        finally:
+            service.stop()
+            await running
