@@ -1,9 +1,11 @@
 # Two commands are enough: `make demo` and `make test`. Each sets up everything that it needs.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV   ?= .venv
-BIN    := $(VENV)/bin
+PYTHON  ?= $(shell command -v python3.11 || command -v python3)
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+# The suite starts servers and processes of its own; more than four at once gain nothing.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format docs bench clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -15,7 +17,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m examples.demo
 
 test: $(VENV)/.installed
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -25,6 +27,13 @@ check: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Writes anew what the documentation takes from the code: the state diagram, tables, real output.
+docs: $(VENV)/.installed
+	$(BIN)/python -m tests.test_docs
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m bench.http
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -50,10 +50,14 @@ async def by_hand(request: Request) -> JSONResponse:
     body = await request.json()
     async with (await pool()).acquire() as connection, connection.transaction():
         new = await connection.fetchval(
-            "insert into bench_keys (key, request) values ($1, $2) on conflict do nothing returning 1", key, raw
+            "insert into bench_keys (key, request) values ($1, $2) on conflict do nothing returning 1",
+            key,
+            raw,
         )
         if new is None:
-            row = await connection.fetchrow("select request, status, body from bench_keys where key = $1", key)
+            row = await connection.fetchrow(
+                "select request, status, body from bench_keys where key = $1", key
+            )
             if bytes(row["request"]) != raw:
                 return JSONResponse({"error": "reused"}, 422)
             return JSONResponse(None, row["status"], headers={"idempotent-replayed": "true"})
