@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+
 from examples.demo import Story, verdict
 
 ROOT = Path(__file__).parent.parent

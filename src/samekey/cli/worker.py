@@ -62,7 +62,7 @@ def worker_command(
     pending_timeout: Annotated[
         float,
         typer.Option(
-            envvar="SAMEKEY_PENDING_TIMEOUT",
+            envvar="SAMEKEY_PENDING_SECONDS",
             min=1,
             help="Seconds that an accepted operation may wait for its job before it is closed with a 408.",
         ),
@@ -77,7 +77,7 @@ def worker_command(
         ),
     ] = 30,
     ledger: Annotated[
-        bool, typer.Option(envvar="SAMEKEY_LEDGER", help="Compare the declared ledgers once a day.")
+        bool, typer.Option(envvar="SAMEKEY_COMPARE_LEDGERS", help="Compare the declared ledgers once a day.")
     ] = True,
     listen_url: Annotated[
         str | None,

@@ -20,5 +20,5 @@ class Backoff:
     def pause_ms(self, attempts: int, random: float) -> int:
         """The pause after that many attempts; ``random`` is in [0, 1)."""
         doublings = min(max(attempts - 1, 0), 62)
-        ceiling = min(self.first * 2**doublings, self.longest) if doublings < 40 else self.longest
-        return int(ceiling / timedelta(milliseconds=1) * random)
+        first, longest = (span // timedelta(milliseconds=1) for span in (self.first, self.longest))
+        return int(min(first << doublings, longest) * random)

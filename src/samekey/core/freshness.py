@@ -22,8 +22,10 @@ def stale_reason(value: str | None, now: datetime, max_age: timedelta, header: s
     if sent is None:
         return f"{header} is neither seconds since 1970 nor a date. Nothing was done."
     if now - sent > max_age:
-        limit = f"{max_age.total_seconds():g} s"
-        return f"The request is older than {limit}. Nothing was done; make a new one with a new key."
+        return (
+            f"The request is older than {max_age.total_seconds():g} s. Nothing was done now; retry with the "
+            "same key and a fresh timestamp."
+        )
     if sent - now > max_age:
         return f"{header} lies in the future. Check the clock. Nothing was done."
     return None

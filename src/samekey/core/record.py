@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import CorruptRecord
+from .claim import downstream_key
 from .program import Row, Unreadable
 from .states import Mode, State
 
@@ -71,6 +72,10 @@ class Record:
     last_run_at: int
     completed_at: int | None
     expires_at: int
+
+    def downstream_key(self, step: str = "") -> str:
+        """The key that this operation sends to a provider at that step: what a lookup asks for."""
+        return downstream_key(self.scope, self.key, step)
 
     def lease(self, duration_ms: int) -> Lease:
         return Lease(self.scope, self.key, self.attempt, duration_ms)

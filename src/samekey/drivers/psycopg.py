@@ -221,9 +221,8 @@ class PsycopgSession:
         if self._pool is None:
             return
         connection = self._connection
-        if connection._adapters is not None:
-            # The handler registered adapters of its own, which nothing takes back.
-            connection.close()
+        # A handler may have registered adapters of its own; without this map the global ones count again.
+        connection._adapters = None
         try:
             if _usable(connection):
                 # What a handler set must not meet the next caller, who may be another tenant.

@@ -49,9 +49,7 @@ def _sqlite_path(url: str) -> str:
 
 
 def _postgres(url: str, pool_size: int, timeout: float) -> Drivers:
-    missing = [
-        name for name in ("asyncpg", "psycopg", "psycopg_pool") if importlib.util.find_spec(name) is None
-    ]
+    missing = [name for name in ("asyncpg", "psycopg") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
             f"PostgreSQL needs {' and '.join(missing)}: pip install 'samekey[postgresql]'."

@@ -39,7 +39,7 @@ from .keeper import Keeper
 from .leased import max_run_of
 from .operation import Operation, Running
 from .rules import Rules
-from .way import Finished, Handled, keep, unavailable, with_expiry
+from .way import Finished, Handled, claimed, keep, unavailable, with_expiry
 
 logger = logging.getLogger("samekey")
 
@@ -284,7 +284,7 @@ class ClaimedAtomic(_Atomic):
     def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
         # It begins at its first use and is refused here, if at all, before anything is claimed.
         session = yield Open(connection)
-        decision = yield from ask(lambda: self._keys.claim(claim, rules.policy))
+        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record

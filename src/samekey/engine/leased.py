@@ -18,7 +18,7 @@ from .flow import Flow, ask
 from .keeper import Keeper
 from .operation import Operation, Running
 from .rules import Rules
-from .way import Finished, Handled, keep, with_expiry
+from .way import Finished, Handled, claimed, keep, with_expiry
 
 logger = logging.getLogger("samekey")
 
@@ -31,7 +31,7 @@ class Leased:
         self._keeper = keeper
 
     def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
-        decision = yield from ask(lambda: self._keys.claim(claim, rules.policy))
+        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record

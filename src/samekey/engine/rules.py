@@ -86,7 +86,9 @@ _OPTIONS = {
     Mode.REPEATABLE: _LEASED,
     Mode.PHASED: _LEASED,
 }
-_AT_THE_EDGE = frozenset({"profile", "header", "methods", "max_body", "status_path", "required_at_edge"})
+_AT_THE_EDGE = frozenset(
+    {"profile", "header", "methods", "max_body", "status_path", "required_at_edge", "lookups_per_minute"}
+)
 """Settings that are read before any handler is reached."""
 
 

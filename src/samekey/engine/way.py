@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..core.claim import Claim
-from ..core.decide import Verdict
+from ..core.decide import Decision, Verdict
 from ..core.outcome import Outcome
 from ..core.policy import Policy
 from ..core.problem import Refusal, expiry_header, refuse, uncertain_answer
-from ..core.record import Answer
+from ..core.record import Answer, Lease
 from ..core.replayable import replayable
-from ..errors import NotExecuted, OutcomeUnknown, StoreUnavailable
-from .flow import Flow
+from ..core.states import Mode
+from ..errors import CommitUncertain, NotExecuted, OutcomeUnknown, StoreUnavailable
+from ..stores.sql.keys import Keys
+from .flow import Flow, ask
+from .keeper import Keeper
 from .operation import Running
 from .rules import Rules
 
@@ -70,6 +73,22 @@ class Finished:
     error: BaseException | None = None
 
 
+def claimed(keys: Keys, keeper: Keeper, claim: Claim, policy: Policy) -> Flow[Decision]:
+    """Takes the key by a committed claim.
+
+    A claim whose answer never came may have landed all the same. Nothing will run under it, so it is given
+    back as soon as the store can be reached: else a key that nobody uses would become unknown. Phased work
+    may have been resumed by it and only waits for its lease to end.
+    """
+    try:
+        return (yield from ask(lambda: keys.claim(claim, policy)))
+    except StoreUnavailable:
+        if claim.mode is not Mode.PHASED:
+            lease = Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
+            keeper.record_later(lease, lambda: keys.release(lease))
+        raise
+
+
 class Way(Protocol):
     """One of the ways to run an operation once."""
 
@@ -94,11 +113,14 @@ def with_expiry(answer: Answer, policy: Policy, expires_at: int) -> Answer:
 
 
 def unavailable(policy: Policy, error: Exception) -> Answer:
-    """503: nothing was done; the same key may be tried again."""
-    code = None if isinstance(error, NotExecuted) else "store_unavailable"
+    """503: the same key may be tried again. It says no more than is known."""
+    if isinstance(error, NotExecuted):
+        return refuse(
+            Refusal(503, "Nothing was done. Retry with the same key.", None, policy.retry_after), policy
+        )
     detail = (
-        "Nothing was done. Retry with the same key."
-        if isinstance(error, NotExecuted)
+        "It is not known yet whether it was done: the store was lost at the end. Retry with the same key."
+        if isinstance(error, CommitUncertain)
         else "The idempotency store cannot be used right now, so nothing was done. Retry with the same key."
     )
-    return refuse(Refusal(503, detail, code, policy.retry_after), policy)
+    return refuse(Refusal(503, detail, "store_unavailable", policy.retry_after), policy)
