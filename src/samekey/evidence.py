@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .core.record import Answer, decode_headers, encode_headers
+from .core.replayable import replayable
 from .errors import ConfigurationError, NotExecuted, NotSerialisable
 from .response import answer_of
 
@@ -55,11 +56,27 @@ def check_finding(finding: object) -> None:
         )
 
 
+def check_evidence(evidence: object) -> None:
+    """What a webhook or an operator says must be certain; anything else must not pass for a "no"."""
+    if not (isinstance(evidence, Executed | Declined) or is_not_executed(evidence)):
+        named = evidence.__name__ if isinstance(evidence, type) else type(evidence).__name__
+        raise ConfigurationError(
+            f"{named} settles nothing; evidence is Executed(…), Declined(…) or NotExecuted. While nobody can "
+            "tell, say nothing."
+        )
+
+
+def answer_in(evidence: Executed | Declined) -> Answer:
+    """The answer that is stored: without cookies and all else that belonged to one moment."""
+    return replayable(answer_of(evidence.response))
+
+
 def encode_evidence(finding: Evidence) -> bytes:
     """As it is kept until it can be applied."""
+    check_evidence(finding)
     if not isinstance(finding, Executed | Declined):
         return json.dumps({"kind": "not_executed"}).encode()
-    answer = answer_of(finding.response)
+    answer = answer_in(finding)
     kept = {
         "kind": "executed" if isinstance(finding, Executed) else "declined",
         "status": answer.status,
@@ -68,6 +85,14 @@ def encode_evidence(finding: Evidence) -> bytes:
         "provider_id": finding.provider_id,
     }
     return json.dumps(kept).encode()
+
+
+def evidence_kind(stored: bytes) -> str:
+    """What stored evidence says, in a word."""
+    try:
+        return str(json.loads(stored)["kind"])
+    except (ValueError, KeyError, TypeError):
+        return "something unreadable"
 
 
 def decode_evidence(stored: bytes) -> Evidence:

@@ -280,8 +280,17 @@ class Idempotency(Engine):
     ) -> Flow[Resolution]:
         if sum(one is not None for one in ids) != 1:
             raise ConfigurationError("resolve() needs one of operation_id, downstream_key and provider_id.")
-        if verify is not None and not verify():
-            raise SignatureRefused("The event's signature is wrong; nothing was looked up.")
+        if verify is not None:
+            verified: object = verify()
+            if inspect.isawaitable(verified):
+                # A coroutine that nobody awaits is true, and would let every forger in.
+                if inspect.iscoroutine(verified):
+                    verified.close()
+                raise ConfigurationError(
+                    "verify must be a plain function: check the signature before, and await it."
+                )
+            if verified is not True:
+                raise SignatureRefused("The event's signature is wrong; nothing was looked up.")
         operation_id, downstream, provider = ids
         if operation_id is not None:
             found = yield from ask(lambda: self.keys.read_by_id(operation_id))

@@ -5,9 +5,15 @@ from __future__ import annotations
 import typer
 
 from .coverage import coverage_command
+from .dead import dead_app
+from .doctor import doctor_command
+from .keys import keys_app
 from .ledger import ledger_app
 from .migrate import migrate_command
+from .reap import reap_command
+from .reconcile import reconcile_command
 from .spec import spec_command
+from .sweep import sweep_command
 from .torture import torture_app
 from .worker import worker_command
 
@@ -30,3 +36,9 @@ app.add_typer(torture_app, name="torture")
 app.add_typer(ledger_app, name="ledger")
 app.command("coverage")(coverage_command)
 app.command("spec")(spec_command)
+app.add_typer(keys_app, name="keys")
+app.add_typer(dead_app, name="dead")
+app.command("sweep")(sweep_command)
+app.command("reap")(reap_command)
+app.command("reconcile")(reconcile_command)
+app.command("doctor")(doctor_command)

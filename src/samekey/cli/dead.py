@@ -23,6 +23,7 @@ from .target import (
     DIGEST_SECRET,
     ActorName,
     DigestSecret,
+    EncryptionKeys,
     Reason,
     Refusal,
     Schema,
@@ -140,10 +141,11 @@ def show_command(
     schema: Schema = "samekey",
     timeout: Timeout = 30,
     digest_secret: DigestSecret = DIGEST_SECRET,
+    encryption_key: EncryptionKeys = None,
     as_json: Json = False,
 ) -> None:
     """Show a dead letter: why it was given up, and its timeline."""
-    with sentences(), open_store(url, schema, timeout, digest_secret) as store:
+    with sentences(), open_store(url, schema, timeout, digest_secret, encryption_key) as store:
         letter = _letter(store, letter_id)
         job, record = letter.job, letter.record
         found = store.by_id(letter.operation_id)
@@ -223,9 +225,9 @@ def retry_command(
             say("It would be tried again. It is a dead letter and stays one: this was a dry run.")
             return
         if job is not None:
-            retried = store.ask(lambda: store.operator.retry_dead_job(job.id, who))
+            retried = store.act(lambda: store.operator.retry_dead_job(job.id, who))
         else:
-            retried = store.ask(lambda: store.operator.retry_dead_operation(letter.operation_id, who))
+            retried = store.act(lambda: store.operator.retry_dead_operation(letter.operation_id, who))
         if not retried:
             raise Refusal("Somebody else was faster. Nothing was changed.")
         by = "a worker" if job is not None else "the completer"
@@ -257,21 +259,23 @@ def discard_command(
     dry_run: DryRun = False,
     schema: Schema = "samekey",
     timeout: Timeout = 30,
+    encryption_key: EncryptionKeys = None,
 ) -> None:
     """Give a dead letter up for good; every retry gets a final failure as its answer."""
     who = actor(actor_name, reason)
     answer = _failure(status, body)
-    with sentences(), open_store(url, schema, timeout) as store:
+    with sentences(), open_store(url, schema, timeout, encryption_keys=encryption_key) as store:
         letter = _letter(store, letter_id)
         _refuse_living(letter)
+        store.refuse_plain_answers()
         if dry_run:
             say(f"It would be given up with {answer.status}. It stays as it is: this was a dry run.")
             return
         job = letter.job
         if job is not None:
-            discarded = store.ask(lambda: store.operator.discard_dead_job(job.id, answer, who))
+            discarded = store.act(lambda: store.operator.discard_dead_job(job.id, answer, who))
         else:
-            discarded = store.ask(
+            discarded = store.act(
                 lambda: store.operator.discard_dead_operation(letter.operation_id, answer, who)
             )
         if not discarded:

@@ -69,7 +69,7 @@ def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable
         if at is not None:
             yield name, when(at)
     if record.withheld:
-        yield "answer", "withheld: streamed, too large or evicted"
+        yield "answer", "not shown: streamed, too large, evicted or encrypted"
     if record.answer is not None:
         yield "answer", f"{record.answer.status}, {len(record.answer.body)} bytes"
         if body:

@@ -15,8 +15,8 @@ import typer
 
 from ..core.policy import milliseconds
 from ..drivers.url import Drivers
-from ..engine.idempotency import Idempotency
 from ..errors import SchemaMismatch
+from ..idempotency import Idempotency
 from ..ops.doctor import Figures, Finding, examine, lease_advice, span
 from ..stores.sql.migrations import check
 from .output import REFUSED, Json, print_facts, print_json, say, sentences

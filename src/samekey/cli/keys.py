@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ from .output import (
     DryRun,
     Json,
     age,
+    moment,
     print_facts,
     print_json,
     print_table,
@@ -38,6 +39,7 @@ from .target import (
     DIGEST_SECRET,
     ActorName,
     DigestSecret,
+    EncryptionKeys,
     Found,
     Reason,
     Refusal,
@@ -149,10 +151,11 @@ def show_command(
     schema: Schema = "samekey",
     timeout: Timeout = 30,
     digest_secret: DigestSecret = DIGEST_SECRET,
+    encryption_key: EncryptionKeys = None,
     as_json: Json = False,
 ) -> None:
     """Show all that is known of a key, with its timeline; the timeline also after the record is gone."""
-    with sentences(), open_store(url, schema, timeout, digest_secret) as store:
+    with sentences(), open_store(url, schema, timeout, digest_secret, encryption_key) as store:
         found = _find(store, operation_id, key, tenant, digest)
         if found.record is None and not found.timeline:
             raise Refusal("Nothing is known of it: no record, and no timeline.")
@@ -179,9 +182,8 @@ def show_command(
             print_jobs(jobs)
         for event in events:
             say("")
-            say(
-                f"The provider has said {event['says']} ({event['id']}, at {event['at']}); it waits to be used."
-            )
+            said = f"The provider said {event['says']} early, at {event['at']} ({event['id']})"
+            say(f"{said}; it is not used yet.")
         hint = None if found.record is None else next_step(found.record, store.now())
         if hint is not None:
             say("")
@@ -266,6 +268,7 @@ def resolve_command(
     dry_run: DryRun = False,
     schema: Schema = "samekey",
     timeout: Timeout = 30,
+    encryption_key: EncryptionKeys = None,
 ) -> None:
     """Say what became of an operation whose outcome is unknown, or that is a dead letter."""
     if executed + declined + not_executed != 1:
@@ -274,17 +277,19 @@ def resolve_command(
     answer = None if not_executed else answer_from(status, body, content_type, declined=declined)
     if not_executed and (status is not None or body):
         raise typer.BadParameter("what never happened has no answer: leave out --status and --body.")
-    with sentences(), open_store(url, schema, timeout) as store:
+    with sentences(), open_store(url, schema, timeout, encryption_keys=encryption_key) as store:
         record = _to_resolve(store, operation_id, not_executed=not_executed)
+        if answer is not None:
+            store.refuse_plain_answers()
         becomes = State.FAILED_RETRYABLE if answer is None else State.COMPLETED
         told = "" if answer is None else f" with {answer.status}, {len(answer.body)} bytes"
         if dry_run:
             say(f"It would become {becomes}{told}. It is {record.state} and stays so: this was a dry run.")
             return
         if answer is None:
-            moved = store.ask(lambda: store.operator.not_executed(record.id, who, attempt=record.attempt))
+            moved = store.act(lambda: store.operator.not_executed(record.id, who, attempt=record.attempt))
         else:
-            moved = store.ask(
+            moved = store.act(
                 lambda: store.operator.executed(
                     record.id, answer, who, provider_id=provider_id, attempt=record.attempt
                 )
@@ -361,15 +366,11 @@ def evict_command(
         record = store.record(operation_id)
         if record is None:
             raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
-        if record.answer is None:
-            state = "completed, but has no stored answer" if record.withheld else str(record.state)
-            raise Refusal(f"It is {state}: there is nothing to evict. Nothing was changed.")
+        if record.state is not State.COMPLETED:
+            raise Refusal(f"It is {record.state}: there is nothing to evict. Nothing was changed.")
         if dry_run:
-            say(
-                f"Its answer ({record.answer.status}, {len(record.answer.body)} bytes) would be dropped. It "
-                "stays: this was a dry run."
-            )
+            say("Its answer, if it has one, would be dropped. It stays: this was a dry run.")
             return
-        if not store.ask(lambda: store.operator.evict(record.id, who)):
-            raise Refusal("Somebody else was faster. Nothing was changed.")
+        if not store.act(lambda: store.operator.evict(record.id, who)):
+            raise Refusal("It has no stored answer any more: there is nothing to evict. Nothing was changed.")
         say(f"The answer of {operation_id} was dropped; a retry is told that it was done.")

@@ -11,7 +11,7 @@ import typer
 
 from ..core.states import State
 from ..drivers.run import run
-from ..engine.idempotency import Idempotency
+from ..idempotency import Idempotency
 from ..workers.reconciler import BATCH, LOOKUP_TIMEOUT, MAX_TRIES, Looked, Reconciler
 from .output import DryRun, Json, print_json, print_table, progress, say, sentences
 from .target import application

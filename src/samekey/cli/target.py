@@ -16,19 +16,21 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from ..core.claim import scope_of, scope_part
-from ..core.program import Program
+from ..core.program import Program, Unreadable
 from ..core.record import Record
+from ..drivers.encrypted import Cipher, EncryptedDriver
+from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..drivers.sqlite import SQLiteDriver
 from ..drivers.url import Drivers, drivers_for
-from ..engine.idempotency import Idempotency
+from ..encryption import fernet
 from ..errors import ConfigurationError, SamekeyError
+from ..idempotency import Idempotency
 from ..stores.sql.keys import Keys
 from ..stores.sql.migrations import check
 from ..stores.sql.operator import Actor, Named, Operator, Transition
 from ..stores.sql.queries import queries_for
 from ..stores.sql.upkeep import Upkeep
-from .worker import load
 
 T = TypeVar("T")
 
@@ -49,6 +51,15 @@ DigestSecret = Annotated[
         "--digest-secret",
         envvar="SAMEKEY_DIGEST_SECRET",
         help="The digest_secret of your Idempotency, so that digests match its logs.",
+    ),
+]
+EncryptionKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--encryption-key",
+        envvar="SAMEKEY_ENCRYPTION_KEYS",
+        help="The Fernet keys of your Idempotency, newest first, if it encrypts: repeat the option, or put "
+        "spaces between them in the variable.",
     ),
 ]
 ActorName = Annotated[
@@ -107,11 +118,24 @@ class Found:
     timeline: list[Transition]
 
 
-class Store:
-    """One store, as an operator's command uses it."""
+class _NoKey:
+    """Stands for the keys that were not given: nothing can be read with it, and nothing is written."""
 
-    def __init__(self, drivers: Drivers, schema: str, secret: str) -> None:
+    def encrypt(self, data: bytes) -> bytes:
+        raise AssertionError("nothing is written with it")
+
+    def decrypt(self, token: bytes) -> bytes:
+        raise LookupError
+
+
+class Store:
+    """One store, as an operator's command uses it. It reads what it has the keys for, and shows the rest."""
+
+    def __init__(self, drivers: Drivers, schema: str, secret: str, cipher: Cipher | None = None) -> None:
         self.drivers = drivers
+        self._reader = EncryptedDriver(drivers.sync, cipher or _NoKey())
+        self._writer: Driver = drivers.sync if cipher is None else self._reader
+        self._has_keys = cipher is not None
         self.queries = queries_for(drivers.dialect, schema)
         self.keys = Keys(self.queries)
         self.operator = Operator(self.keys)
@@ -119,7 +143,20 @@ class Store:
         self._secret = secret.encode()
 
     def ask(self, factory: Callable[[], Program[T]]) -> T:
-        return run(self.drivers.sync, factory)
+        """Looks."""
+        return run(self._reader, factory)
+
+    def act(self, factory: Callable[[], Program[T]]) -> T:
+        """Changes something."""
+        return run(self._writer, factory)
+
+    def refuse_plain_answers(self) -> None:
+        """An answer that an operator writes must be no easier to read than those beside it."""
+        if not self._has_keys and isinstance(self.ask(self.operator.newest_answer), Unreadable):
+            raise Refusal(
+                "The answers in this store are encrypted, and yours would not be. Give --encryption-key. "
+                "Nothing was changed."
+            )
 
     def now(self) -> int:
         """The store's clock, in milliseconds."""
@@ -133,8 +170,7 @@ class Store:
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:12]
 
     def record(self, operation_id: str) -> Record | None:
-        found = self.ask(lambda: self.keys.read_by_id(operation_id))
-        return None if found is None else found[1]
+        return self.ask(lambda: self.operator.by_id(operation_id))
 
     def by_id(self, operation_id: str) -> Found:
         record = self.record(operation_id)
@@ -146,7 +182,7 @@ class Store:
     def by_key(self, tenant: str, key: str) -> Found:
         part = scope_part(tenant)
         scope = scope_of(part)
-        record = self.ask(lambda: self.keys.read(scope, key))
+        record = self.ask(lambda: self.operator.by_key(scope, key))
         if record is None:
             # The scope may hold more than the tenant.
             records = self.ask(lambda: self.operator.find(tenant=part, key=key, limit=2))
@@ -165,7 +201,7 @@ class Store:
         wanted = digest.strip().lower()
         for named in self._every_key():
             if self.digest(named) == wanted:
-                record = self.ask(lambda named=named: self.keys.read(named.scope, named.key))  # type: ignore[misc]
+                record = self.ask(lambda named=named: self.operator.by_key(named.scope, named.key))  # type: ignore[misc]
                 return Found(record, self._timeline(named.scope, named.key))
         return Found(None, [])
 
@@ -188,6 +224,8 @@ class Store:
 
 def application(target: str) -> Idempotency:
     """The user's own Idempotency. What goes wrong in importing it is a sentence too."""
+    from .worker import load
+
     try:
         return load(target)
     except SamekeyError:
@@ -200,16 +238,23 @@ def application(target: str) -> Idempotency:
 
 @contextmanager
 def open_store(
-    url: str, schema: str, timeout: float, secret: str = DIGEST_SECRET, *, checked: bool = True
+    url: str,
+    schema: str,
+    timeout: float,
+    secret: str = DIGEST_SECRET,
+    encryption_keys: list[str] | None = None,
+    *,
+    checked: bool = True,
 ) -> Iterator[Store]:
     """The store of a URL; its tables fit, if that is to be ``checked``."""
+    cipher = fernet(*encryption_keys) if encryption_keys else None
     drivers = drivers_for(url, pool_size=4, timeout=timeout)
     try:
         driver = drivers.sync
         if isinstance(driver, SQLiteDriver) and not Path(driver.path).exists():
             # SQLite would make one, empty, and everything would look fine.
             raise ConfigurationError(f"There is no SQLite database {driver.path}.")
-        store = Store(drivers, schema, secret)
+        store = Store(drivers, schema, secret, cipher)
         if checked:
             store.ask(lambda: check(store.queries))
         yield store

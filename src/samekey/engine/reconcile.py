@@ -14,12 +14,13 @@ from ..evidence import (
     Declined,
     Evidence,
     Executed,
+    answer_in,
+    check_evidence,
     decode_evidence,
     encode_evidence,
 )
-from ..response import answer_of
 from ..stores.sql.keys import Keys
-from ..stores.sql.operator import Actor, Operator
+from ..stores.sql.operator import Actor, Operator, Waiting
 
 
 class Resolution(StrEnum):
@@ -34,7 +35,7 @@ class Resolution(StrEnum):
     TOO_LATE = "too_late"
     """The operation is settled already and stays as it is."""
     NOT_FOUND = "not_found"
-    """No such operation, or it was reaped."""
+    """No such operation, not yet or no longer. Nothing was noted: the provider may send the event again."""
 
 
 class Resolver:
@@ -45,11 +46,13 @@ class Resolver:
         self.operator = Operator(keys)
 
     def apply(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
-        """Settles an unknown or dead record. False if somebody else was first."""
+        """Settles an unknown or dead record. False if somebody else was first, or has run it again since."""
+        check_evidence(finding)
+        attempt = record.attempt
         if isinstance(finding, Executed | Declined):
-            answer = answer_of(finding.response)
-            return self.operator.executed(record.id, answer, actor, provider_id=finding.provider_id)
-        return self.operator.not_executed(record.id, actor)
+            answer, provider_id = answer_in(finding), finding.provider_id
+            return self.operator.executed(record.id, answer, actor, provider_id=provider_id, attempt=attempt)
+        return self.operator.not_executed(record.id, actor, attempt=attempt)
 
     def receive(
         self,
@@ -59,20 +62,17 @@ class Resolver:
         actor: Actor,
     ) -> Program[Resolution]:
         """One event of the provider's: noted once, applied if there is something to settle."""
-        yield BEGIN
-        unsettled = record is not None and record.state in (State.UNKNOWN, State.DEAD_LETTER)
-        operation_id = None if record is None else record.id
-        early = record is not None and record.state in (State.IN_PROGRESS, State.PENDING)
-        fresh = yield from self.operator.note_evidence(
-            event_id, operation_id, encode_evidence(finding), applied=not early
-        )
-        if not fresh:
-            return Resolution.DUPLICATE
+        stored = encode_evidence(finding)
         if record is None:
             return Resolution.NOT_FOUND
+        yield BEGIN
+        early = record.state in (State.IN_PROGRESS, State.PENDING)
+        fresh = yield from self.operator.note_evidence(event_id, record.id, stored, applied=not early)
+        if not fresh:
+            return Resolution.DUPLICATE
         if early:
             return Resolution.KEPT
-        if not unsettled:
+        if record.state not in (State.UNKNOWN, State.DEAD_LETTER):
             return Resolution.TOO_LATE
         applied = yield from self.apply(record, finding, actor)
         return Resolution.RESOLVED if applied else Resolution.TOO_LATE
@@ -80,10 +80,25 @@ class Resolver:
     def apply_waiting(self, record: Record) -> Program[bool]:
         """Uses evidence that came while the operation was still running."""
         yield BEGIN
-        waiting = yield from self.operator.waiting_evidence(record.id)
-        if waiting is None:
+        waiting = yield from self.operator.waiting_evidence(record.id, since=record.created_at)
+        chosen = _choose(waiting, record)
+        if chosen is None:
             return False
-        event_id, outcome = waiting
+        event_id, finding = chosen
         yield from self.operator.use_evidence(event_id)
         actor = Actor("webhook", f"event {event_id}, received before the outcome became unknown")
-        return (yield from self.apply(record, decode_evidence(outcome), actor))
+        return (yield from self.apply(record, finding, actor))
+
+
+def _choose(waiting: list[Waiting], record: Record) -> tuple[str, Evidence] | None:
+    """The event that says most. That it happened is true for good, whichever attempt did it. That it did not,
+    or was declined, tells nothing about an attempt that began after the event came."""
+    about_now: list[tuple[str, Evidence]] = []
+    for event in waiting:
+        finding = decode_evidence(event.outcome)
+        if isinstance(finding, Executed):
+            return event.event_id, finding
+        if event.received_at >= record.last_run_at:
+            about_now.append((event.event_id, finding))
+    declined = [found for found in about_now if isinstance(found[1], Declined)]
+    return next(iter(declined or about_now), None)

@@ -95,7 +95,12 @@ class Reconciler:
             except Exception as error:
                 logger.exception("The outcome of operation %s could not be looked up", record.id)
                 why = f"the lookup failed: {type(error).__name__}"
-            return await self._later(record, tries, why)
+            try:
+                return await self._later(record, tries, why)
+            except SamekeyError as error:
+                # Its date was moved on when it was taken, so it is asked about again in any case.
+                logger.error("Operation %s could not be put off: %s", record.id, error)
+                return Looked(record, record.state, why)
 
     async def _find_out(self, record: Record, tries: int) -> Looked:
         driver = self._engine.drivers.aio

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from ...core.program import BEGIN, Program, Row
-from ...core.record import Answer, Record, decode_record
+from ...core.program import BEGIN, Program, Row, Unreadable
+from ...core.record import COLUMNS, Answer, Record, decode_record
+from ...core.states import Mode
 from .keys import Keys, answer_values
+from .queries import Queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,15 @@ class Actor:
 
     name: str
     reason: str | None = None
+
+
+def act_as(queries: Queries, actor: Actor) -> Program[None]:
+    """From here to ``act_end``, in this transaction: who acts, for the audit table."""
+    yield queries.statement("act_as", None, actor=actor.name, reason=actor.reason or "")
+
+
+def act_end(queries: Queries) -> Program[None]:
+    yield queries.statement("act_end", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class DeadJob:
-    """A job that was given up, as an operator sees it."""
+    """A job as an operator sees it; most often one that was given up."""
 
     id: str
     operation_id: str
@@ -66,6 +78,34 @@ class Overview:
     oldest_due: int | None
     dead_jobs: int
     pending: int
+    oldest_expiry: int | None
+    """The earliest expiry of a settled record, past or to come."""
+    ended_phased: int
+    """Of ``ended_leases``, those that the completer should take up."""
+    oldest_phased_end: int | None
+    oldest_other_end: int | None
+    """The earliest lease end of work that is the sweeper's, past or to come."""
+    oldest_asking: int | None
+    """When the reconciler should have asked, or will ask, about an unknown outcome next."""
+    oldest_pending: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A provider's event that came before it could be used."""
+
+    event_id: str
+    outcome: bytes
+    received_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Which key it is: all that finding one by its digest needs to see."""
+
+    scope: str
+    key: str
+    tenant: str
 
 
 class Operator:
@@ -83,46 +123,80 @@ class Operator:
         rows = yield self._queries.statement("take_unknown", now, batch=batch, lease_ms=lease_ms)
         return [(int(row[0]), decode_record(row[1:])) for row in rows]  # type: ignore[arg-type]
 
-    def ask_again(self, operation_id: str, *, pause_ms: int, now: int | None = None) -> Program[None]:
-        yield self._queries.statement("ask_again", now, operation_id=operation_id, pause_ms=pause_ms)
+    def ask_again(
+        self, operation_id: str, *, pause_ms: int, attempt: str | None = None, now: int | None = None
+    ) -> Program[None]:
+        yield self._queries.statement(
+            "ask_again", now, operation_id=operation_id, pause_ms=pause_ms, attempt=attempt
+        )
 
     def executed(
         self,
         operation_id: str,
-        answer: Answer,
+        answer: Answer | None,
         actor: Actor,
         *,
         provider_id: str | None = None,
+        attempt: str | None = None,
         now: int | None = None,
     ) -> Program[bool]:
-        """It happened, or was declined: the answer becomes final. False if it is settled already."""
+        """It happened, or was declined: the answer becomes final (None: it is withheld).
+
+        False if it is settled already, or ``attempt`` is given and is no longer the current one.
+        """
         yield BEGIN
-        yield from self._act_as(actor)
+        yield from act_as(self._queries, actor)
         rows = yield self._queries.statement(
             "found_executed",
             now,
             operation_id=operation_id,
+            attempt=attempt,
             provider_id=provider_id,
             **answer_values(answer),
         )
-        yield from self._act_end()
+        if rows:
+            yield from self._settle_parts(rows[0], now)
+        yield from act_end(self._queries)
         return bool(rows)
 
-    def not_executed(self, operation_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
-        """It never happened: one retry may run. False if it is settled already."""
+    def not_executed(
+        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+    ) -> Program[bool]:
+        """It never happened: one retry may run. False as for ``executed``.
+
+        False too for deferred work with a dead job, whose handler must not run again: retry the job.
+        """
         yield BEGIN
-        yield from self._act_as(actor)
-        rows = yield self._queries.statement("found_not_executed", now, operation_id=operation_id)
-        yield from self._act_end()
+        yield from act_as(self._queries, actor)
+        rows = yield self._queries.statement(
+            "found_not_executed", now, operation_id=operation_id, attempt=attempt
+        )
+        if rows:
+            # An intent without a result would make the retry's outcome unknown again.
+            yield self._queries.statement("drop_intents", now, operation_id=operation_id)
+        yield from act_end(self._queries)
         return bool(rows)
 
-    def give_up(self, operation_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
+    def give_up(
+        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+    ) -> Program[bool]:
         """Asking has been exhausted: dead letter."""
         yield BEGIN
-        yield from self._act_as(actor)
-        rows = yield self._queries.statement("give_up_finding", now, operation_id=operation_id)
-        yield from self._act_end()
+        yield from act_as(self._queries, actor)
+        rows = yield self._queries.statement(
+            "give_up_finding", now, operation_id=operation_id, attempt=attempt
+        )
+        yield from act_end(self._queries)
         return bool(rows)
+
+    def _settle_parts(self, row: Row, now: int | None) -> Program[None]:
+        """What only unfinished work needs goes, and a dead job of it must not come back to life."""
+        record = decode_record(row[1:])
+        if record.mode is Mode.PHASED:
+            yield self._queries.statement("drop_input", now, operation_id=record.id)
+            yield self._queries.statement("drop_phases", now, operation_id=record.id)
+        elif record.mode is Mode.DEFERRED:
+            yield self._queries.statement("settle_jobs", now, operation_id=record.id)
 
     # Evidence that comes by itself
 
@@ -146,14 +220,10 @@ class Operator:
         )
         return bool(rows)
 
-    def waiting_evidence(self, operation_id: str) -> Program[tuple[str, bytes] | None]:
-        """The oldest event about this operation that has not been applied yet."""
-        rows = yield self._queries.statement("waiting_evidence", None, operation_id=operation_id)
-        if not rows:
-            return None
-        event_id, outcome = rows[0]
-        assert isinstance(outcome, bytes)
-        return str(event_id), outcome
+    def waiting_evidence(self, operation_id: str, *, since: int) -> Program[list[Waiting]]:
+        """Events about this operation that have not been applied yet, oldest first."""
+        rows = yield self._queries.statement("waiting_evidence", None, operation_id=operation_id, since=since)
+        return [Waiting(*row) for row in rows]  # type: ignore[arg-type]
 
     def use_evidence(self, event_id: str) -> Program[None]:
         yield self._queries.statement("use_evidence", None, event_id=event_id)
@@ -165,19 +235,23 @@ class Operator:
         yield BEGIN
         rows = yield self._queries.statement("evict_answer", now, operation_id=operation_id)
         if rows:
-            yield self._queries.statement(
-                "note_act", now, operation_id=operation_id, actor=actor.name, reason=actor.reason
-            )
+            yield from self._note_act(operation_id, actor, now)
         return bool(rows)
 
     def retry_dead_job(self, job_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
-        """A dead job is tried again, with all its attempts."""
+        """A dead job is tried again, with all its attempts, and its operation is pending again.
+
+        False if there is no such dead job, or its operation has been settled meanwhile: then the job's effect
+        must not happen after all.
+        """
         yield BEGIN
-        yield from self._act_as(actor)
-        rows = yield self._queries.statement("revive_job", now, id=job_id)
-        if rows:
-            yield self._queries.statement("revive_pending", now, operation_id=rows[0][0])
-        yield from self._act_end()
+        yield from act_as(self._queries, actor)
+        revived = yield self._queries.statement("revive_pending", now, id=job_id)
+        rows = yield self._queries.statement("revive_job", now, id=job_id, revived=int(bool(revived)))
+        if rows and not revived:
+            # A job beside the one that answers changes no state, and still leaves its trace.
+            yield from self._note_act(str(rows[0][0]), actor, now)
+        yield from act_end(self._queries)
         return bool(rows)
 
     def retry_dead_operation(
@@ -185,28 +259,49 @@ class Operator:
     ) -> Program[bool]:
         """A dead phased operation is left to the completer again."""
         yield BEGIN
-        yield from self._act_as(actor)
+        yield from act_as(self._queries, actor)
         rows = yield self._queries.statement("revive_phased", now, operation_id=operation_id)
-        yield from self._act_end()
+        yield from act_end(self._queries)
         return bool(rows)
 
     def discard_dead_job(
         self, job_id: str, answer: Answer, actor: Actor, *, now: int | None = None
     ) -> Program[bool]:
-        """A dead job is given up for good, and its operation gets this final answer."""
+        """A dead job is given up for good; if it was to answer, its operation gets this final answer."""
         yield BEGIN
-        yield from self._act_as(actor)
-        rows = yield self._queries.statement("discard_job", now, id=job_id)
+        job = yield from self.job(job_id)
+        if job is None or job.state != "dead":
+            return False
+        yield from act_as(self._queries, actor)
+        closed = job.answers and (yield from self._close_dead(job.operation_id, answer, now))
+        if not closed:
+            yield self._queries.statement("discard_job", now, id=job_id)
+            yield from self._note_act(job.operation_id, actor, now)
+        yield from act_end(self._queries)
+        return True
+
+    def discard_dead_operation(
+        self, operation_id: str, answer: Answer, actor: Actor, *, now: int | None = None
+    ) -> Program[bool]:
+        """A dead operation is given up for good, with this final answer; its dead job goes with it."""
+        yield BEGIN
+        yield from act_as(self._queries, actor)
+        closed = yield from self._close_dead(operation_id, answer, now)
+        yield from act_end(self._queries)
+        return closed
+
+    def _close_dead(self, operation_id: str, answer: Answer, now: int | None) -> Program[bool]:
+        rows = yield self._queries.statement(
+            "close_dead", now, operation_id=operation_id, **answer_values(answer)
+        )
         if rows:
-            yield self._queries.statement(
-                "found_executed",
-                now,
-                operation_id=rows[0][0],
-                provider_id=None,
-                **answer_values(answer),
-            )
-        yield from self._act_end()
+            yield from self._settle_parts(rows[0], now)
         return bool(rows)
+
+    def _note_act(self, operation_id: str, actor: Actor, now: int | None) -> Program[None]:
+        yield self._queries.statement(
+            "note_act", now, operation_id=operation_id, actor=actor.name, reason=actor.reason
+        )
 
     # Looking
 
@@ -229,7 +324,23 @@ class Operator:
             created_before=created_before,
             limit=limit,
         )
-        return [decode_record(row[1:]) for row in rows]
+        return [_seen(row[1:]) for row in rows]
+
+    def by_id(self, operation_id: str) -> Program[Record | None]:
+        """The record of an operation, for somebody who only looks."""
+        rows = yield self._queries.statement("find_by_id", None, id=operation_id)
+        return _seen(rows[0][1:]) if rows else None
+
+    def by_key(self, scope: str, key: str) -> Program[Record | None]:
+        """The record of a key, for somebody who only looks."""
+        rows = yield self._queries.statement("find", None, scope=scope, key=key)
+        return None if rows[0][1] is None else _seen(rows[0][1:])
+
+    def newest_answer(self) -> Program[bytes | None]:
+        """A stored answer, whichever: it shows whether this store's answers can be read."""
+        rows = yield self._queries.statement("newest_answer", None)
+        found = rows[0][0] if rows else None
+        return found if isinstance(found, bytes) else None
 
     def dead_jobs(self, *, limit: int = 50) -> Program[Sequence[DeadJob]]:
         rows = yield self._queries.statement("list_dead_jobs", None, limit=limit)
@@ -239,9 +350,19 @@ class Operator:
         rows = yield self._queries.statement("find_job", None, id=job_id)
         return _dead_job(rows[0]) if rows else None
 
+    def jobs_of(self, operation_id: str) -> Program[Sequence[DeadJob]]:
+        """Every job of an operation, whatever became of it."""
+        rows = yield self._queries.statement("jobs_of", None, operation_id=operation_id)
+        return [_dead_job(row) for row in rows]
+
     def timeline(self, scope: str, key: str) -> Program[Sequence[Transition]]:
         """Everything that ever happened to a key, in order; it outlives the record."""
         rows = yield self._queries.statement("timeline", None, scope=scope, key=key)
+        return [Transition(*row) for row in rows]  # type: ignore[arg-type]
+
+    def timeline_of_key(self, tenant: str, key: str) -> Program[Sequence[Transition]]:
+        """The same where the scope is not known; ``tenant`` as records hold it."""
+        rows = yield self._queries.statement("timeline_of_key", None, tenant=tenant, key=key)
         return [Transition(*row) for row in rows]  # type: ignore[arg-type]
 
     def timeline_of(self, operation_id: str) -> Program[Sequence[Transition]]:
@@ -257,15 +378,44 @@ class Operator:
         rows = yield self._queries.statement("durations", None, limit=limit)
         return [int(row[0]) for row in rows]  # type: ignore[arg-type]
 
-    def _act_as(self, actor: Actor) -> Program[None]:
-        yield self._queries.statement("act_as", None, actor=actor.name, reason=actor.reason or "")
+    def unknown_endpoints(self) -> Program[dict[str, int]]:
+        """Where outcomes are unknown, and how many; those with the most."""
+        rows = yield self._queries.statement("unknown_endpoints", None)
+        return {str(endpoint): int(count) for endpoint, count in rows}  # type: ignore[arg-type]
 
-    def _act_end(self) -> Program[None]:
-        yield self._queries.statement("act_end", None)
+    def server_facts(self) -> Program[dict[str, str]]:
+        """The server's settings and sizes that matter to us."""
+        rows = yield self._queries.statement("server_facts", None)
+        return {str(name): str(value) for name, value in rows if value is not None}
+
+    # Every key, page by page: a digest cannot be turned back into its key
+
+    def audited_keys(self, *, before: int, limit: int) -> Program[tuple[list[Named], int]]:
+        """Keys that were ever claimed, newest first, gone ones too; and where to go on (0: that was all)."""
+        rows = yield self._queries.statement("audited_keys", None, before=before, limit=limit)
+        names = [Named(str(scope), str(key), str(tenant)) for _, scope, key, tenant in rows]
+        return names, int(rows[-1][0]) if len(rows) == limit else 0  # type: ignore[arg-type]
+
+    def stored_keys(self, *, after: tuple[str, str], limit: int) -> Program[list[Named]]:
+        """Keys that are there, in their own order, after this scope and key."""
+        rows = yield self._queries.statement("stored_keys", None, scope=after[0], key=after[1], limit=limit)
+        return [Named(str(scope), str(key), str(tenant)) for scope, key, tenant in rows]
+
+
+_ANSWER: Final = ("answer_status", "answer_headers", "answer_body")
+
+
+def _seen(row: Row) -> Record:
+    """A record to look at. An answer that cannot be decrypted counts as withheld; the rest can be shown."""
+    values = [*row]
+    if any(isinstance(value, Unreadable) for value in values):
+        for name in _ANSWER:
+            values[COLUMNS.index(name)] = None
+    return decode_record(values)
 
 
 def _dead_job(row: Row) -> DeadJob:
-    job, operation, scope, key, tenant, name, payload, answers, _, attempts, created, _, *rest = row
+    job, operation, scope, key, tenant, name, payload, answers, attempts, created, *rest = row
     state, error, provider_id, done_at = rest
     return DeadJob(
         str(job),

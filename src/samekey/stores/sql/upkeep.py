@@ -1,7 +1,7 @@
 """The programs of upkeep: sweep leases that ran out, time out what nobody started, reap what is old.
 
 Each works on a small batch and locks only the rows that it changes, skipping those that somebody else holds:
-any number of nodes may run them, and no claim waits for them.
+any number of nodes may run them, and no claim waits for them. The audit table names them as who acted.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ import json
 from ...core.program import BEGIN, Program
 from ...core.record import Answer, Record, decode_record
 from .keys import Keys, answer_values
+from .operator import Actor, act_as, act_end
+
+SWEEPER = Actor("sweeper")
+"""The reason is the record's own: why its lease ended is in its error code."""
+REAPER = Actor("reaper", "retention is over")
 
 
 class JobHeld(Exception):
-    """A worker holds the operation's job, so the operation cannot be timed out now."""
+    """A worker has begun the operation's job, so the operation cannot be timed out."""
 
 
 class Upkeep:
@@ -25,28 +30,55 @@ class Upkeep:
 
     def sweep(self, *, batch: int, now: int | None = None) -> Program[list[Record]]:
         """Moves records whose lease ran out, each by its mode; gives them as they are now."""
-        rows = yield self._queries.statement("sweep", now, batch=batch)
+        yield BEGIN
+        yield from act_as(self._queries, SWEEPER)
+        rows = [*(yield self._queries.statement("sweep", now, batch=batch))]
+        if len(rows) < batch:
+            rows += yield self._queries.statement("sweep_unbegun", now, batch=batch - len(rows))
+        yield from act_end(self._queries)
         return [decode_record(row[1:]) for row in rows]
+
+    def to_sweep(self, *, now: int | None = None) -> Program[dict[str, int]]:
+        """How many records a sweep would move, by mode. Changes nothing."""
+        rows = yield self._queries.statement("count_sweep", now)
+        return {str(mode): int(count) for mode, count in rows}  # type: ignore[arg-type]
 
     def reap(self, *, batch: int, now: int | None = None) -> Program[int]:
         """Deletes settled records past retention, with all that belonged to them."""
         yield BEGIN
+        yield from act_as(self._queries, REAPER)
         rows = yield self._queries.statement("reap", now, batch=batch)
         yield from self._reap_parts([str(row[0]) for row in rows])
+        yield from act_end(self._queries)
         return len(rows)
 
     def bury(self, *, batch: int, keep_ms: int, now: int | None = None) -> Program[int]:
-        """Turns settled records past retention into tombstones, and deletes tombstones past theirs."""
+        """Turns settled records past retention into tombstones."""
         yield BEGIN
+        yield from act_as(self._queries, REAPER)
         rows = yield self._queries.statement("bury_answers", now, batch=batch, keep_ms=keep_ms)
-        gone = yield self._queries.statement("reap_tombstones", now, batch=batch)
-        yield from self._reap_parts([str(row[0]) for row in (*rows, *gone)])
-        return len(rows) + len(gone)
+        yield from self._reap_parts([str(row[0]) for row in rows])
+        yield from act_end(self._queries)
+        return len(rows)
+
+    def reap_tombstones(self, *, batch: int, now: int | None = None) -> Program[int]:
+        """Deletes tombstones whose own time is over."""
+        yield BEGIN
+        yield from act_as(self._queries, Actor("reaper", "the tombstone's time is over"))
+        rows = yield self._queries.statement("reap_tombstones", now, batch=batch)
+        yield from self._reap_parts([str(row[0]) for row in rows])
+        yield from act_end(self._queries)
+        return len(rows)
+
+    def to_reap(self, *, now: int | None = None) -> Program[dict[str, int]]:
+        """How many records are past retention, by state. Changes nothing."""
+        rows = yield self._queries.statement("count_reap", now)
+        return {str(state): int(count) for state, count in rows}  # type: ignore[arg-type]
 
     def _reap_parts(self, ids: list[str]) -> Program[None]:
         if not ids:
             return
-        for name in ("reap_jobs", "reap_phases", "reap_inputs"):
+        for name in ("reap_jobs", "reap_phases", "reap_inputs", "reap_evidence"):
             yield self._queries.statement(name, None, ids=ids, id_list=json.dumps(ids))
 
     def abandoned(
@@ -56,16 +88,23 @@ class Upkeep:
         rows = yield self._queries.statement("find_abandoned", now, timeout_ms=timeout_ms, batch=batch)
         return [(str(scope), str(key), str(operation_id)) for scope, key, operation_id in rows]
 
+    def to_time_out(self, *, timeout_ms: int, now: int | None = None) -> Program[int]:
+        """How many pending operations have waited too long. Changes nothing."""
+        rows = yield self._queries.statement("count_abandoned", now, timeout_ms=timeout_ms)
+        return int(rows[0][0])  # type: ignore[arg-type]
+
     def time_out(
         self, scope: str, key: str, operation_id: str, answer: Answer, *, now: int | None = None
     ) -> Program[bool]:
         """Closes a pending operation with a stored failure and cancels its job in the same transaction.
 
-        ``JobHeld`` if a worker has taken the job meanwhile: then the worker's result will count.
+        ``JobHeld`` if a worker has taken the job meanwhile, even if it has let it go again: what was begun
+        may have happened, and the worker's result will count.
         """
         yield BEGIN
+        yield from act_as(self._queries, Actor("reaper", "nobody started it in time"))
         yield self._queries.statement("cancel_jobs", now, operation_id=operation_id)
-        rows = yield self._queries.statement("count_live_jobs", now, operation_id=operation_id)
+        rows = yield self._queries.statement("count_begun", now, operation_id=operation_id)
         if rows[0][0]:
             raise JobHeld
         rows = yield self._queries.statement(
@@ -76,4 +115,5 @@ class Upkeep:
             operation_id=operation_id,
             **answer_values(answer),
         )
+        yield from act_end(self._queries)
         return bool(rows)

@@ -47,7 +47,7 @@ select {now}, {record} from {keys} where provider_id = :provider_id::text limit 
 update {keys} set
     state = {to:retry}, mode = :mode::text, attempt = :attempt::text, attempts = attempts + 1,
     locked_until = {now} + :lease_ms::bigint, last_run_at = {now},
-    expires_at = {now} + :ttl_ms::bigint, error_code = null,
+    expires_at = {now} + :ttl_ms::bigint, error_code = null, reconcile_tries = 0,
     downstream = coalesce(downstream, :downstream::text)
 where scope = :scope::text and key = :key::text and attempt = :seen::text
     and state in ({from:retry}) and {durable}
@@ -70,7 +70,7 @@ update {keys} set
     fingerprint_version = :fingerprint_version::text,
     recovery_point = null, locked_until = {now} + :lease_ms::bigint,
     answer_version = null, answer_status = null, answer_headers = null, answer_body = null,
-    error_code = null, downstream = :downstream::text, provider_id = null, reconcile_after = null,
+    error_code = null, downstream = :downstream::text, provider_id = null, reconcile_after = null, reconcile_tries = 0,
     created_at = {now}, last_run_at = {now}, completed_at = null,
     expires_at = {now} + :ttl_ms::bigint
 where scope = :scope::text and key = :key::text and attempt = :seen::text

@@ -1,4 +1,7 @@
 -- Finding out and overriding: the reconciler's and the operator's statements. Each act is audited.
+--
+-- Where :attempt is given, what was found out is about that attempt only: the operation may have been run
+-- again and be unknown again meanwhile.
 
 -- name: act_as
 -- Who acts in this transaction and why; the audit trigger reads it.
@@ -9,42 +12,49 @@ select set_config('samekey.actor', '', true), set_config('samekey.reason', '', t
 
 -- name: take_unknown
 -- Unknown outcomes whose time has come. Moving their date on keeps other reconcilers away meanwhile.
-with due as materialized (
-    select scope as due_scope, key as due_key from {keys}
-    where state = 'unknown' and reconcile_after <= {now}
-    order by reconcile_after limit :batch::bigint for update skip locked
-)
+-- (The array is filled once, before the update, and keeps the plan on the index whatever the statistics say.)
 update {keys} set reconcile_after = {now} + :lease_ms::bigint, reconcile_tries = reconcile_tries + 1
-from due where scope = due_scope and key = due_key and state = 'unknown' and {durable}
+where id = any(array(
+    select id from {keys} where state = 'unknown' and reconcile_after <= {now}
+    order by reconcile_after limit :batch::bigint for update skip locked
+)) and {durable}
 returning reconcile_tries, {record}
 
 -- name: ask_again
 update {keys} set reconcile_after = {now} + :pause_ms::bigint
 where id = :operation_id::text and state = 'unknown'
+    and (:attempt::text is null or attempt = :attempt::text)
 returning {now}
 
 -- name: found_executed
--- It happened (or was declined): this is its answer.
+-- It happened (or was declined): this is its answer. The last error code stays: it tells a record that was
+-- found out from one that its holder completed.
 update {keys} set
     state = {to:found_executed}, answer_version = :answer_version::bigint,
     answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
     answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null,
     expires_at = {now} + greatest(expires_at - last_run_at, 0), reconcile_after = null,
-    provider_id = coalesce(:provider_id::text, provider_id)
-where id = :operation_id::text and state in ({from:found_executed}) and {durable}
+    reconcile_tries = 0, provider_id = coalesce(:provider_id::text, provider_id)
+where id = :operation_id::text and state in ({from:found_executed})
+    and (:attempt::text is null or attempt = :attempt::text) and {durable}
 returning {now}, {record}
 
 -- name: found_not_executed
--- It never happened: one retry may run.
+-- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
+-- running that again would write twice; the job is tried again instead.
 update {keys} set
     state = {to:found_not_executed}, locked_until = null, reconcile_after = null,
+    reconcile_tries = 0,
     expires_at = {now} + greatest(expires_at - last_run_at, 0)
-where id = :operation_id::text and state in ({from:found_not_executed}) and {durable}
+where id = :operation_id::text and state in ({from:found_not_executed})
+    and not (mode = 'deferred' and state = 'dead_letter')
+    and (:attempt::text is null or attempt = :attempt::text) and {durable}
 returning {now}, {record}
 
 -- name: give_up_finding
 update {keys} set state = {to:give_up}, reconcile_after = null
-where id = :operation_id::text and state = 'unknown' and {durable}
+where id = :operation_id::text and state = 'unknown'
+    and (:attempt::text is null or attempt = :attempt::text) and {durable}
 returning {now}
 
 -- name: evict_answer
@@ -59,21 +69,47 @@ insert into {audit} (at, operation_id, scope, key, tenant, from_state, to_state,
 select {now}, id, scope, key, tenant, state, state, attempt, :actor::text, :reason::text
 from {keys} where id = :operation_id::text
 
+-- name: drop_intents
+-- Effects that provably never happened: the retry makes the call again.
+delete from {phases} where operation_id = :operation_id::text and done = 0
+
+-- name: settle_jobs
+-- The operation is settled, so nobody may have its dead job tried again.
+update {jobs} set state = 'discarded', done_at = {now}
+where operation_id = :operation_id::text and state = 'dead' and answers = 1
+
+-- name: close_dead
+-- An operator gives a dead operation its final answer.
+update {keys} set
+    state = {to:found_executed}, answer_version = :answer_version::bigint,
+    answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
+    answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null,
+    expires_at = {now} + greatest(expires_at - last_run_at, 0), reconcile_after = null, reconcile_tries = 0
+where id = :operation_id::text and state = 'dead_letter' and {durable}
+returning {now}, {record}
+
 -- name: revive_pending
--- A deferred operation whose dead job is tried again.
-update {keys} set state = {to:requeue}, error_code = null
-where id = :operation_id::text and mode = 'deferred' and state in ({from:requeue}) and {durable}
+-- A deferred operation whose dead job is tried again. Its waiting time begins anew, or the reaper would time it
+-- out before a worker can take the job.
+update {keys} set
+    state = {to:requeue}, error_code = null, last_run_at = {now},
+    expires_at = {now} + greatest(expires_at - last_run_at, 0)
+where state in ({from:requeue}) and mode = 'deferred' and id = (
+    select operation_id from {jobs} where id = :id::text and state = 'dead' and answers = 1
+) and {durable}
 returning {now}
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:revive}, locked_until = {now}, attempts = 1, error_code = null
-where id = :operation_id::text and mode = 'phased' and state in ({from:revive}) and {durable}
+update {keys} set state = {to:resume}, locked_until = {now}, attempts = 1, error_code = null
+where id = :operation_id::text and mode = 'phased' and state = 'dead_letter' and {durable}
 returning {now}
 
 -- name: revive_job
+-- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
+-- its effect must not happen after all.
 update {jobs} set state = 'live', attempt = null, attempts = 0, due_at = {now}, done_at = null
-where id = :id::text and state = 'dead' and {durable}
+where id = :id::text and state = 'dead' and (answers = 0 or :revived::bigint = 1) and {durable}
 returning operation_id
 
 -- name: discard_job
@@ -82,12 +118,17 @@ where id = :id::text and state = 'dead' and {durable}
 returning operation_id
 
 -- name: find_job
-select id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, created_at, {now},
+select id, operation_id, scope, key, tenant, name, payload, answers, attempts, created_at,
     state, error, provider_id, done_at
 from {jobs} where id = :id::text
 
+-- name: jobs_of
+select id, operation_id, scope, key, tenant, name, payload, answers, attempts, created_at,
+    state, error, provider_id, done_at
+from {jobs} where operation_id = :operation_id::text order by created_at, id
+
 -- name: list_dead_jobs
-select id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, created_at, {now},
+select id, operation_id, scope, key, tenant, name, payload, answers, attempts, created_at,
     state, error, provider_id, done_at
 from {jobs} where state = 'dead' order by created_at limit :limit::bigint
 
@@ -99,13 +140,34 @@ where (:state::text is null or state = :state::text)
     and (:created_before::bigint is null or created_at < :created_before::bigint)
 order by created_at desc, id limit :limit::bigint
 
+-- name: newest_answer
+-- In the order of an index; any that is there will do.
+select answer_body from {keys}
+where state = 'completed' and answer_body is not null
+order by expires_at desc limit 1
+
 -- name: timeline
 select at, from_state, to_state, attempt, actor, reason from {audit}
 where scope = :scope::text and key = :key::text order by id
 
+-- name: timeline_of_key
+-- Where only the tenant is known, not the whole scope.
+select at, from_state, to_state, attempt, actor, reason from {audit}
+where tenant = :tenant::text and key = :key::text order by id
+
 -- name: timeline_of_operation
 select at, from_state, to_state, attempt, actor, reason from {audit}
 where operation_id = :operation_id::text order by id
+
+-- name: audited_keys
+-- The keys that were ever claimed, newest first, page by page: to find one by its digest.
+select id, scope, key, tenant from {audit}
+where from_state is null and id < :before::bigint order by id desc limit :limit::bigint
+
+-- name: stored_keys
+-- The keys that are there, page by page.
+select scope, key, tenant from {keys}
+where (scope, key) > (:scope::text, :key::text) order by scope, key limit :limit::bigint
 
 -- name: note_evidence
 -- An event of the provider's, once. No row: it was there already.
@@ -115,20 +177,23 @@ on conflict (event_id) do nothing
 returning event_id
 
 -- name: waiting_evidence
-select event_id, outcome from {evidence}
-where operation_id = :operation_id::text and applied = 0 order by received_at limit 1
+-- What came too early, since the key's present life began.
+select event_id, outcome, received_at from {evidence}
+where operation_id = :operation_id::text and applied = 0 and received_at >= :since::bigint
+order by received_at, event_id
 
 -- name: use_evidence
 update {evidence} set applied = 1 where event_id = :event_id::text and applied = 0 returning event_id
 
--- name: mark_evidence
-update {evidence} set applied = :applied::bigint where event_id = :event_id::text
-
 -- name: overview
--- What a doctor looks at, in one row.
+-- What a doctor looks at, in one row. Counting a large table takes long, and its estimate will do.
 select
     {now},
-    (select count(*) from {keys})::bigint,
+    (
+        select case when c.reltuples > 100000 then c.reltuples::bigint
+            else (select count(*) from {keys})::bigint end
+        from pg_class as c where c.oid = '{keys}'::regclass
+    ),
     (select count(*) from {keys} where state = 'unknown')::bigint,
     (select min(last_run_at) from {keys} where state = 'unknown'),
     (select count(*) from {keys} where state = 'dead_letter')::bigint,
@@ -138,10 +203,34 @@ select
     (select count(*) from {jobs} where state = 'live')::bigint,
     (select min(due_at) from {jobs} where state = 'live'),
     (select count(*) from {jobs} where state = 'dead')::bigint,
-    (select count(*) from {keys} where state = 'pending')::bigint
+    (select count(*) from {keys} where state = 'pending')::bigint,
+    (select min(expires_at) from {keys} where state in ({from:reap})),
+    (select count(*) from {keys}
+        where state = 'in_progress' and mode = 'phased' and locked_until <= {now})::bigint,
+    (select min(locked_until) from {keys} where state = 'in_progress' and mode = 'phased'),
+    (select min(locked_until) from {keys} where state = 'in_progress' and mode <> 'phased'),
+    (select min(reconcile_after) from {keys} where state = 'unknown'),
+    (select min(last_run_at) from {keys} where state = 'pending')
+
+-- name: unknown_endpoints
+select endpoint, count(*)::bigint from {keys} where state = 'unknown'
+group by endpoint order by 2 desc, 1 limit 20
 
 -- name: durations
--- How long recent operations took, in milliseconds.
+-- How long recent operations took, in milliseconds. The newest to expire stand for the newest, because they are
+-- in an index. What somebody else found out later says nothing about a run, and has an error code.
 select completed_at - last_run_at from {keys}
-where state = 'completed' and completed_at is not null and mode in ('leased', 'repeatable', 'phased')
-order by completed_at desc limit :limit::bigint
+where state = 'completed' and completed_at is not null and error_code is null
+    and mode in ('leased', 'repeatable', 'phased')
+order by expires_at desc limit :limit::bigint
+
+-- name: server_facts
+-- Settings and sizes that matter, as pairs.
+select 'server_version_num', current_setting('server_version_num')
+union all select 'in_recovery', pg_is_in_recovery()::int::text
+union all select name, setting from pg_settings where name in (
+    'fsync', 'synchronous_commit', 'idle_in_transaction_session_timeout', 'default_transaction_isolation'
+)
+union all select 'keys_bytes', pg_total_relation_size('{keys}'::regclass)::text
+union all select 'audit_bytes', pg_total_relation_size('{audit}'::regclass)::text
+union all select 'dead_rows', n_dead_tup::text from pg_stat_all_tables where relid = '{keys}'::regclass

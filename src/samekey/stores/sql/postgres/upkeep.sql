@@ -1,50 +1,81 @@
 -- Upkeep: leases that ran out, records past retention, operations that nobody started.
+--
+-- Each statement fills an array with the ids of a small batch, locked, skipping what somebody else holds, and
+-- changes those. The array is filled once, before the change, and keeps the plan on the index of ids whatever
+-- the statistics say; joined to the table, a batch of unknown size may become a scan of all of it. What a row
+-- must be like is said inside, where it is checked under the lock; said again outside, it would bring a second
+-- index in, and with it all rows that are not due.
 
 -- name: sweep
 -- Moves records whose lease ran out, each by its mode, before a retry has to do it.
-with due as materialized (
-    select scope as due_scope, key as due_key from {keys}
-    where state = 'in_progress' and mode <> 'phased' and locked_until <= {now}
-    order by locked_until limit :batch::bigint for update skip locked
-)
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
     reconcile_after = case when {lease_end} = 'unknown' then {now} end
-from due
-where scope = due_scope and key = due_key and state in ({from:lease_end}) and {durable}
+where id = any(array(
+    select id from {keys}
+    where state in ({from:lease_end}) and mode <> 'phased' and locked_until <= {now}
+    order by locked_until limit :batch::bigint for update skip locked
+)) and {durable}
 returning {now}, {record}
+
+-- name: sweep_unbegun
+-- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
+-- phase, so nothing has happened: a retry may run it.
+update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun'
+where id = any(array(
+    select k.id from {keys} as k
+    where k.state in ({from:lease_end}) and k.mode = 'phased' and k.locked_until <= {now}
+        and not exists (
+            select from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+        )
+    order by k.locked_until limit :batch::bigint for update of k skip locked
+)) and {durable}
+returning {now}, {record}
+
+-- name: count_sweep
+-- What a sweep would move, by mode.
+select mode, count(*)::bigint from {keys} as k
+where state = 'in_progress' and locked_until <= {now} and (
+    mode <> 'phased' or not exists (
+        select from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+    )
+)
+group by mode order by mode
 
 -- name: reap
 -- Deletes settled records past retention. What is in flight or unknown is never touched.
-with due as materialized (
-    select scope as due_scope, key as due_key from {keys}
+delete from {keys} where id = any(array(
+    select id from {keys}
     where state in ({from:reap}) and expires_at <= {now}
     order by expires_at limit :batch::bigint for update skip locked
-)
-delete from {keys} using due where scope = due_scope and key = due_key
+))
 returning id
 
 -- name: bury_answers
 -- The other way: keeps the fact as a tombstone for a while and drops the answer.
-with due as materialized (
-    select scope as due_scope, key as due_key from {keys}
-    where state in ('completed', 'failed_retryable') and expires_at <= {now}
-    order by expires_at limit :batch::bigint for update skip locked
-)
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
     answer_body = null, expires_at = {now} + :keep_ms::bigint
-from due where scope = due_scope and key = due_key and state in ({from:expire}) and {durable}
+where id = any(array(
+    select id from {keys}
+    where state in ({from:expire}) and expires_at <= {now}
+    order by expires_at limit :batch::bigint for update skip locked
+)) and {durable}
 returning id
 
 -- name: reap_tombstones
-with due as materialized (
-    select scope as due_scope, key as due_key from {keys}
+delete from {keys} where id = any(array(
+    select id from {keys}
     where state = 'expired' and expires_at <= {now}
     order by expires_at limit :batch::bigint for update skip locked
-)
-delete from {keys} using due where scope = due_scope and key = due_key
+))
 returning id
+
+-- name: count_reap
+-- What a reaper would find, by state.
+select state, count(*)::bigint from {keys}
+where state in ({from:reap}) and expires_at <= {now}
+group by state order by state
 
 -- name: reap_jobs
 delete from {jobs} where operation_id = any(:ids::text[])
@@ -55,24 +86,33 @@ delete from {phases} where operation_id = any(:ids::text[])
 -- name: reap_inputs
 delete from {inputs} where operation_id = any(:ids::text[])
 
+-- name: reap_evidence
+delete from {evidence} where operation_id = any(:ids::text[])
+
 -- name: find_abandoned
--- Pending operations that have waited too long and whose job nobody holds right now.
+-- Pending operations that have waited too long and of which no worker has ever begun anything. What was begun
+-- may have happened, so its client must not be told that it will not.
 select k.scope, k.key, k.id from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms::bigint
     and not exists (
-        select from {jobs} as j where j.operation_id = k.id and j.state = 'live'
-            and j.attempt is not null and j.due_at > {now}
+        select from {jobs} as j where j.operation_id = k.id and j.first_run_at is not null
     )
 order by k.last_run_at limit :batch::bigint
 
--- name: cancel_jobs
--- Cancels an operation's jobs, except one that a worker holds.
-update {jobs} set state = 'cancelled', done_at = {now}, error = 'timed out'
-where operation_id = :operation_id::text and state = 'live'
-    and not (attempt is not null and due_at > {now})
+-- name: count_abandoned
+select count(*)::bigint from {keys} as k
+where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms::bigint
+    and not exists (
+        select from {jobs} as j where j.operation_id = k.id and j.first_run_at is not null
+    )
 
--- name: count_live_jobs
-select count(*)::bigint from {jobs} where operation_id = :operation_id::text and state = 'live'
+-- name: cancel_jobs
+-- Cancels an operation's jobs, except one that a worker has ever taken.
+update {jobs} set state = 'cancelled', done_at = {now}, error = 'timed out'
+where operation_id = :operation_id::text and state = 'live' and first_run_at is null
+
+-- name: count_begun
+select count(*)::bigint from {jobs} where operation_id = :operation_id::text and first_run_at is not null
 
 -- name: time_out
 -- Closes a pending operation with a stored failure.

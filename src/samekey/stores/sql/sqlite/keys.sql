@@ -38,7 +38,7 @@ select {now}, {record} from {keys} where provider_id = :provider_id limit 2
 update {keys} set
     state = {to:retry}, mode = :mode, attempt = :attempt, attempts = attempts + 1,
     locked_until = {now} + :lease_ms, last_run_at = {now}, expires_at = {now} + :ttl_ms,
-    error_code = null, downstream = coalesce(downstream, :downstream)
+    error_code = null, reconcile_tries = 0, downstream = coalesce(downstream, :downstream)
 where scope = :scope and key = :key and attempt = :seen and state in ({from:retry})
 returning {now}, {record}
 
@@ -58,7 +58,7 @@ update {keys} set
     endpoint = :endpoint, fingerprint = :fingerprint, fingerprint_version = :fingerprint_version,
     recovery_point = null, locked_until = {now} + :lease_ms, answer_version = null,
     answer_status = null, answer_headers = null, answer_body = null, error_code = null,
-    downstream = :downstream, provider_id = null, reconcile_after = null, created_at = {now},
+    downstream = :downstream, provider_id = null, reconcile_after = null, reconcile_tries = 0, created_at = {now},
     last_run_at = {now}, completed_at = null, expires_at = {now} + :ttl_ms
 where scope = :scope and key = :key and attempt = :seen
     and (state in ({from:claim}) or (state in ({from:expire}) and expires_at <= {now}))

@@ -1,8 +1,11 @@
 -- Finding out and overriding: the reconciler's and the operator's statements. Each act is audited.
+--
+-- Where :attempt is given, what was found out is about that attempt only: the operation may have been run
+-- again and be unknown again meanwhile.
 
 -- name: act_as
 -- Who acts in this transaction and why; the audit triggers read it.
-insert into samekey_actor (actor, reason) values (:actor, :reason)
+insert into samekey_actor (actor, reason) values (:actor, nullif(:reason, ''))
 
 -- name: act_end
 delete from samekey_actor
@@ -19,30 +22,38 @@ returning reconcile_tries, {record}
 -- name: ask_again
 update {keys} set reconcile_after = {now} + :pause_ms
 where id = :operation_id and state = 'unknown'
+    and (:attempt is null or attempt = :attempt)
 returning {now}
 
 -- name: found_executed
--- It happened (or was declined): this is its answer.
+-- It happened (or was declined): this is its answer. The last error code stays: it tells a record that was
+-- found out from one that its holder completed.
 update {keys} set
     state = {to:found_executed}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now}, locked_until = null,
     expires_at = {now} + max(expires_at - last_run_at, 0), reconcile_after = null,
-    provider_id = coalesce(:provider_id, provider_id)
+    reconcile_tries = 0, provider_id = coalesce(:provider_id, provider_id)
 where id = :operation_id and state in ({from:found_executed})
+    and (:attempt is null or attempt = :attempt)
 returning {now}, {record}
 
 -- name: found_not_executed
--- It never happened: one retry may run.
+-- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
+-- running that again would write twice; the job is tried again instead.
 update {keys} set
     state = {to:found_not_executed}, locked_until = null, reconcile_after = null,
+    reconcile_tries = 0,
     expires_at = {now} + max(expires_at - last_run_at, 0)
 where id = :operation_id and state in ({from:found_not_executed})
+    and not (mode = 'deferred' and state = 'dead_letter')
+    and (:attempt is null or attempt = :attempt)
 returning {now}, {record}
 
 -- name: give_up_finding
 update {keys} set state = {to:give_up}, reconcile_after = null
 where id = :operation_id and state = 'unknown'
+    and (:attempt is null or attempt = :attempt)
 returning {now}
 
 -- name: evict_answer
@@ -57,21 +68,47 @@ insert into {audit} (at, operation_id, scope, key, tenant, from_state, to_state,
 select {now}, id, scope, key, tenant, state, state, attempt, :actor, :reason
 from {keys} where id = :operation_id
 
+-- name: drop_intents
+-- Effects that provably never happened: the retry makes the call again.
+delete from {phases} where operation_id = :operation_id and done = 0
+
+-- name: settle_jobs
+-- The operation is settled, so nobody may have its dead job tried again.
+update {jobs} set state = 'discarded', done_at = {now}
+where operation_id = :operation_id and state = 'dead' and answers = 1
+
+-- name: close_dead
+-- An operator gives a dead operation its final answer.
+update {keys} set
+    state = {to:found_executed}, answer_version = :answer_version,
+    answer_status = :answer_status, answer_headers = :answer_headers,
+    answer_body = :answer_body, completed_at = {now}, locked_until = null,
+    expires_at = {now} + max(expires_at - last_run_at, 0), reconcile_after = null, reconcile_tries = 0
+where id = :operation_id and state = 'dead_letter'
+returning {now}, {record}
+
 -- name: revive_pending
--- A deferred operation whose dead job is tried again.
-update {keys} set state = {to:requeue}, error_code = null
-where id = :operation_id and mode = 'deferred' and state in ({from:requeue})
+-- A deferred operation whose dead job is tried again. Its waiting time begins anew, or the reaper would time it
+-- out before a worker can take the job.
+update {keys} set
+    state = {to:requeue}, error_code = null, last_run_at = {now},
+    expires_at = {now} + max(expires_at - last_run_at, 0)
+where state in ({from:requeue}) and mode = 'deferred' and id = (
+    select operation_id from {jobs} where id = :id and state = 'dead' and answers = 1
+)
 returning {now}
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:revive}, locked_until = {now}, attempts = 1, error_code = null
-where id = :operation_id and mode = 'phased' and state in ({from:revive})
+update {keys} set state = {to:resume}, locked_until = {now}, attempts = 1, error_code = null
+where id = :operation_id and mode = 'phased' and state = 'dead_letter'
 returning {now}
 
 -- name: revive_job
+-- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
+-- its effect must not happen after all.
 update {jobs} set state = 'live', attempt = null, attempts = 0, due_at = {now}, done_at = null
-where id = :id and state = 'dead'
+where id = :id and state = 'dead' and (answers = 0 or :revived = 1)
 returning operation_id
 
 -- name: discard_job
@@ -80,12 +117,17 @@ where id = :id and state = 'dead'
 returning operation_id
 
 -- name: find_job
-select id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, created_at, {now},
+select id, operation_id, scope, key, tenant, name, payload, answers, attempts, created_at,
     state, error, provider_id, done_at
 from {jobs} where id = :id
 
+-- name: jobs_of
+select id, operation_id, scope, key, tenant, name, payload, answers, attempts, created_at,
+    state, error, provider_id, done_at
+from {jobs} where operation_id = :operation_id order by created_at, id
+
 -- name: list_dead_jobs
-select id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, created_at, {now},
+select id, operation_id, scope, key, tenant, name, payload, answers, attempts, created_at,
     state, error, provider_id, done_at
 from {jobs} where state = 'dead' order by created_at limit :limit
 
@@ -97,13 +139,34 @@ where (:state is null or state = :state)
     and (:created_before is null or created_at < :created_before)
 order by created_at desc, id limit :limit
 
+-- name: newest_answer
+-- In the order of an index; any that is there will do.
+select answer_body from {keys}
+where state = 'completed' and answer_body is not null
+order by expires_at desc limit 1
+
 -- name: timeline
 select at, from_state, to_state, attempt, actor, reason from {audit}
 where scope = :scope and key = :key order by id
 
+-- name: timeline_of_key
+-- Where only the tenant is known, not the whole scope.
+select at, from_state, to_state, attempt, actor, reason from {audit}
+where tenant = :tenant and key = :key order by id
+
 -- name: timeline_of_operation
 select at, from_state, to_state, attempt, actor, reason from {audit}
 where operation_id = :operation_id order by id
+
+-- name: audited_keys
+-- The keys that were ever claimed, newest first, page by page: to find one by its digest.
+select id, scope, key, tenant from {audit}
+where from_state is null and id < :before order by id desc limit :limit
+
+-- name: stored_keys
+-- The keys that are there, page by page.
+select scope, key, tenant from {keys}
+where (scope, key) > (:scope, :key) order by scope, key limit :limit
 
 -- name: note_evidence
 -- An event of the provider's, once. No row: it was there already.
@@ -113,14 +176,13 @@ on conflict (event_id) do nothing
 returning event_id
 
 -- name: waiting_evidence
-select event_id, outcome from {evidence}
-where operation_id = :operation_id and applied = 0 order by received_at limit 1
+-- What came too early, since the key's present life began.
+select event_id, outcome, received_at from {evidence}
+where operation_id = :operation_id and applied = 0 and received_at >= :since
+order by received_at, event_id
 
 -- name: use_evidence
 update {evidence} set applied = 1 where event_id = :event_id and applied = 0 returning event_id
-
--- name: mark_evidence
-update {evidence} set applied = :applied where event_id = :event_id
 
 -- name: overview
 -- What a doctor looks at, in one row.
@@ -136,10 +198,30 @@ select
     (select count(*) from {jobs} where state = 'live'),
     (select min(due_at) from {jobs} where state = 'live'),
     (select count(*) from {jobs} where state = 'dead'),
-    (select count(*) from {keys} where state = 'pending')
+    (select count(*) from {keys} where state = 'pending'),
+    (select min(expires_at) from {keys} where state in ({from:reap})),
+    (select count(*) from {keys} where state = 'in_progress' and mode = 'phased' and locked_until <= {now}),
+    (select min(locked_until) from {keys} where state = 'in_progress' and mode = 'phased'),
+    (select min(locked_until) from {keys} where state = 'in_progress' and mode <> 'phased'),
+    (select min(reconcile_after) from {keys} where state = 'unknown'),
+    (select min(last_run_at) from {keys} where state = 'pending')
+
+-- name: unknown_endpoints
+select endpoint, count(*) from {keys} where state = 'unknown'
+group by endpoint order by 2 desc, 1 limit 20
 
 -- name: durations
--- How long recent operations took, in milliseconds.
+-- How long recent operations took, in milliseconds. The newest to expire stand for the newest, because they are
+-- in an index. What somebody else found out later says nothing about a run, and has an error code.
 select completed_at - last_run_at from {keys}
-where state = 'completed' and completed_at is not null and mode in ('leased', 'repeatable', 'phased')
-order by completed_at desc limit :limit
+where state = 'completed' and completed_at is not null and error_code is null
+    and mode in ('leased', 'repeatable', 'phased')
+order by expires_at desc limit :limit
+
+-- name: server_facts
+-- Settings and sizes that matter, as pairs.
+select 'sqlite_version', sqlite_version()
+union all select 'journal_mode', (select journal_mode from pragma_journal_mode)
+union all select 'keys_bytes', (
+    select cast(page_count * page_size as text) from pragma_page_count, pragma_page_size
+)

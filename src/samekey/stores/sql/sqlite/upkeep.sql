@@ -5,17 +5,41 @@
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
     reconcile_after = case when {lease_end} = 'unknown' then {now} end
-where state in ({from:lease_end}) and (scope, key) in (
-    select scope, key from {keys}
+where state in ({from:lease_end}) and id in (
+    select id from {keys}
     where state = 'in_progress' and mode <> 'phased' and locked_until <= {now}
     order by locked_until limit :batch
 )
 returning {now}, {record}
 
+-- name: sweep_unbegun
+-- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
+-- phase, so nothing has happened: a retry may run it.
+update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun'
+where state in ({from:lease_end}) and id in (
+    select k.id from {keys} as k
+    where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
+        and not exists (
+            select 1 from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+        )
+    order by k.locked_until limit :batch
+)
+returning {now}, {record}
+
+-- name: count_sweep
+-- What a sweep would move, by mode.
+select mode, count(*) from {keys} as k
+where state = 'in_progress' and locked_until <= {now} and (
+    mode <> 'phased' or not exists (
+        select 1 from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+    )
+)
+group by mode order by mode
+
 -- name: reap
 -- Deletes settled records past retention. What is in flight or unknown is never touched.
-delete from {keys} where state in ({from:reap}) and (scope, key) in (
-    select scope, key from {keys} where state in ({from:reap}) and expires_at <= {now}
+delete from {keys} where state in ({from:reap}) and id in (
+    select id from {keys} where state in ({from:reap}) and expires_at <= {now}
     order by expires_at limit :batch
 )
 returning id
@@ -25,19 +49,25 @@ returning id
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
     answer_body = null, expires_at = {now} + :keep_ms
-where state in ({from:expire}) and (scope, key) in (
-    select scope, key from {keys}
-    where state in ('completed', 'failed_retryable') and expires_at <= {now}
+where state in ({from:expire}) and id in (
+    select id from {keys}
+    where state in ({from:expire}) and expires_at <= {now}
     order by expires_at limit :batch
 )
 returning id
 
 -- name: reap_tombstones
-delete from {keys} where state = 'expired' and (scope, key) in (
-    select scope, key from {keys} where state = 'expired' and expires_at <= {now}
+delete from {keys} where state = 'expired' and id in (
+    select id from {keys} where state = 'expired' and expires_at <= {now}
     order by expires_at limit :batch
 )
 returning id
+
+-- name: count_reap
+-- What a reaper would find, by state.
+select state, count(*) from {keys}
+where state in ({from:reap}) and expires_at <= {now}
+group by state order by state
 
 -- name: reap_jobs
 delete from {jobs} where operation_id in (select value from json_each(:id_list))
@@ -48,24 +78,33 @@ delete from {phases} where operation_id in (select value from json_each(:id_list
 -- name: reap_inputs
 delete from {inputs} where operation_id in (select value from json_each(:id_list))
 
+-- name: reap_evidence
+delete from {evidence} where operation_id in (select value from json_each(:id_list))
+
 -- name: find_abandoned
--- Pending operations that have waited too long and whose job nobody holds right now.
+-- Pending operations that have waited too long and of which no worker has ever begun anything. What was begun
+-- may have happened, so its client must not be told that it will not.
 select k.scope, k.key, k.id from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
     and not exists (
-        select 1 from {jobs} as j where j.operation_id = k.id and j.state = 'live'
-            and j.attempt is not null and j.due_at > {now}
+        select 1 from {jobs} as j where j.operation_id = k.id and j.first_run_at is not null
     )
 order by k.last_run_at limit :batch
 
--- name: cancel_jobs
--- Cancels an operation's jobs, except one that a worker holds.
-update {jobs} set state = 'cancelled', done_at = {now}, error = 'timed out'
-where operation_id = :operation_id and state = 'live'
-    and not (attempt is not null and due_at > {now})
+-- name: count_abandoned
+select count(*) from {keys} as k
+where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
+    and not exists (
+        select 1 from {jobs} as j where j.operation_id = k.id and j.first_run_at is not null
+    )
 
--- name: count_live_jobs
-select count(*) from {jobs} where operation_id = :operation_id and state = 'live'
+-- name: cancel_jobs
+-- Cancels an operation's jobs, except one that a worker has ever taken.
+update {jobs} set state = 'cancelled', done_at = {now}, error = 'timed out'
+where operation_id = :operation_id and state = 'live' and first_run_at is null
+
+-- name: count_begun
+select count(*) from {jobs} where operation_id = :operation_id and first_run_at is not null
 
 -- name: time_out
 -- Closes a pending operation with a stored failure.

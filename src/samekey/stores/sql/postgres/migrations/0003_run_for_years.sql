@@ -19,6 +19,10 @@ create table {schema}.audit (
 );
 
 create index audit_key on {schema}.audit (scope, key, id);
+create index audit_operation on {schema}.audit (operation_id);
+
+-- The operators: what the machine gave up on.
+create index keys_dead on {schema}.keys (last_run_at) where state = 'dead_letter';
 
 -- Events of providers, kept once each by their id; those that came too early wait here.
 create table {schema}.evidence (
@@ -29,7 +33,7 @@ create table {schema}.evidence (
     received_at  bigint not null
 );
 
-create index evidence_waiting on {schema}.evidence (operation_id) where applied = 0;
+create index evidence_operation on {schema}.evidence (operation_id);
 
 -- A trigger, so that nothing can change a state without leaving its trace.
 create function {schema}.note_transition() returns trigger language plpgsql as $$ declare r {schema}.keys; begin if tg_op = 'DELETE' then r := old; else r := new; end if; insert into {schema}.audit (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason) values ((extract(epoch from clock_timestamp()) * 1000)::bigint, r.id, r.scope, r.key, r.tenant, case when tg_op <> 'INSERT' then old.state end, case when tg_op <> 'DELETE' then new.state end, r.attempt, coalesce(nullif(current_setting('samekey.actor', true), ''), 'request'), coalesce(nullif(current_setting('samekey.reason', true), ''), case when tg_op <> 'DELETE' then new.error_code end)); return null; end $$;

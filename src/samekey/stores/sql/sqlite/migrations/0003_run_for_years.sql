@@ -19,6 +19,10 @@ create table samekey_audit (
 );
 
 create index samekey_audit_key on samekey_audit (scope, key, id);
+create index samekey_audit_operation on samekey_audit (operation_id);
+
+-- The operators: what the machine gave up on.
+create index samekey_keys_dead on samekey_keys (last_run_at) where state = 'dead_letter';
 
 -- Events of providers, kept once each by their id; those that came too early wait here.
 create table samekey_evidence (
@@ -29,7 +33,7 @@ create table samekey_evidence (
     received_at  integer not null
 );
 
-create index samekey_evidence_waiting on samekey_evidence (operation_id) where applied = 0;
+create index samekey_evidence_operation on samekey_evidence (operation_id);
 
 -- Who acts in the transaction that is open; empty between transactions.
 create table samekey_actor (actor text not null, reason text);

@@ -1,0 +1,131 @@
+"""The sweeper: leases that ran out are moved, each by its mode, once, whoever else sweeps at the time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+
+import psycopg
+import pytest
+
+from samekey import Idempotency
+from samekey.core.decide import Execute
+from samekey.core.policy import ietf
+from samekey.core.states import Mode
+from samekey.drivers.run import run
+from samekey.engine.events import Event
+from samekey.testing.processes import Racers
+from samekey.workers.sweeper import Sweeper
+from tests.operator import nodes
+from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World, claim_of
+
+
+def test_each_by_its_mode(world: World) -> None:
+    records = {mode: world.claim(mode=mode, at=-HOUR) for mode in Mode if mode is not Mode.PHASED}
+    assert world.serve(Sweeper(world.engine).run_once) == 4
+    assert {mode: str(world.read(record).state) for mode, record in records.items()} == {
+        Mode.ATOMIC: "failed_retryable",
+        Mode.LEASED: "unknown",
+        Mode.REPEATABLE: "failed_retryable",
+        Mode.DEFERRED: "failed_retryable",
+    }
+    lost = world.read(records[Mode.LEASED])
+    assert lost.reconcile_after is not None, "an unknown outcome has a date"
+    assert (lost.error_code, lost.locked_until, lost.attempt) == (
+        "lease_ended",
+        None,
+        records[Mode.LEASED].attempt,
+    )
+
+
+def test_what_is_held_finished_or_begun_in_phases_is_left_alone(world: World) -> None:
+    kept = [world.claim(), world.completed(), world.failed(), world.unknown(), world.phased(at=-HOUR)]
+    kept.append(world.pending(at=-HOUR)[0])
+    before = world.states(kept)
+    assert world.serve(Sweeper(world.engine).run_once) == 0
+    assert world.states(kept) == before
+
+
+def test_phased_work_that_died_before_its_input_was_stored(world: World) -> None:
+    """The completer cannot call it, and nothing has happened: else it would be stuck for ever."""
+    record = world.phased(at=-HOUR, begun=False)
+    assert world.serve(Sweeper(world.engine).run_once) == 1
+    assert (world.read(record).state, world.read(record).error_code) == ("failed_retryable", "never_begun")
+    assert world.claim(record.key, mode=Mode.PHASED).id == record.id
+
+
+def test_an_input_of_a_former_life_does_not_count(world: World) -> None:
+    record = world.phased("again", at=-3 * DAY)
+    world.run(lambda: world.keys.fail(record.lease(MINUTE), "code", now=world.now - 3 * DAY))
+    assert world.phased("again", at=-HOUR, begun=False).id == record.id
+    assert world.count("inputs") == 1
+    assert world.serve(Sweeper(world.engine).run_once) == 1
+
+
+def test_the_holder_who_was_only_slow_still_has_the_last_word(world: World) -> None:
+    record = world.claim(at=-HOUR)
+    world.serve(Sweeper(world.engine).run_once)
+    assert world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER, ttl_ms=DAY)) is not None
+    assert world.read(record).answer == ANSWER
+
+
+def test_a_batch_is_the_oldest(world: World) -> None:
+    records = [world.claim(at=-HOUR - number * MINUTE) for number in range(5)]
+    assert world.serve(Sweeper(world.engine, batch=2).run_once) == 2
+    assert world.states(records) == ["in_progress"] * 3 + ["unknown"] * 2
+
+
+def test_it_is_logged_and_counted(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+    world.engine.events.subscribe(heard.append)
+    record = world.claim(at=-HOUR)
+    world.claim(mode=Mode.REPEATABLE, at=-HOUR)
+    with caplog.at_level(logging.WARNING, "samekey"):
+        world.serve(Sweeper(world.engine).run_once)
+    assert Counter(event.name for event in heard) == {"zombie_key": 2, "reconcile.scheduled": 1}
+    assert f"The lease of operation {record.id} ran out" in caplog.text
+    assert record.key not in caplog.text
+
+
+def test_two_sweepers_in_two_processes_move_each_record_once(world: World) -> None:
+    records = [world.claim(at=-HOUR) for _ in range(120)]
+    with Racers(2) as racers:
+        moved = racers.race(nodes.sweep, world.url, 7)
+        racers.race(nodes.leave)
+    assert Counter(moved[0] + moved[1]) == {record.id: 1 for record in records}
+    assert world.count("audit", "actor = 'sweeper'") == 120
+    assert world.count("keys", "state = 'unknown'") == 120
+
+
+def test_a_sweeper_passes_by_what_another_holds(pg: World) -> None:
+    """A row that is locked is skipped, and a claim on another key goes through meanwhile."""
+    held, free = pg.claim(at=-HOUR), pg.claim(at=-HOUR)
+    with psycopg.connect(pg.url) as other:
+        other.execute("select from samekey.keys where id = %s for update", [held.id])
+        assert pg.serve(Sweeper(pg.engine).run_once) == 1
+        assert pg.states([held, free]) == ["in_progress", "unknown"]
+    assert pg.serve(Sweeper(pg.engine).run_once) == 1
+
+
+def test_no_claim_waits_for_an_open_sweep(pg: World) -> None:
+    """The transaction of a sweep is open, its rows changed but not committed: other keys do not notice."""
+    for _ in range(20):
+        pg.claim(at=-HOUR)
+    session = pg.engine.drivers.sync.open()
+    from samekey.drivers.run import run_in
+
+    assert len(run_in(session, pg.upkeep.sweep(batch=100))) == 20
+    engine, done = Idempotency(pg.url, timeout=3), threading.Event()
+    claim = claim_of("another", Mode.LEASED, MINUTE, DAY, "acme", "POST /")
+
+    def request() -> None:
+        if isinstance(run(engine.drivers.sync, lambda: engine.keys.claim(claim, ietf())), Execute):
+            done.set()
+
+    thread = threading.Thread(target=request)
+    thread.start()
+    thread.join(3)
+    assert done.is_set()
+    session.rollback()
+    engine.close()
