@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import inspect
 import json
+import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
 from ..core.phases import encode_value
 from ..core.problem import Refusal
+from ..errors import ConfigurationError, DefinitionChanged, NotSerialisable
 from .exchange import Exchange
+
+logger = logging.getLogger("samekey")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,62 +35,121 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """What a request gives to a phased function: an ``Input`` or a model, and the route's parameters."""
+
+    value: Any
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """An input with what the operation needs to know beside it."""
 
     tenant: str
-    value: Any
+    given: Given
+
+    @property
+    def value(self) -> Any:
+        return self.given.value
 
     def encode(self, model: Any) -> bytes:
+        """As it is stored; ``NotSerialisable`` if it would not come back as it is."""
         if model is None:
             request: Input = self.value
-            stored: Any = {
+            value: Any = {
                 "body": base64.b64encode(request.body).decode("ascii"),
                 "query": request.query,
                 "content_type": request.content_type,
-                "params": dict(request.params),
             }
         else:
-            stored = self.value.model_dump(mode="json")
-        return encode_value({"tenant": self.tenant, "input": stored}, "The input of the operation")
+            value = json.loads(_dumped(self.value))
+        stored = {"tenant": self.tenant, "params": dict(self.given.params), "input": value}
+        return encode_value(stored, "The input of the operation")
 
     @staticmethod
     def decode(payload: bytes, model: Any) -> Captured:
-        stored = json.loads(payload)
-        given = stored["input"]
-        if model is not None:
-            return Captured(stored["tenant"], model.model_validate(given))
-        request = Input(
-            base64.b64decode(given["body"]), given["query"], given["content_type"], given["params"]
-        )
-        return Captured(stored["tenant"], request)
+        """``DefinitionChanged`` if what was stored does not fit the function any more."""
+        try:
+            stored = json.loads(payload)
+            given, params = stored["input"], stored["params"]
+            if model is None:
+                body = base64.b64decode(given["body"])
+                value = Input(body, given["query"], given["content_type"], params)
+            else:
+                value = model.model_validate_json(json.dumps(given))
+            return Captured(stored["tenant"], Given(value, params))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DefinitionChanged(
+                f"The stored input of this operation does not fit the code any more: {error}. It was left as "
+                "it was. Register the definition that it began with under its old version, and give the "
+                "changed one a new version."
+            ) from None
+
+
+def _dumped(value: Any) -> str:
+    """A model as JSON that gives an equal model again."""
+    for by_alias in (True, False):
+        text: str = value.model_dump_json(round_trip=True, by_alias=by_alias)
+        try:
+            if type(value).model_validate_json(text) == value:
+                return text
+        except ValueError:
+            continue
+    raise NotSerialisable(
+        f"The input cannot be stored: a {type(value).__name__} does not come back from its own JSON as it "
+        "was. Give it fields that do; secrets and numbers that are not finite do not."
+    )
 
 
 def model_of(function: Callable[..., Any]) -> Any:
     """The Pydantic model that a phased function declares for its input, or None for ``Input``."""
-    names = list(inspect.signature(function).parameters)
-    try:
-        declared = get_type_hints(function).get(names[1])
-    except NameError:
-        declared = None
-    return declared if hasattr(declared, "model_validate") and hasattr(declared, "model_dump") else None
-
-
-def capture(exchange: Exchange, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The input of this request, or a refusal if it does not fit the declared model."""
-    if model is not None:
-        given = next((value for value in kwargs.values() if isinstance(value, model)), None)
-        if given is not None:
-            return given  # the framework has validated it
+    parameters = list(inspect.signature(function).parameters.values())
+    name = getattr(function, "__qualname__", repr(function))
+    if len(parameters) != 2:
+        raise ConfigurationError(f"{name} must take two arguments, (op, input), to be phased.")
+    declared = parameters[1].annotation
+    if isinstance(declared, str):
         try:
-            return model.model_validate_json(exchange.parts.body or b"")
-        except ValueError as error:
-            count = getattr(error, "error_count", lambda: 1)()
-            return Refusal(422, f"The body does not fit ({count} error(s)). Nothing was done.")
-    content_type = dict(exchange.parts.headers).get(b"content-type", b"").decode("latin-1")
-    params = dict(_path_params(exchange.context) or kwargs)
-    query = exchange.parts.query.decode("latin-1")
-    return Input(exchange.parts.body or b"", query, content_type, _plain(params))
+            declared = eval(declared, getattr(function, "__globals__", {}))  # noqa: S307 - the user's own code
+        except NameError:
+            if declared.rpartition(".")[2] == "Input":
+                return None  # imported for type checkers only
+            raise ConfigurationError(
+                f"What {name} says of its input, {declared!r}, has no meaning where it is defined. Define "
+                "the model at the top of a module."
+            ) from None
+    if declared in (inspect.Parameter.empty, Any, object, Input):
+        return None
+    if isinstance(declared, type) and hasattr(declared, "model_validate_json"):
+        return declared
+    raise ConfigurationError(
+        f"{name} cannot have {declared!r} as its input: annotate it with samekey.Input, which has the "
+        "request as it came, or with a Pydantic model."
+    )
+
+
+def capture(exchange: Exchange, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | Refusal:
+    """The input of this request, or a refusal if it does not fit the declared model."""
+    if model is None:
+        params = _plain(_path_params(exchange.context) or kwargs)
+        content_type = dict(exchange.parts.headers).get(b"content-type", b"").decode("latin-1")
+        query = exchange.parts.query.decode("latin-1")
+        return Given(Input(exchange.parts.body or b"", query, content_type, params), params)
+    # What the framework has validated, if it has.
+    value = next((value for value in kwargs.values() if isinstance(value, model)), None)
+    others = {name: other for name, other in kwargs.items() if other is not value}
+    try:
+        if value is None:
+            value = model.model_validate_json(exchange.parts.body or b"")
+        _dumped(value)
+    except NotSerialisable as error:
+        logger.error("%s", error)
+        return Refusal(422, "The body has values that cannot be kept. Nothing was done.")
+    except ValueError as error:
+        count = getattr(error, "error_count", lambda: 1)()
+        return Refusal(422, f"The body does not fit ({count} error(s)). Nothing was done.")
+    return Given(value, _plain(_path_params(exchange.context) or others))
 
 
 def _path_params(context: Any) -> Mapping[str, Any]:
@@ -95,4 +159,8 @@ def _path_params(context: Any) -> Mapping[str, Any]:
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
     """Converters may make anything of a path; text survives storage for certain."""
-    return {k: v if isinstance(v, str | int | float | bool) else str(v) for k, v in params.items()}
+    return {name: value if _survives(value) else str(value) for name, value in params.items()}
+
+
+def _survives(value: Any) -> bool:
+    return type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))

@@ -3,11 +3,13 @@
     result = idempotency.once(tenant="acme", key=event["id"], payload=event, run=lambda: book(event))
 
 The first call runs; every later one with the same key and payload gets the first result; another payload
-under the same key is refused.
+under the same key is refused. A call that happened and whose result cannot be kept is not run again: the
+fact is kept in its place.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import inspect
@@ -34,6 +36,7 @@ from ..errors import (
     CorruptRecord,
     KeyReused,
     LeaseLost,
+    NotSerialisable,
     OutcomeUnknown,
     ResultUnavailable,
     StillRunning,
@@ -78,27 +81,32 @@ class Once:
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Sync."""
-        engine = self._engine
-        begun = engine.drive(engine.claim_key(self.exchange, self.rules, self.tenant, self.key, None))
+        engine, rules = self._engine, self.rules
+        connection = None if rules.connection is None else rules.connection(self.exchange.context)
+        begun = engine.drive(engine.claim_key(self.exchange, rules, self.tenant, self.key, connection))
         if not isinstance(begun, Running):
             return _earlier(begun)
         begun.sync = True
         token = _current.set(begun.operation)
         try:
             result = function()
-            handled = Handled(_answer(result))
+            _must_be_sync(result)
         except BaseException as error:
             engine.finish(begun, Handled(None, error))
             raise
         finally:
             _current.reset(token)
+        handled = self._handled(result)
         return self._result(result, handled, engine.finish(begun, handled))
 
     async def run_async(self, function: Callable[[], Any]) -> Any:
         """Async; the function may be either."""
-        engine = self._engine
+        engine, rules = self._engine, self.rules
+        connection = None if rules.connection is None else rules.connection(self.exchange.context)
+        if inspect.isawaitable(connection):
+            connection = await connection
         begun = await engine.drive_async(
-            engine.claim_key(self.exchange, self.rules, self.tenant, self.key, None)
+            engine.claim_key(self.exchange, rules, self.tenant, self.key, connection)
         )
         if not isinstance(begun, Running):
             return _earlier(begun)
@@ -107,17 +115,32 @@ class Once:
             result = function()
             if inspect.isawaitable(result):
                 result = await result
-            handled = Handled(_answer(result))
         except BaseException as error:
-            await engine.finish_async(begun, Handled(None, error))
+            # Shielded, here and below: whoever is cancelled now must still say what happened.
+            await asyncio.shield(engine.finish_async(begun, Handled(None, error)))
             raise
         finally:
             _current.reset(token)
-        return self._result(result, handled, await engine.finish_async(begun, handled))
+        handled = self._handled(result)
+        return self._result(result, handled, await asyncio.shield(engine.finish_async(begun, handled)))
+
+    def _handled(self, result: Any) -> Handled:
+        """The result as it is stored. One that cannot be is withheld, unless everything can be undone."""
+        try:
+            return Handled(Answer(200, _JSON, encode_value(result, "The result")))
+        except NotSerialisable as error:
+            if self.rules.mode is Mode.ATOMIC:
+                return Handled(None, error)
+            return Handled(Answer(200, _JSON), error, streamed=True)
 
     def _result(self, result: Any, handled: Handled, finished: Finished) -> Any:
         if finished.error is not None:
             raise finished.error
+        if handled.error is not None:
+            raise NotSerialisable(
+                f"{handled.error} The call was carried out and will not be run again under this key: later "
+                "calls get ResultUnavailable."
+            )
         assert finished.answer is not None and handled.answer is not None
         if finished.answer.status != 200 or finished.answer.body != handled.answer.body:
             raise LeaseLost("Somebody else has taken the operation; its result counts, not this one.")
@@ -171,13 +194,20 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return {"args": list(args), "kwargs": kwargs}
 
 
-def _answer(result: Any) -> Answer:
-    return Answer(200, _JSON, encode_value(result, "The result"))
+def _must_be_sync(result: Any) -> None:
+    """A coroutine that nobody awaits has not run."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ConfigurationError("The function is async, so nothing was run. Use: await once_async(…).")
 
 
 def _storable(key: str) -> str:
-    """A broker's id may be anything; what no header could carry is kept as its digest."""
-    if len(key) <= 255 and key.isascii() and key.isprintable():
+    """A broker's id may be anything; what no header could carry is kept as its digest.
+
+    So is what looks like such a digest: no two keys are stored as one.
+    """
+    if len(key) <= 255 and key.isascii() and key.isprintable() and not key.startswith("#"):
         return key
     return "#" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -187,6 +217,10 @@ def _earlier(verdict: Verdict) -> Any:
     match verdict:
         case Replay(record):
             assert record.answer is not None
+            if record.answer.status != 200:
+                raise ResultUnavailable(
+                    "The first call failed, and its failure is remembered. Nothing was run."
+                )
             return decode_value(record.answer.body)
         case Mismatch():
             raise KeyReused("This key was first used with another payload or function. Nothing was run.")

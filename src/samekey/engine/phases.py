@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from ..core.phases import Kind, decode_value
+from ..errors import ConfigurationError
+from .attempt import Run
+from .definition import NOT_FOUND, effect_rules
 from .flow import Flow
-from .phased import NOT_FOUND, Run, effect_rules
 from .rules import seconds
 
 T = TypeVar("T")
@@ -48,6 +50,11 @@ class _Operation:
         return self._run.captured.tenant
 
     @property
+    def params(self) -> Mapping[str, Any]:
+        """The route's parameters, as the first request had them."""
+        return self._run.captured.given.params
+
+    @property
     def attempts(self) -> int:
         """How often this operation has been run, this time included."""
         return self._run.attempts
@@ -65,18 +72,20 @@ class AsyncPhasedOperation(_Operation):
         Once committed, every later attempt gets the stored result and does not run it. The result must be
         plain JSON values. ``write`` must not call other services, and must not commit.
         """
-        position, phase = self._run.next_phase(name, Kind.TRANSACTION)
-        if phase is not None:
-            return decode_value(phase.result)
-        session = await self._shell.drive_async(self._run.open())
-        try:
-            result = write(session.connection, *args, **kwargs)
-            if inspect.isawaitable(result):
-                result = await result
-            return await self._shell.drive_async(self._run.close(session, position, name, result))
-        except BaseException:
-            await self._shell.drive_async(self._run.undo(session))
-            raise
+        run, drive = self._run, self._shell.drive_async
+        with run.step(name, Kind.TRANSACTION) as (position, phase):
+            if phase is not None:
+                return decode_value(phase.result)
+            session = await drive(run.open())
+            try:
+                began = await drive(run.enter(session, name))
+                result = write(session.connection, *args, **kwargs)
+                if inspect.isawaitable(result):
+                    result = await result
+                return await drive(run.close(session, position, name, result, began))
+            except BaseException:
+                await drive(run.undo(session))
+                raise
 
     async def effect(
         self,
@@ -104,46 +113,50 @@ class AsyncPhasedOperation(_Operation):
             can_look_up=lookup is not None,
         )
         run, drive = self._run, self._shell.drive_async
-        position, phase = run.next_phase(name, Kind.EFFECT)
-        if phase is not None and phase.done:
-            return decode_value(phase.result)
-        effect = run.effect(name)
-        todo = await drive(run.prepare(position, name, phase, rules))
-        if todo is not None:
-            assert phase is not None
-            run.look_up_or_stop(name, todo)
-            assert lookup is not None
-            found = await asyncio.wait_for(lookup(effect, *args, **kwargs), rules.timeout_ms / 1000)
-            if found is not NOT_FOUND:
-                return await drive(run.record(position, name, effect, found))
-            await drive(run.not_found(position, name, phase, rules))
-        run.check_lease(name)
-        try:
-            result = await asyncio.wait_for(call(effect, *args, **kwargs), rules.timeout_ms / 1000)
-        except BaseException as error:
-            await drive(run.failed(position, name, error, rules, first=phase is None))
-            raise
-        return await drive(run.record(position, name, effect, result))
+        with run.step(name, Kind.EFFECT) as (position, phase):
+            if phase is not None and phase.done:
+                return decode_value(phase.result)
+            effect = run.effect(name)
+            todo = await drive(run.prepare(position, name, phase, rules))
+            if todo is not None:
+                assert phase is not None
+                run.look_up_or_stop(name, todo)
+                assert lookup is not None
+                effect.timeout = rules.timeout_ms / 1000
+                found = await _within(effect.timeout, lookup(effect, *args, **kwargs))
+                if found is not NOT_FOUND:
+                    return await drive(run.record(position, name, effect, _found(name, found)))
+                await drive(run.not_found(position, name, phase, rules))
+            effect.timeout = await drive(run.may_call(position, name, rules, first=phase is None))
+            try:
+                result = await _within(effect.timeout, call(effect, *args, **kwargs))
+            except BaseException as error:
+                await drive(run.failed(position, name, effect, error, rules, first=phase is None))
+                raise
+            return await drive(run.record(position, name, effect, result))
 
 
 class PhasedOperation(_Operation):
     """``op`` in a sync phased function; the same without ``await``.
 
-    A sync call cannot be interrupted: give your client a time-out no longer than ``timeout``.
+    A sync call cannot be interrupted: give your client ``effect.timeout`` as its time-out.
     """
 
     def transaction(self, name: str, write: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs ``write(connection, …)`` and commits its writes together with the recovery point."""
-        position, phase = self._run.next_phase(name, Kind.TRANSACTION)
-        if phase is not None:
-            return decode_value(phase.result)
-        session = self._shell.drive(self._run.open())
-        try:
-            result = write(session.connection, *args, **kwargs)
-            return self._shell.drive(self._run.close(session, position, name, result))
-        except BaseException:
-            self._shell.drive(self._run.undo(session))
-            raise
+        _must_be_sync(name, write)
+        run, drive = self._run, self._shell.drive
+        with run.step(name, Kind.TRANSACTION) as (position, phase):
+            if phase is not None:
+                return decode_value(phase.result)
+            session = drive(run.open())
+            try:
+                began = drive(run.enter(session, name))
+                result = write(session.connection, *args, **kwargs)
+                return drive(run.close(session, position, name, result, began))
+            except BaseException:
+                drive(run.undo(session))
+                raise
 
     def effect(
         self,
@@ -164,24 +177,48 @@ class PhasedOperation(_Operation):
             seconds(timeout),
             can_look_up=lookup is not None,
         )
+        _must_be_sync(name, call, lookup)
         run, drive = self._run, self._shell.drive
-        position, phase = run.next_phase(name, Kind.EFFECT)
-        if phase is not None and phase.done:
-            return decode_value(phase.result)
-        effect = run.effect(name)
-        todo = drive(run.prepare(position, name, phase, rules))
-        if todo is not None:
-            assert phase is not None
-            run.look_up_or_stop(name, todo)
-            assert lookup is not None
-            found = lookup(effect, *args, **kwargs)
-            if found is not NOT_FOUND:
-                return drive(run.record(position, name, effect, found))
-            drive(run.not_found(position, name, phase, rules))
-        run.check_lease(name)
-        try:
-            result = call(effect, *args, **kwargs)
-        except BaseException as error:
-            drive(run.failed(position, name, error, rules, first=phase is None))
-            raise
-        return drive(run.record(position, name, effect, result))
+        with run.step(name, Kind.EFFECT) as (position, phase):
+            if phase is not None and phase.done:
+                return decode_value(phase.result)
+            effect = run.effect(name)
+            todo = drive(run.prepare(position, name, phase, rules))
+            if todo is not None:
+                assert phase is not None
+                run.look_up_or_stop(name, todo)
+                assert lookup is not None
+                effect.timeout = rules.timeout_ms / 1000
+                found = lookup(effect, *args, **kwargs)
+                if found is not NOT_FOUND:
+                    return drive(run.record(position, name, effect, _found(name, found)))
+                drive(run.not_found(position, name, phase, rules))
+            effect.timeout = drive(run.may_call(position, name, rules, first=phase is None))
+            try:
+                result = call(effect, *args, **kwargs)
+            except BaseException as error:
+                drive(run.failed(position, name, effect, error, rules, first=phase is None))
+                raise
+            return drive(run.record(position, name, effect, result))
+
+
+async def _within(timeout: float, result: Any) -> Any:  # noqa: ASYNC109 (of one call, not of this helper)
+    """The result of a call that may be async; one that is not has happened already."""
+    return await asyncio.wait_for(result, timeout) if inspect.isawaitable(result) else result
+
+
+def _found(name: str, found: Any) -> Any:
+    if found is None:
+        raise ConfigurationError(
+            f"The lookup of {name!r} returned None. It must return what the call would have returned, or "
+            "samekey.NOT_FOUND; nothing was concluded from this, and nothing was called."
+        )
+    return found
+
+
+def _must_be_sync(name: str, *functions: Callable[..., Any] | None) -> None:
+    if any(inspect.iscoroutinefunction(function) for function in functions):
+        raise ConfigurationError(
+            f"The phase {name!r} of a sync operation was given an async function, which would never run. "
+            "Declare the operation with async def."
+        )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...core.phases import Phase, decode_phases
 from ...core.program import BEGIN, Program, Value
 from ...core.record import Answer, Lease, Record, decode_record
-from ...errors import LeaseLost
+from ...errors import CorruptRecord, EscapedTransaction, LeaseLost
 from .keys import Keys
 from .queries import Queries
 
@@ -33,8 +33,6 @@ class Work:
 
     input: StoredInput | None
     phases: list[Phase]
-    now: int
-    """The store's clock, in milliseconds."""
 
 
 class Phases:
@@ -45,10 +43,19 @@ class Phases:
         self._queries: Queries = keys.queries
 
     def begin(
-        self, lease: Lease, operation_id: str, stored: StoredInput, *, now: int | None = None
+        self,
+        lease: Lease,
+        operation_id: str,
+        stored: StoredInput,
+        *,
+        first: bool = False,
+        now: int | None = None,
     ) -> Program[Work]:
-        """Keeps the input at the first claim, and gives what an earlier attempt has recorded."""
-        yield self._queries.statement(
+        """Keeps the input at the first claim, and gives what an earlier attempt has recorded.
+
+        ``first``: the key is new, so nothing of a former life can be there.
+        """
+        kept = yield self._queries.statement(
             "store_input",
             now,
             **_fence(lease),
@@ -56,6 +63,10 @@ class Phases:
             version=stored.version,
             payload=stored.payload,
         )
+        if kept and not first:
+            yield self._queries.statement(
+                "drop_former_phases", now, operation_id=operation_id, attempt=lease.attempt
+            )
         return (yield from self.load(operation_id, now=now))
 
     def load(self, operation_id: str, *, now: int | None = None) -> Program[Work]:
@@ -65,11 +76,26 @@ class Phases:
             name, version, payload = rows[0]
             assert isinstance(version, int) and isinstance(payload, bytes)
             stored = StoredInput(str(name), version, payload)
-        clock = yield self._queries.statement("clock", now)
         rows = yield self._queries.statement("load_phases", now, operation_id=operation_id)
-        moment = clock[0][0]
-        assert isinstance(moment, int)
-        return Work(stored, decode_phases(rows), moment)
+        return Work(stored, decode_phases(rows))
+
+    def clock(self, *, now: int | None = None) -> Program[int]:
+        """The store's clock, in milliseconds."""
+        rows = yield self._queries.statement("clock", now)
+        return _int(rows[0][0])
+
+    def open_phase(self, lease: Lease, name: str, *, max_run_ms: int) -> Program[int | None]:
+        """First in a phase's transaction; gives what proves at its end that it is still the same one.
+
+        None on SQLite: there the transaction begins with the phase's own first statement, and its COMMIT
+        is refused by the connection itself.
+        """
+        if self._queries.dialect == "sqlite":
+            return None
+        rows = yield self._queries.statement("open_phase", None, **_fence(lease), max_run_ms=str(max_run_ms))
+        if not rows:
+            raise LeaseLost(f"Somebody else has taken the operation; {name!r} was not run.")
+        return _int(rows[0][0])
 
     def write_phase(
         self,
@@ -79,13 +105,30 @@ class Phases:
         name: str,
         result: bytes,
         *,
+        began: int | None = None,
         now: int | None = None,
     ) -> Program[None]:
-        """Inside the transaction of the phase's own writes, as its last two statements."""
-        yield self._queries.statement(
-            "write_phase", now, operation_id=operation_id, position=position, name=name, result=result
+        """Inside the transaction of the phase's own writes, as its last two statements.
+
+        ``EscapedTransaction`` if it is another transaction than the one that ``began``.
+        """
+        written = yield self._queries.statement(
+            "write_phase",
+            now,
+            operation_id=operation_id,
+            position=position,
+            name=name,
+            result=result,
+            began=began,
         )
-        yield from self._check_fence(lease, name, now)
+        found = yield from self._check_fence(lease, name, now)
+        if began is not None and began != found:
+            raise EscapedTransaction(
+                f"The phase {name!r} ended its own transaction, so its writes may stand without their "
+                "recovery point. Leave the end of the transaction to samekey."
+            )
+        if not written:
+            raise LeaseLost(f"{name!r} is recorded already; what was done now was rolled back.")
 
     def intend(
         self, lease: Lease, operation_id: str, position: int, name: str, *, now: int | None = None
@@ -126,7 +169,7 @@ class Phases:
     ) -> Program[None]:
         """The result of an effect. A holder whose lease ran out holds it again, if nobody took it."""
         yield BEGIN
-        yield self._queries.statement(
+        written = yield self._queries.statement(
             "write_effect",
             now,
             operation_id=operation_id,
@@ -142,15 +185,29 @@ class Phases:
             name=name,
             provider_id=provider_id,
         )
-        if not rows:
+        if not rows or not written:
             raise LeaseLost(f"Somebody else has taken the operation; the result of {name!r} was not stored.")
 
     def let_go(
-        self, lease: Lease, *, pause_ms: int, error_code: str, now: int | None = None
+        self,
+        lease: Lease,
+        *,
+        pause_ms: int,
+        error_code: str,
+        counted: bool = True,
+        now: int | None = None,
     ) -> Program[bool]:
-        """Stops here; a retry or the completer may go on after the pause."""
+        """Stops here; a retry or the completer may go on after the pause.
+
+        Not ``counted``: nothing was tried, so the operation keeps its attempts.
+        """
         rows = yield self._queries.statement(
-            "let_go", now, **_fence(lease), pause_ms=pause_ms, error_code=error_code
+            "let_go",
+            now,
+            **_fence(lease),
+            pause_ms=pause_ms,
+            error_code=error_code,
+            uncounted=int(not counted),
         )
         return bool(rows)
 
@@ -179,6 +236,15 @@ class Phases:
             yield self._queries.statement("drop_phases", now, operation_id=operation_id)
         return expires_at
 
+    def release(self, lease: Lease, operation_id: str, *, now: int | None = None) -> Program[bool]:
+        """Frees the key as if it had never been used; the input goes with it."""
+        yield BEGIN
+        released = yield from self._keys.release(lease, now=now)
+        if released:
+            yield self._queries.statement("drop_input", now, operation_id=operation_id)
+            yield self._queries.statement("drop_phases", now, operation_id=operation_id)
+        return released
+
     def take_abandoned(
         self,
         token: str,
@@ -200,11 +266,19 @@ class Phases:
         )
         return [decode_record(row[1:]) for row in rows]
 
-    def _check_fence(self, lease: Lease, name: str, now: int | None) -> Program[None]:
+    def _check_fence(self, lease: Lease, name: str, now: int | None) -> Program[int]:
+        """Gives what tells this transaction from others, on PostgreSQL."""
         rows = yield self._queries.statement("fence", now, **_fence(lease), name=name)
         if not rows:
             raise LeaseLost(f"Somebody else has taken the operation; {name!r} was rolled back.")
+        return _int(rows[0][0])
 
 
 def _fence(lease: Lease) -> dict[str, Value]:
     return {"scope": lease.scope, "key": lease.key, "attempt": lease.attempt}
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int):
+        raise CorruptRecord(f"The store answered {type(value).__name__} where a number belongs.")
+    return value

@@ -1,33 +1,60 @@
 -- Phased work: its input, its recovery points, and the fence around each step.
 
 -- name: store_input
--- The input of phased work, by whoever holds the lease. Kept once: a retry has the same.
-insert into {inputs} (operation_id, name, version, payload, created_at)
-select id, :name::text, :version::bigint, :payload::bytea, {now} from {keys}
+-- The input of phased work, by whoever holds the lease. Kept once: every retry goes on with the first.
+-- Only an input of the key's former life, which has expired, makes room.
+insert into {inputs} as i (operation_id, name, version, payload, created_at)
+select id, :name::text, :version::bigint, :payload::bytea, greatest({now}, created_at) from {keys}
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:lease_end}) and {durable}
-on conflict (operation_id) do nothing
+on conflict (operation_id) do update set
+    name = excluded.name, version = excluded.version, payload = excluded.payload,
+    created_at = excluded.created_at
+    where i.created_at < (select k.created_at from {keys} as k where k.id = excluded.operation_id)
 returning version
 
+-- name: drop_former_phases
+-- What a former, expired life of the key has left.
+delete from {phases}
+where operation_id = :operation_id::text
+    and intent_at < (
+        select k.created_at from {keys} as k where k.id = :operation_id::text and k.attempt = :attempt::text
+    )
+
 -- name: load_input
-select name, version, payload from {inputs} where operation_id = :operation_id::text
+-- Of this life of the key.
+select i.name, i.version, i.payload from {inputs} as i join {keys} as k on k.id = i.operation_id
+where i.operation_id = :operation_id::text and i.created_at >= k.created_at
 
 -- name: load_phases
 select position, name, kind, done, result, provider_id, intent_at, {now} from {phases}
 where operation_id = :operation_id::text order by position
 
 -- name: write_phase
--- A finished database phase, in the transaction of its own writes.
+-- A finished database phase, in the transaction of its own writes. No row: it is recorded already, or this
+-- is another transaction than the one that began.
 insert into {phases} (operation_id, position, name, kind, done, result, intent_at, done_at)
-values (:operation_id::text, :position::bigint, :name::text, 'transaction', 1, :result::bytea, {now}, {now})
+select :operation_id::text, :position::bigint, :name::text, 'transaction', 1, :result::bytea, {now}, {now}
+where coalesce(:began::bigint = (extract(epoch from now()) * 1000000)::bigint, true)
 on conflict (operation_id, position) do nothing
+returning position
+
+-- name: open_phase
+-- First in a database phase: whether the lease is still ours, and which transaction this is. Bounds how
+-- long a silent process may hold its locks, for which a resumed attempt would wait.
+select
+    (extract(epoch from now()) * 1000000)::bigint,
+    set_config('idle_in_transaction_session_timeout', :max_run_ms::text, true)
+from {keys}
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:lease_end})
 
 -- name: fence
--- Last before COMMIT: whoever no longer holds the lease changes nothing.
+-- Last before COMMIT: whoever no longer holds the lease changes nothing. Tells which transaction this is.
 update {keys} set recovery_point = :name::text
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:lease_end}) and {durable}
-returning {now}, locked_until
+returning (extract(epoch from now()) * 1000000)::bigint
 
 -- name: write_intent
 -- An effect that is about to be tried. On a resume the intent is there already.
@@ -49,6 +76,7 @@ where operation_id = :operation_id::text and position = :position::bigint and do
 -- The result of an effect.
 update {phases} set done = 1, result = :result::bytea, provider_id = :provider_id::text, done_at = {now}
 where operation_id = :operation_id::text and position = :position::bigint
+returning position
 
 -- name: regain
 -- The holder is alive and knows more: it holds the lease again, unless somebody else has taken it.
@@ -61,8 +89,13 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
 returning {now}
 
 -- name: let_go
--- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer.
-update {keys} set locked_until = {now} + :pause_ms::bigint, error_code = :error_code::text
+-- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer. What
+-- was refused before it could begin is not counted as an attempt. The attempt is no longer anybody's, so
+-- that a heartbeat on its way does not take it up again.
+update {keys} set
+    attempt = :attempt::text || '-',
+    locked_until = {now} + :pause_ms::bigint, error_code = :error_code::text,
+    attempts = attempts - :uncounted::bigint
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:lease_end}) and {durable}
 returning {now}
@@ -88,6 +121,7 @@ with due as materialized (
     from {keys} as a join {inputs} as i on i.operation_id = a.id
     where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
         and i.name || '/' || i.version = any(:known::text[])
+        and i.created_at >= a.created_at
     order by a.locked_until limit :batch::bigint for update of a skip locked
 )
 update {keys} set

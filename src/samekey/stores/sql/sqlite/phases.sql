@@ -1,33 +1,48 @@
 -- Phased work: its input, its recovery points, and the fence around each step.
 
 -- name: store_input
--- The input of phased work, by whoever holds the lease. Kept once: a retry has the same.
-insert into {inputs} (operation_id, name, version, payload, created_at)
-select id, :name, :version, :payload, {now} from {keys}
+-- The input of phased work, by whoever holds the lease. Kept once: every retry goes on with the first.
+-- Only an input of the key's former life, which has expired, makes room.
+insert into {inputs} as i (operation_id, name, version, payload, created_at)
+select id, :name, :version, :payload, max({now}, created_at) from {keys}
 where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:lease_end})
-on conflict (operation_id) do nothing
+on conflict (operation_id) do update set
+    name = excluded.name, version = excluded.version, payload = excluded.payload,
+    created_at = excluded.created_at
+    where i.created_at < (select k.created_at from {keys} as k where k.id = excluded.operation_id)
 returning version
 
+-- name: drop_former_phases
+-- What a former, expired life of the key has left.
+delete from {phases}
+where operation_id = :operation_id
+    and intent_at < (
+        select k.created_at from {keys} as k where k.id = :operation_id and k.attempt = :attempt
+    )
+
 -- name: load_input
-select name, version, payload from {inputs} where operation_id = :operation_id
+-- Of this life of the key.
+select i.name, i.version, i.payload from {inputs} as i join {keys} as k on k.id = i.operation_id
+where i.operation_id = :operation_id and i.created_at >= k.created_at
 
 -- name: load_phases
 select position, name, kind, done, result, provider_id, intent_at, {now} from {phases}
 where operation_id = :operation_id order by position
 
 -- name: write_phase
--- A finished database phase, in the transaction of its own writes.
+-- A finished database phase, in the transaction of its own writes. No row: it is recorded already.
 insert into {phases} (operation_id, position, name, kind, done, result, intent_at, done_at)
 values (:operation_id, :position, :name, 'transaction', 1, :result, {now}, {now})
 on conflict (operation_id, position) do nothing
+returning position
 
 -- name: fence
 -- Last before COMMIT: whoever no longer holds the lease changes nothing.
 update {keys} set recovery_point = :name
 where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:lease_end})
-returning {now}, locked_until
+returning {now}
 
 -- name: write_intent
 -- An effect that is about to be tried. On a resume the intent is there already.
@@ -49,6 +64,7 @@ where operation_id = :operation_id and position = :position and done = 0
 -- The result of an effect.
 update {phases} set done = 1, result = :result, provider_id = :provider_id, done_at = {now}
 where operation_id = :operation_id and position = :position
+returning position
 
 -- name: regain
 -- The holder is alive and knows more: it holds the lease again, unless somebody else has taken it.
@@ -61,8 +77,12 @@ where scope = :scope and key = :key and attempt = :attempt
 returning {now}
 
 -- name: let_go
--- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer.
-update {keys} set locked_until = {now} + :pause_ms, error_code = :error_code
+-- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer. What
+-- was refused before it could begin is not counted as an attempt. The attempt is no longer anybody's, so
+-- that a heartbeat on its way does not take it up again.
+update {keys} set
+    attempt = :attempt || '-',
+    locked_until = {now} + :pause_ms, error_code = :error_code, attempts = attempts - :uncounted
 where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:lease_end})
 returning {now}
@@ -90,6 +110,7 @@ where state in ({from:resume}) and (scope, key) in (
     select a.scope, a.key from {keys} as a join {inputs} as i on i.operation_id = a.id
     where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
         and i.name || '/' || i.version in (select value from json_each(:known_list))
+        and i.created_at >= a.created_at
     order by a.locked_until limit :batch
 )
 returning {now}, {record}

@@ -1,0 +1,410 @@
+"""One attempt at a phased operation: the flows of its steps, and what becomes of it at the end.
+
+Nothing here waits or calls: the flows say what to do with the store, in order, and the two faces of ``op``
+(``phases.py``) carry them out around the user's own functions.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..core.claim import downstream_key
+from ..core.decide import Outstanding, Replay, Uncertain, Withheld
+from ..core.outcome import OnError, Outcome, of_error
+from ..core.phases import (
+    Kind,
+    Phase,
+    Resume,
+    all_reached,
+    decode_value,
+    encode_value,
+    how_to_resume,
+    recorded,
+    settles_at,
+)
+from ..core.policy import Policy
+from ..core.problem import Refusal, refuse, uncertain_answer, verdict_answer
+from ..core.program import Program
+from ..core.record import Answer, Lease
+from ..core.states import State
+from ..errors import (
+    ConfigurationError,
+    DefinitionChanged,
+    EscapedTransaction,
+    LeaseLost,
+    NotExecuted,
+    NotSerialisable,
+    OutcomeUnknown,
+    SamekeyError,
+    StoreError,
+)
+from ..response import answer_of
+from ..stores.sql.phases import Work
+from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
+from .flow import Commit, Flow, Open, Rollback, ask, ask_in
+from .input import Captured
+from .way import Finished, Handled, keep, unavailable, with_expiry
+
+if TYPE_CHECKING:
+    from .phased import PhasedWay
+
+logger = logging.getLogger("samekey")
+
+REFUSED_PAUSE_MS = 30_000
+"""How long the completer leaves an operation alone whose definition does not fit: a process that has the
+right one may come by, and nothing changes here before the next deployment."""
+
+
+class Run:
+    """One attempt at a phased operation: what is recorded, and the flows of its steps."""
+
+    def __init__(
+        self,
+        ways: PhasedWay,
+        definition: Definition,
+        lease: Lease,
+        operation_id: str,
+        captured: Captured,
+        work: Work,
+        attempts: int,
+        *,
+        unattended: bool = False,
+    ) -> None:
+        self.ways = ways
+        self.definition = definition
+        self.lease = lease
+        self.operation_id = operation_id
+        self.captured = captured
+        self.attempts = attempts
+        self._unattended = unattended
+        """No client waits for it: the completer runs it, and would come back at once."""
+        self._phases = work.phases
+        self._position = 0
+        self._names: set[str] = set()
+        self._step: str | None = None
+        self._broken: BaseException | None = None
+        """What a phase raised. The function may answer for it, but not go on as if nothing had been."""
+        self._acted = bool(work.phases)
+        self._resumable = True
+        self._recording = False
+        """A result could not be stored yet and is tried again in the background: the lease must stay ours."""
+        self._provider_id: str | None = None
+        self._meant_at = 0.0
+
+    @contextmanager
+    def step(self, name: str, kind: Kind) -> Iterator[tuple[int, Phase | None]]:
+        """The next phase: its position, and what was recorded there. One after the other, each name once."""
+        if self._step is not None:
+            raise ConfigurationError(
+                f"The phase {name!r} was begun inside {self._step!r}. Phases come one after the other: a "
+                "recovery point says that everything before it is done."
+            )
+        if self._broken is not None:
+            raise ConfigurationError(
+                f"The phase {name!r} was begun after another one had failed. Let that error out, or return "
+                "an answer; a refusal that you want to go on from is a result, so return it from the call."
+            ) from self._broken
+        if name in self._names:
+            raise ConfigurationError(
+                f"Two phases are named {name!r}. Give each its own name: it is also what their downstream "
+                "keys are made of."
+            )
+        position = self._position
+        phase = recorded(self._phases, position, name, kind)
+        self._position += 1
+        self._names.add(name)
+        self._step = name
+        try:
+            yield position, phase
+        except BaseException as error:
+            self._broken = error
+            raise
+        finally:
+            self._step = None
+
+    # A database phase
+
+    def open(self) -> Flow[Any]:
+        session = yield Open(None)
+        return session
+
+    def enter(self, session: Any, name: str) -> Flow[int | None]:
+        """What proves at the end that the transaction is still the same."""
+        longest = max_run_ms(self.definition.rules)
+        return (yield from ask_in(session, self.ways.phases.open_phase(self.lease, name, max_run_ms=longest)))
+
+    def close(self, session: Any, position: int, name: str, result: Any, began: int | None) -> Flow[Any]:
+        """The recovery point commits with the writes."""
+        stored = encode_value(result, f"The result of {name!r}")
+        if began is None and not session.in_transaction():
+            raise EscapedTransaction(f"The phase {name!r} ended its own transaction; leave that to samekey.")
+        yield from ask_in(
+            session,
+            self.ways.phases.write_phase(self.lease, self.operation_id, position, name, stored, began=began),
+        )
+        self._acted = True
+        yield Commit(session)
+        return decode_value(stored)
+
+    def undo(self, session: Any) -> Flow[None]:
+        yield Rollback(session)
+
+    # An effect
+
+    def prepare(
+        self, position: int, name: str, phase: Phase | None, rules: EffectRules
+    ) -> Flow[Resume | None]:
+        """Commits the intent, or says what to do about an older one. None: make the call."""
+        self._meant_at = time.monotonic()
+        if phase is None:
+            yield from ask(lambda: self.ways.phases.intend(self.lease, self.operation_id, position, name))
+            self._acted = True
+            return None
+        now = yield from ask(self.ways.phases.clock)
+        resume = how_to_resume(phase.intent_at, now, rules.window_ms, can_look_up=rules.can_look_up)
+        return None if resume is Resume.CALL_AGAIN else resume
+
+    def not_found(self, position: int, name: str, phase: Phase, rules: EffectRules) -> Flow[None]:
+        """The provider knows nothing of it. That counts only once a first caller cannot still be calling."""
+        now = yield from ask(self.ways.phases.clock)
+        settled = settles_at(phase.intent_at, rules.timeout_ms, rules.settle_ms)
+        if now < settled:
+            raise NotSettled(name, settled - now)
+        self._meant_at = time.monotonic()
+        yield from ask(lambda: self.ways.phases.intend_anew(self.lease, self.operation_id, position, name))
+
+    def look_up_or_stop(self, name: str, todo: Resume) -> None:
+        """Where nobody can tell whether an effect happened, the operation stops here as unknown."""
+        if todo is Resume.UNKNOWN:
+            self._resumable = False
+            raise OutcomeUnknown(
+                f"{name!r} was begun by an attempt that did not report back. The provider does not "
+                "deduplicate it any more and there is no lookup, so nobody can tell whether it happened."
+            )
+
+    def may_call(self, position: int, name: str, rules: EffectRules, *, first: bool) -> Flow[float]:
+        """Right before the call: gives the seconds that are left for it, or raises.
+
+        A caller that was paused past its lease must not call any more. Nor may one whose time-out, counted
+        from the intent, is over: "not found" would already be believed while it still calls. A pause
+        between this check and the call itself cannot be closed by anybody.
+        """
+        left = rules.timeout_ms / 1000 - (time.monotonic() - self._meant_at)
+        held = self.ways.keeper.remaining(self.lease)
+        if held > 0 and left > 0:
+            return left
+        if first:
+            try:
+                yield from self._take_back(position, name)
+            except (LeaseLost, StoreError):
+                pass  # then the intent stays, and whoever resumes finds out
+        if held > 0:
+            raise NotExecuted(f"{name!r} was not called: its time was over before the call could begin.")
+        raise LeaseLost(f"The lease ran out before {name!r} was called; it was not called.")
+
+    def record(self, position: int, name: str, effect: Effect, result: Any) -> Flow[Any]:
+        """Commits what the call gave."""
+        self._provider_id = effect.provider_id
+        try:
+            stored = encode_value(result, f"The result of {name!r}")
+        except NotSerialisable:
+            # It happened, and what it gave cannot be kept: nobody may guess, so an operator looks.
+            self._resumable = False
+            raise
+
+        def write() -> Program[None]:
+            return self.ways.phases.write_effect(
+                self.lease, self.operation_id, position, name, stored, effect.provider_id
+            )
+
+        try:
+            yield from ask(write)
+        except StoreError:
+            # It happened, and only this process knows: it keeps trying to say so until its lease ends.
+            self._recording = True
+            self.ways.keeper.record_later(self.lease, write)
+            raise
+        if self.ways.keeper.remaining(self.lease) <= 0:
+            # The lease had run out and is ours again.
+            self.ways.keeper.watch(self.lease, max_run_ms(self.definition.rules))
+        return decode_value(stored)
+
+    def failed(
+        self,
+        position: int,
+        name: str,
+        effect: Effect,
+        error: BaseException,
+        rules: EffectRules,
+        *,
+        first: bool,
+    ) -> Flow[None]:
+        """What an error of the call means for the operation."""
+        self._provider_id = effect.provider_id
+        outcome = self._judge(error, "unknown")
+        if outcome in (Outcome.FAIL, Outcome.RELEASE):
+            if first:
+                # It never left this machine, and nobody else has tried: as if it had not been meant.
+                yield from self._take_back(position, name)
+        elif outcome is Outcome.UNKNOWN and not rules.can_be_settled:
+            self._resumable = False
+
+    def effect(self, name: str) -> Effect:
+        return Effect(downstream_key(self.lease.scope, self.lease.key, name))
+
+    def _take_back(self, position: int, name: str) -> Flow[None]:
+        yield from ask(lambda: self.ways.phases.take_back(self.lease, self.operation_id, position, name))
+        self._acted = position > 0
+
+    def _judge(self, error: BaseException, otherwise: OnError) -> Outcome:
+        """By the user's own rule, then by the table."""
+        classify = self.definition.rules.classify
+        chosen = None if classify is None else classify(error)
+        return of_error(error, otherwise) if chosen is None else Outcome(chosen)
+
+    # The end
+
+    def complete(self, result: Any) -> Flow[Finished]:
+        """The function returned: its answer becomes the operation's."""
+        if self._broken is not None and _must_not_be_swallowed(self._broken):
+            return (yield from self.stop(self._broken))
+        all_reached(self._phases, self._position)
+        answer = answer_of(result)
+        outcome = self.definition.rules.outcome(answer.status, None, routed=True)
+        if outcome is Outcome.RELEASE and not self._acted:
+            yield from ask(lambda: self.ways.phases.release(self.lease, self.operation_id))
+            return Finished(answer)
+        if outcome in (Outcome.FAIL, Outcome.UNKNOWN):
+            yield from self._pause(f"status_{answer.status}", outcome)
+            return Finished(answer)
+        return (yield from self._store(answer))
+
+    def _store(self, answer: Answer) -> Flow[Finished]:
+        policy = self.definition.rules.policy
+        kept = keep(answer, Handled(answer), policy)
+        expires_at = yield from ask(
+            lambda: self.ways.phases.complete(
+                self.lease,
+                self.operation_id,
+                kept,
+                ttl_ms=policy.ttl_ms,
+                from_creation=policy.ttl_from == "creation",
+            )
+        )
+        if expires_at is None:
+            return (yield from self._overtaken())
+        return Finished(with_expiry(answer, policy, expires_at))
+
+    def stop(self, error: BaseException) -> Flow[Finished]:
+        """The function raised: what becomes of the operation, and what the client gets."""
+        policy = self.definition.rules.policy
+        match error:
+            case LeaseLost():
+                return (yield from self._overtaken())
+            case DefinitionChanged():
+                yield from self._let_go(
+                    REFUSED_PAUSE_MS if self._unattended else 0, "definition_changed", counted=False
+                )
+                logger.error("%s (%s)", error, self.definition.identity)
+                return Finished(refuse(Refusal(500, "The operation cannot go on yet."), policy), error)
+            case NotSettled():
+                yield from self._let_go(error.wait_ms, "not_settled", counted=False)
+                return Finished(uncertain_answer(policy, self.operation_id, None))
+            case StoreError():
+                if not self._recording:
+                    yield from self._let_go(self._backoff_ms() if self._unattended else 0, code_of(error))
+                return Finished(self._unfinished(policy, error))
+            case EscapedTransaction():
+                # Its writes may stand without their recovery point.
+                self._resumable = False
+        outcome = self._judge(error, self.definition.rules.on_error)
+        if outcome is Outcome.REMEMBER and self._resumable:
+            finished = yield from self._store(Handled(None, error).answer_or_failure(policy))
+            return Finished(finished.answer, error)
+        if not isinstance(error, Exception) and not self._acted:
+            outcome = Outcome.FAIL  # torn down before its first phase: nothing has been done
+        yield from self._pause(code_of(error), outcome)
+        if not isinstance(error, Exception):
+            return Finished(None, error)
+        if outcome is Outcome.UNKNOWN or not self._resumable:
+            logger.error("A phase of %s has no certain outcome: %r", self.definition.identity, error)
+            return Finished(uncertain_answer(policy, self.operation_id, None))
+        if isinstance(error, NotExecuted):
+            return Finished(self._unfinished(policy, error))
+        return Finished(None, error)
+
+    def _pause(self, code: str, outcome: Outcome) -> Flow[None]:
+        """An operation that has begun to act is resumed later; one that has not may simply be retried."""
+        keys, phases, lease, provider_id = self.ways.keys, self.ways.phases, self.lease, self._provider_id
+        if not self._resumable or (outcome is Outcome.UNKNOWN and not self._acted):
+            yield from self._settle(lambda: keys.lose(lease, code, provider_id=provider_id))
+        elif not self._acted:
+            yield from self._settle(lambda: keys.fail(lease, code))
+        elif self.attempts >= self.definition.max_attempts:
+            logger.error("%s has been tried %d times; an operator must look", self, self.attempts)
+            yield from self._settle(lambda: phases.give_up(lease, error_code=code))
+        else:
+            yield from self._let_go(self._backoff_ms(), code)
+
+    def _settle(self, factory: Callable[[], Program[Any]]) -> Flow[None]:
+        """Records what became of the operation; if it cannot be done now, in the background."""
+        try:
+            yield from ask(factory)
+        except StoreError as error:
+            logger.error("What became of %s could not be recorded and will be tried again: %s", self, error)
+            self.ways.keeper.record_later(self.lease, factory)
+
+    def _let_go(self, pause_ms: int, code: str, *, counted: bool = True) -> Flow[None]:
+        yield from let_go(self.ways, self.lease, pause_ms, code, counted=counted)
+
+    def _backoff_ms(self) -> int:
+        return self.definition.backoff.pause_ms(self.attempts, random.random())  # noqa: S311
+
+    def _unfinished(self, policy: Policy, error: SamekeyError) -> Answer:
+        """503: what it has done stands, and the same key goes on."""
+        if not self._acted:
+            return unavailable(policy, error)
+        detail = "The operation has begun and is not finished. Retry with the same key to go on from there."
+        code = "store_unavailable" if isinstance(error, StoreError) else None
+        return refuse(Refusal(503, detail, code, policy.retry_after, self.operation_id), policy)
+
+    def _overtaken(self) -> Flow[Finished]:
+        """Somebody else has the operation: its record says what the client gets."""
+        policy = self.definition.rules.policy
+        record = yield from ask(lambda: self.ways.keys.read(self.lease.scope, self.lease.key))
+        if record is None:
+            return Finished(uncertain_answer(policy, self.operation_id, None))
+        if record.state is State.COMPLETED:
+            return Finished(verdict_answer(Withheld(record) if record.withheld else Replay(record), policy))
+        if record.state is State.IN_PROGRESS:
+            return Finished(verdict_answer(Outstanding(record.id, record.expires_at), policy))
+        return Finished(verdict_answer(Uncertain(record), policy))
+
+    def __str__(self) -> str:
+        return f"operation {self.operation_id} ({self.definition.identity})"
+
+
+def _must_not_be_swallowed(error: BaseException) -> bool:
+    """Whether a function that returns after this error of a phase does not know what it is saying."""
+    if isinstance(error, SamekeyError):
+        return not isinstance(error, NotExecuted)
+    return of_error(error, "retry") is Outcome.UNKNOWN
+
+
+def code_of(error: BaseException) -> str:
+    """What is kept of an error for operators: its kind, never its text, which may be private."""
+    return type(error).__name__
+
+
+def let_go(ways: PhasedWay, lease: Lease, pause_ms: int, code: str, *, counted: bool = True) -> Flow[None]:
+    """Gives the operation back, for whoever comes after the pause."""
+    ways.keeper.forget(lease)
+    try:
+        yield from ask(lambda: ways.phases.let_go(lease, pause_ms=pause_ms, error_code=code, counted=counted))
+    except StoreError as error:
+        logger.warning("A lease could not be given back; it runs out by itself: %s", error)

@@ -1,0 +1,245 @@
+"""Phased operations behind real frameworks: FastAPI with a model, Starlette, Flask, sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+import pytest
+from fastapi import Depends, FastAPI, HTTPException
+from flask import Flask
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from samekey import AsyncPhasedOperation, Backoff, Idempotency, Input, PhasedOperation, Response
+from samekey.asgi import IdempotencyMiddleware
+from samekey.tenants import single_tenant
+from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
+from tests.phased.world import execute, kept, state_of
+
+AT_ONCE = Backoff(first=timedelta(0))
+
+
+class RideRequest(BaseModel):
+    """What does not survive a plain dump: aliases, dates, exact numbers, ids."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pick_up: str = Field(alias="pickUp", min_length=1)
+    at: datetime
+    cents: Decimal
+    id: UUID
+    note: str | None = None
+
+
+class StrictRequest(RideRequest):
+    """A date is no text here, except in JSON."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Secret(BaseModel):
+    token: SecretStr
+
+
+class Number(BaseModel):
+    value: float
+
+
+RIDE = {
+    "pickUp": "Bern",
+    "at": datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC).isoformat(),
+    "cents": "12.30",
+    "id": str(uuid4()),
+}
+
+
+@pytest.fixture
+def idempotency(url: str) -> Iterator[Idempotency]:
+    made = Idempotency(url)
+    yield made
+    made.close()
+
+
+def phase(_connection: Any, value: Any) -> Any:
+    return value
+
+
+def guarded(idempotency: Idempotency, app: Any) -> TestClient:
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant("acme"))
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def test_fastapi_with_a_model(idempotency: Idempotency) -> None:
+    app, seen = FastAPI(), []
+
+    @app.post("/cities/{city}/rides", status_code=201)
+    @idempotency.phased("create_ride", backoff=AT_ONCE)
+    async def create_ride(op: AsyncPhasedOperation, ride: RideRequest) -> Response:
+        """Creates a ride."""
+        seen.append(ride)
+        await op.transaction("noted", phase, ride.pick_up)
+        if op.attempts == 1:
+            return Response(503)
+        return Response(201, {"from": ride.pick_up, "city": op.params["city"], "tenant": op.tenant})
+
+    with guarded(idempotency, app) as client:
+        key = {"Idempotency-Key": "k1"}
+        assert client.post("/cities/bern/rides", headers=key, json=RIDE).status_code == 503
+        first = client.post("/cities/bern/rides", headers=key, json=RIDE)
+        assert first.json() == {"from": "Bern", "city": "bern", "tenant": "acme"}
+        again = client.post("/cities/bern/rides", headers=key, json=dict(reversed(RIDE.items())))
+        assert (again.status_code, again.content) == (201, first.content)
+        # A resumed attempt sees exactly what the first one saw.
+        assert len(seen) == 2 and seen[0] == seen[1] == RideRequest.model_validate_json(
+            seen[0].model_dump_json(by_alias=True)
+        )
+        assert seen[0].cents == Decimal("12.30") and isinstance(seen[0].id, UUID)
+        assert kept(idempotency.url) == {"inputs": 0, "phases": 0}
+
+        # FastAPI refuses what does not fit, before any key is taken; and it documents the model.
+        for bad in ({}, {**RIDE, "pickUp": ""}, {**RIDE, "more": 1}, [1]):
+            refused = client.post("/cities/bern/rides", headers={"Idempotency-Key": "k2"}, json=bad)
+            assert refused.status_code == 422, bad
+        assert state_of(idempotency.url, "k2") is None
+        operation = client.get("/openapi.json").json()["paths"]["/cities/{city}/rides"]["post"]
+        assert "RideRequest" in str(operation["requestBody"])
+        assert operation["description"] == "Creates a ride."
+
+
+def test_fastapi_authenticates_before_anything_is_looked_up(idempotency: Idempotency) -> None:
+    """Dependencies of the route run first, on replays too."""
+    allowed: list[bool] = [True]
+
+    def check() -> None:
+        if not allowed[0]:
+            raise HTTPException(401)
+
+    app = FastAPI()
+
+    @app.post("/rides", dependencies=[Depends(check)])
+    @idempotency.phased("create_ride")
+    async def create_ride(op: AsyncPhasedOperation, input: Input) -> dict[str, str]:
+        return {"done": await op.transaction("done", phase, "yes")}
+
+    with guarded(idempotency, app) as client:
+        key = {"Idempotency-Key": "k1"}
+        assert client.post("/rides", headers=key).json() == {"done": "yes"}
+        allowed[0] = False
+        assert client.post("/rides", headers=key).status_code == 401
+
+
+def test_fastapi_runs_a_sync_function_in_a_thread(idempotency: Idempotency) -> None:
+    app = FastAPI()
+
+    @app.post("/rides")
+    @idempotency.phased("create_ride")
+    def create_ride(op: PhasedOperation, ride: RideRequest) -> Response:
+        return Response(201, op.transaction("noted", phase, ride.pick_up))
+
+    with guarded(idempotency, app) as client:
+        sent = [client.post("/rides", headers={"Idempotency-Key": "k1"}, json=RIDE) for _ in range(2)]
+        assert [(r.status_code, r.text) for r in sent] == [(201, "Bern")] * 2
+
+
+def test_starlette_with_a_model(idempotency: Idempotency) -> None:
+    """No framework validates it, so samekey does."""
+
+    @idempotency.phased("create_ride")
+    async def create_ride(op: AsyncPhasedOperation, ride: StrictRequest) -> Response:
+        return Response(201, await op.transaction("noted", phase, [ride.pick_up, dict(op.params)]))
+
+    routes = [Route("/rides/{number:int}/{id:uuid}/{share:float}", create_ride, methods=["POST"])]
+    with guarded(idempotency, Starlette(routes=routes)) as client:
+        path = f"/rides/7/{RIDE['id']}/0.5"
+        got = client.post(path, headers={"Idempotency-Key": "k1"}, json=RIDE)
+        assert got.json() == ["Bern", {"number": 7, "id": RIDE["id"], "share": 0.5}]
+        for bad in (b"", b"{", b'{"pickUp": 5}', b"\xff"):
+            refused = client.post(path, headers={"Idempotency-Key": "k2"}, content=bad)
+            assert refused.status_code == 422 and "does not fit" in refused.json()["detail"]
+        assert state_of(idempotency.url, "k2") is None
+        huge = client.post(
+            f"/rides/7/{RIDE['id']}/{'9' * 400}.0", headers={"Idempotency-Key": "k3"}, json=RIDE
+        )
+        assert huge.json()[1]["share"] == "inf", "what cannot be stored as a number is kept as text"
+
+
+@pytest.mark.parametrize(("model", "body"), [(Secret, b'{"token": "x"}'), (Number, b'{"value": NaN}')])
+def test_a_model_that_does_not_survive_storage_is_refused_before_anything_runs(
+    idempotency: Idempotency, model: Any, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = []
+
+    async def keep(_op: Any, input: Any) -> None:
+        ran.append(input)
+
+    keep.__annotations__["input"] = model
+    endpoint = idempotency.phased("keep")(keep)
+    with guarded(idempotency, Starlette(routes=[Route("/keep", endpoint, methods=["POST"])])) as client:
+        refused = client.post("/keep", headers={"Idempotency-Key": "k1"}, content=body)
+        assert refused.status_code == 422 and "cannot be kept" in refused.json()["detail"]
+    assert not ran and state_of(idempotency.url, "k1") is None
+    assert "does not come back" in caplog.text
+
+
+def test_flask_with_a_model_and_route_parameters(idempotency: Idempotency) -> None:
+    app, seen = Flask(__name__), []
+
+    @idempotency.phased("create_ride", backoff=AT_ONCE)
+    def create_ride(op: PhasedOperation, ride: StrictRequest) -> Any:
+        seen.append((ride, dict(op.params)))
+        op.transaction("noted", phase, ride.pick_up)
+        return Response(503 if op.attempts == 1 else 201, {"from": ride.pick_up})
+
+    app.post("/cities/<city>/rides/<int:number>")(create_ride)
+    app.wsgi_app = WSGIMiddleware(  # type: ignore[method-assign]
+        app.wsgi_app, idempotency=idempotency, tenant=single_tenant("acme")
+    )
+    client, key = app.test_client(), {"Idempotency-Key": "k1"}
+    sent = [client.post("/cities/bern/rides/7", headers=key, json=RIDE) for _ in range(3)]
+    assert [r.status_code for r in sent] == [503, 201, 201]
+    assert sent[2].data == sent[1].data and sent[2].headers["Idempotent-Replayed"] == "true"
+    assert seen[0] == seen[1] and seen[0][1] == {"city": "bern", "number": 7}
+    assert client.post("/cities/bern/rides/7", headers={"Idempotency-Key": "k2"}, data="{").status_code == 422
+
+
+def test_an_annotation_that_is_only_there_for_type_checkers(idempotency: Idempotency) -> None:
+    async def function(op: Any, input: Any) -> None: ...
+
+    function.__annotations__["input"] = "samekey.Input"  # never imported under that name here
+    idempotency.phased("one")(function)
+    assert idempotency.phases.definitions["one", 1].model is None
+
+
+def test_a_dependency_by_annotation_is_not_a_model(idempotency: Idempotency) -> None:
+    from samekey import ConfigurationError
+
+    async def function(op: Any, input: Annotated[RideRequest, Depends()]) -> None: ...
+
+    function.__annotations__["input"] = Annotated[RideRequest, Depends()]
+    with pytest.raises(ConfigurationError, match="Pydantic model"):
+        idempotency.phased("one")(function)
+
+
+def test_the_input_survives_byte_for_byte(idempotency: Idempotency) -> None:
+    seen: list[Input] = []
+
+    @idempotency.phased("keep", backoff=AT_ONCE)
+    async def keep(op: AsyncPhasedOperation, input: Input) -> Response:
+        seen.append(input)
+        await op.transaction("kept", phase, None)
+        return Response(503 if op.attempts == 1 else 200)
+
+    with guarded(idempotency, Starlette(routes=[Route("/{name}", keep, methods=["POST"])])) as client:
+        headers = {"Idempotency-Key": "k1", "Content-Type": "application/octet-stream"}
+        for _ in range(2):
+            client.post("/Zo%C3%AB?a=%00&b", headers=headers, content=bytes(range(256)))
+    assert len(seen) == 2 and seen[0] == seen[1]
+    assert seen[0].body == bytes(range(256)) and seen[0].query == "a=%00&b"
+    assert seen[0].params == {"name": "Zoë"}
+    assert execute(idempotency.url, "select count(*) from samekey.inputs") == [(0,)]
