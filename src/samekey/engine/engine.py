@@ -338,22 +338,38 @@ class Engine:
 
     def attempt(self, attempt: Run) -> Finished:
         """Calls a sync phased function and settles what came of it."""
+        started = time.monotonic()
         try:
             result = attempt.definition.function(PhasedOperation(attempt, self), attempt.captured.value)
-            return self.drive(attempt.complete(result))
+            finished = self.drive(attempt.complete(result))
         except BaseException as error:
-            return self.drive(attempt.stop(error))
+            finished = self.drive(attempt.stop(error))
+        self._tell_attempt(attempt, finished, started)
+        return finished
 
     async def attempt_async(self, attempt: Run) -> Finished:
         """Calls a phased function from async code; a sync one runs in a thread."""
         function = attempt.definition.function
         if not inspect.iscoroutinefunction(function):
             return await asyncio.to_thread(self.attempt, attempt)
+        started = time.monotonic()
         try:
             result = await function(AsyncPhasedOperation(attempt, self), attempt.captured.value)
-            return await self.drive_async(attempt.complete(result))
+            finished = await self.drive_async(attempt.complete(result))
         except BaseException as error:
-            return await self.drive_async(attempt.stop(error))
+            finished = await self.drive_async(attempt.stop(error))
+        self._tell_attempt(attempt, finished, started)
+        return finished
+
+    def _tell_attempt(self, attempt: Run, finished: Finished, started: float) -> None:
+        done = finished.answer is not None and finished.answer.status < 500 and finished.error is None
+        self.events.emit(
+            "operation.finished",
+            tenant=attempt.captured.tenant,
+            value=time.monotonic() - started,
+            mode=str(Mode.PHASED),
+            outcome=str(Outcome.REMEMBER if done else Outcome.FAIL),
+        )
 
     # Looking things up
 

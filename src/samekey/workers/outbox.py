@@ -180,7 +180,7 @@ class OutboxWorker:
         try:
             envelope = Envelope.decode(job.payload)
         except NotSerialisable as error:
-            await self._bury(job, str(error))
+            await self._bury(job, _kept(str(error)))
             return
         except NewerVersion as error:
             await self._try_again(job, str(error), STRANGER_ATTEMPTS, Backoff())
@@ -207,14 +207,14 @@ class OutboxWorker:
             await self._settle(job, definition, context, answer, lease)
         except NotSerialisable as error:
             # The effect has happened and no further attempt can give a better result.
-            await self._bury(job, str(error), _provider_id(context))
+            await self._bury(job, _kept(str(error)), _provider_id(context))
         except LeaseLost:
             logger.warning("Another worker has taken the job %s; this result was dropped", job.id)
         except TimeoutError as error:
             sentence = str(error) or f"It took longer than {definition.timeout.total_seconds():g} s."
-            await self._failed(job, definition, context, sentence)
+            await self._failed(job, definition, context, _kept(sentence))
         except Exception as error:
-            await self._failed(job, definition, context, f"{type(error).__name__}: {error}")
+            await self._failed(job, definition, context, _kept(f"{type(error).__name__}: {error}"))
         finally:
             self._keeper.forget(lease)
 
@@ -357,7 +357,7 @@ class _Ended(Exception):
 
 
 def _kept(text: str) -> str:
-    """Text as it is stored: bounded, and without what a database's text cannot hold."""
+    """Text as it is logged and stored: bounded, and without what a log or a database cannot hold."""
     return text[:4000].replace("\x00", "�").encode("utf-8", "replace").decode()
 
 
