@@ -10,6 +10,11 @@ import pytest
 
 from samekey.testing.postgres import NamedServer, PostgresUnavailable, find_server
 
+# Before anything imports them: the bodies of the conformance suite assert as tests do.
+pytest.register_assert_rewrite(
+    *(f"samekey.testing.conformance_{part}" for part in ("subject", "claims", "leases", "records"))
+)
+
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[NamedServer]:

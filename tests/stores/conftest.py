@@ -11,10 +11,6 @@ from samekey.stores.sql.queries import queries_for
 from samekey.testing.postgres import NamedServer
 from tests.stores.crash_scenarios import execute, prepare
 
-pytest.register_assert_rewrite(
-    *(f"samekey.testing.conformance_{part}" for part in ("subject", "claims", "leases", "records"))
-)
-
 
 def migrated(url: str) -> Drivers:
     """The drivers of a URL whose tables are there."""

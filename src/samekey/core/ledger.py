@@ -374,9 +374,9 @@ _NEEDS_QUOTES: Final = re.compile(r"[\",;|'\r\n\t]|^\s|\s$")
 
 
 def _cell(text: str) -> str:
+    text = text.replace("\0", "")  # first: what is left may begin a formula
     if not _NUMBER.fullmatch(text):
         text = _FORMULA.sub(r"\1'", text)
-    text = text.replace("\0", "")
     return '"' + text.replace('"', '""') + '"' if _NEEDS_QUOTES.search(text) else text
 
 

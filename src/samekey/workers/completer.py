@@ -33,6 +33,8 @@ class Completer:
     def __init__(self, idempotency: Engine, *, batch: int = BATCH) -> None:
         self._idempotency = idempotency
         self._batch = batch
+        self.busy = False
+        """Whether operations are being resumed just now, each for as long as its max_run."""
 
     async def run_once(self) -> int:
         """Takes a batch and sees each through; gives how many there were."""
@@ -52,7 +54,11 @@ class Completer:
         longest = max(max_run_ms(definition.rules) for definition in definitions)
         for lease in leases:
             self._idempotency.keeper.watch(lease, longest)
-        await asyncio.gather(*map(self._resume_carefully, records, leases))
+        self.busy = bool(records)
+        try:
+            await asyncio.gather(*map(self._resume_carefully, records, leases))
+        finally:
+            self.busy = False
         return len(records)
 
     async def _resume_carefully(self, record: Record, lease: Lease) -> None:

@@ -67,7 +67,6 @@ class _Periodic:
     once: Callable[[], Awaitable[bool]]
     interval: timedelta
     after_an_error: timedelta = AFTER_AN_ERROR
-    runs_handlers: bool = False
 
 
 class WorkerService:
@@ -77,7 +76,7 @@ class WorkerService:
         self._engine = engine
         self._services = services or Services()
         self._worker: OutboxWorker | None = None
-        self._running_handlers = False
+        self._completer: Completer | None = None
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
 
@@ -110,16 +109,15 @@ class WorkerService:
         engine, services = self._engine, self._services
         found: list[_Periodic] = []
         if services.completer:
-            once = Completer(engine).run_once
-            found.append(_Periodic(_any(once), services.completer_interval, runs_handlers=True))
+            self._completer = Completer(engine)
+            found.append(_Periodic(_any(self._completer.run_once), services.completer_interval))
         if services.sweeper:
             found.append(_Periodic(_any(Sweeper(engine).run_once), services.sweeper_interval))
         if services.reaper:
             reap = Reaper(engine, pending_timeout=services.pending_timeout, tombstones=services.tombstones)
             found.append(_Periodic(_nothing_more(reap.run_once), services.reaper_interval))
         if services.reconciler:
-            once = Reconciler(engine).run_once
-            found.append(_Periodic(_any(once), services.reconciler_interval, runs_handlers=True))
+            found.append(_Periodic(_any(Reconciler(engine).run_once), services.reconciler_interval))
         if services.ledger:
             for ledgers in engine.ledgers:
                 check = LedgerCheck.of(engine, ledgers)
@@ -128,7 +126,6 @@ class WorkerService:
                         _nothing_more(check.run_once),
                         services.ledger_interval,
                         AFTER_A_LEDGER_ERROR,
-                        runs_handlers=True,
                     )
                 )
         return found
@@ -140,11 +137,7 @@ class WorkerService:
                 await self._first(asyncio.sleep(pause))
 
     async def _once(self, periodic: _Periodic) -> float:
-        self._running_handlers = self._running_handlers or periodic.runs_handlers
-        try:
-            return 0.0 if await periodic.once() else periodic.interval.total_seconds()
-        finally:
-            self._running_handlers = False
+        return 0.0 if await periodic.once() else periodic.interval.total_seconds()
 
     async def _run_outbox(self) -> None:
         services = self._services
@@ -187,7 +180,7 @@ class WorkerService:
     def _longest_silence(self) -> float:
         """Seconds for which whatever runs now may run at most, and so keep the loop from turning."""
         longest = timedelta(0) if self._worker is None else self._worker.longest_timeout
-        if self._running_handlers:
+        if self._completer is not None and self._completer.busy:
             longest = max(longest, self._engine.policy.max_run)
         return (longest + self._services.lease).total_seconds()
 
