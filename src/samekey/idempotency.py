@@ -37,6 +37,9 @@ class Idempotency(Engine):
 
     ``policy``: ``ietf()`` (the default), ``stripe()`` or ``stripe_v2()``, with any overrides.
 
+    ``prepared_statements``: False behind a pooler in transaction mode that cannot keep them (pgbouncer before
+    1.21). ``timeout`` bounds each wait for the store, ``pool_size`` the connections of each of its pools.
+
     ``digest_secret``: keys the short digests that stand for keys in logs.
 
     ``encryption``: encrypts stored requests and answers, see ``samekey.encryption``.

@@ -42,8 +42,11 @@ Connections: TypeAlias = AsyncPool[Any]
 class AsyncpgDriver:
     """``timeout`` bounds every wait: for a connection, for a connect, for one statement of ours."""
 
-    def __init__(self, url: str, *, pool_size: int = 10, timeout: float = 5.0) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int = 10, timeout: float = 5.0, prepared_statements: bool = True
+    ) -> None:
         self._url = url
+        self._cache = 100 if prepared_statements else 0
         self._pool_size = pool_size
         self.timeout = timeout
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
@@ -110,7 +113,7 @@ class AsyncpgDriver:
 
     async def _connect(self) -> asyncpg.Connection:
         try:
-            return await asyncpg.connect(self._url, timeout=self.timeout)
+            return await asyncpg.connect(self._url, timeout=self.timeout, statement_cache_size=self._cache)
         except Exception as error:
             translated = translate(error)
             if isinstance(translated, StoreUnavailable):

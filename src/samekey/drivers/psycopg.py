@@ -41,6 +41,8 @@ _ADAPTERS = AdaptersMap(psycopg.adapters)
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection whose waits can be bounded: a server that says nothing must not hold a request."""
 
+    usual_threshold: int | None = 5
+    """After how many times a statement is prepared; None behind a pooler that cannot keep them."""
     bound: float | None = None
     """Seconds for each wait from now on; None for as long as it takes."""
 
@@ -90,11 +92,14 @@ class _OurCursor(psycopg.Cursor[tuple[Any, ...]]):
 class PsycopgDriver:
     """``timeout`` bounds every wait: for a connection, for a connect, for one statement of ours."""
 
-    def __init__(self, url: str, *, pool_size: int = 10, timeout: float = 5.0) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int = 10, timeout: float = 5.0, prepared_statements: bool = True
+    ) -> None:
         self._url = url
+        self._prepare = 5 if prepared_statements else None
         self._timeout = timeout
-        self._statements = self._pool(pool_size, statement_timeout=True)
-        self._operations = self._pool(pool_size, statement_timeout=False)
+        self._statements = self._pool(pool_size)
+        self._operations = self._pool(pool_size)
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         connection = self._statements.take()
@@ -129,18 +134,14 @@ class PsycopgDriver:
         self._statements.drop_idle()
         self._operations.drop_idle()
 
-    def _pool(self, size: int, *, statement_timeout: bool) -> Pool[Connection]:
+    def _pool(self, size: int) -> Pool[Connection]:
         settings: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(self._url)
         settings.setdefault("connect_timeout", max(2, round(self._timeout)))
         # A peer that vanished without a word is noticed by the kernel.
         settings.setdefault("tcp_user_timeout", round(self._timeout * 1000))
-        if statement_timeout:
-            # Ours are short; a handler's statements are its own business.
-            own = settings.get("options") or ""
-            settings["options"] = f"-c statement_timeout={round(self._timeout * 1000)} {own}".strip()
         conninfo = psycopg.conninfo.make_conninfo(**settings)
         return Pool(
-            lambda: _connect(conninfo),
+            lambda: _connect(conninfo, self._prepare),
             psycopg.Connection.close,
             size=size,
             keep=size,
@@ -149,13 +150,14 @@ class PsycopgDriver:
         )
 
 
-def _connect(conninfo: str) -> Connection:
+def _connect(conninfo: str, prepare: int | None) -> Connection:
     try:
         connection = BoundedConnection.connect(conninfo, autocommit=True)
     except psycopg.Error as error:
         # Not a lost connection: there was none, and trying again at once would only take longer.
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    connection.prepare_threshold = connection.usual_threshold = prepare
     return connection
 
 
@@ -230,7 +232,7 @@ class PsycopgSession:
                     connection.execute(_RESET)
                 connection.row_factory = tuple_row
                 connection.cursor_factory = psycopg.Cursor
-                connection.prepare_threshold = 5
+                connection.prepare_threshold = getattr(connection, "usual_threshold", 5)
                 connection.autocommit = True
                 connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 connection.read_only = connection.deferrable = None

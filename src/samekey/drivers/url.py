@@ -21,14 +21,16 @@ class Drivers:
     aio: AsyncDriver
 
 
-def drivers_for(url: str, *, pool_size: int = 10, timeout: float = 5.0) -> Drivers:
+def drivers_for(
+    url: str, *, pool_size: int = 10, timeout: float = 5.0, prepared_statements: bool = True
+) -> Drivers:
     """The drivers that a URL names. Nothing is connected yet."""
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
         driver = SQLiteDriver(_sqlite_path(url), busy_seconds=timeout)
         return Drivers("sqlite", driver, AsyncSQLiteDriver(driver))
     if scheme in ("postgresql", "postgres"):
-        return _postgres(url, pool_size, timeout)
+        return _postgres(url, pool_size, timeout, prepared_statements)
     raise ConfigurationError(
         f"samekey does not know the store {scheme!r}. Use sqlite:///app.db, sqlite:///:memory: or "
         "postgresql://user@host/database."
@@ -48,7 +50,7 @@ def _sqlite_path(url: str) -> str:
     return path
 
 
-def _postgres(url: str, pool_size: int, timeout: float) -> Drivers:
+def _postgres(url: str, pool_size: int, timeout: float, prepared_statements: bool) -> Drivers:
     missing = [name for name in ("asyncpg", "psycopg") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
@@ -67,6 +69,6 @@ def _postgres(url: str, pool_size: int, timeout: float) -> Drivers:
 
     return Drivers(
         "postgres",
-        PsycopgDriver(url, pool_size=pool_size, timeout=timeout),
-        AsyncpgDriver(url, pool_size=pool_size, timeout=timeout),
+        PsycopgDriver(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements),
+        AsyncpgDriver(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements),
     )

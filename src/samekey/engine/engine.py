@@ -88,12 +88,15 @@ class Engine:
         schema: str = "samekey",
         pool_size: int = 10,
         timeout: float = 5.0,
+        prepared_statements: bool = True,
         digest_secret: bytes = b"samekey",
         encryption: Cipher | None = None,
     ) -> None:
         self.url = url
         self.policy = policy or ietf()
-        self.drivers = drivers_for(url, pool_size=pool_size, timeout=timeout)
+        self.drivers = drivers_for(
+            url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements
+        )
         if encryption is not None:
             self.drivers = Drivers(
                 self.drivers.dialect,
