@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import secrets
 from collections.abc import Callable
@@ -88,6 +87,12 @@ def claim_of(exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
         plain = fingerprint_as(parts, policy.fingerprint, "1")
         assert plain is not None
         identity.append(plain.hex())
+
+    def digest_as(version: str) -> bytes | None:
+        # Usually the record was made by the same version, and the work is done already.
+        same = version == mark.version
+        return mark.digest if same else fingerprint_as(parts, policy.fingerprint, version)
+
     return Claim(
         id=secrets.token_hex(16),
         attempt=secrets.token_hex(16),
@@ -97,7 +102,7 @@ def claim_of(exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
         endpoint=scope_part(endpoint)[1:],
         fingerprint=mark.digest,
         fingerprint_version=mark.version,
-        digest_as=functools.partial(fingerprint_as, parts, policy.fingerprint),
+        digest_as=digest_as,
         mode=rules.mode,
         lease_ms=policy.lease_ms,
         ttl_ms=policy.ttl_ms,
