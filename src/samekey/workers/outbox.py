@@ -12,9 +12,7 @@ import inspect
 import logging
 import random
 import secrets
-import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +27,7 @@ from ..engine.keeper import Keeper
 from ..errors import LeaseLost, NotSerialisable, StoreError
 from ..response import answer_of
 from ..stores.sql.jobs import Job
+from .apart import Ended, call_apart
 
 logger = logging.getLogger("samekey")
 
@@ -230,16 +229,16 @@ class OutboxWorker:
                     task = asyncio.current_task()
                     if task is not None and task.cancelling():
                         raise
-                    raise _Ended(error) from error  # nobody cancelled it: it raised that by itself
+                    raise Ended(error) from error  # nobody cancelled it: it raised that by itself
                 except Exception:
                     raise
                 except BaseException as error:
                     # SystemExit would end the loop, and with it every other job of this process.
-                    raise _Ended(error) from error
+                    raise Ended(error) from error
 
             task = asyncio.create_task(work(), name=f"work {context.id}")
         else:
-            task = asyncio.ensure_future(_in_thread(f"job {context.id}", function, context, payload))
+            task = asyncio.ensure_future(call_apart(f"job {context.id}", function, context, payload))
         return await self._at_most(definition.timeout, task)
 
     async def _at_most(self, longest: timedelta, task: asyncio.Task[Any]) -> Any:
@@ -282,7 +281,7 @@ class OutboxWorker:
                 else:
                     # In a thread of its own: its writes want a sync connection and may block.
                     name, record = f"end of job {job.id}", self._record_sync
-                    work = asyncio.ensure_future(_in_thread(name, record, job, context, answer))
+                    work = asyncio.ensure_future(call_apart(name, record, job, context, answer))
                 await self._at_most(definition.timeout, work)
                 return
             except StoreError as error:
@@ -349,13 +348,6 @@ class OutboxWorker:
             await run_async(self._driver, lambda: self._outbox.note_provider_id(job, provider_id))
 
 
-class _Ended(Exception):
-    """A job raised what is no ordinary error: SystemExit, KeyboardInterrupt, a cancellation of its own."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(f"It raised {type(error).__name__}: {error}")
-
-
 def _kept(text: str) -> str:
     """Text as it is logged and stored: bounded, and without what a log or a database cannot hold."""
     return text[:4000].replace("\x00", "�").encode("utf-8", "replace").decode()
@@ -365,36 +357,3 @@ def _provider_id(context: JobContext) -> str | None:
     """Providers number their objects too: whatever was set is kept as text."""
     found: object = context.provider_id
     return None if found is None else _kept(str(found))
-
-
-async def _in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs it in a thread of its own: one that hangs cannot use up a pool that the others share."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def work() -> None:
-        result: Any = None
-        raised: Exception | None = None
-        try:
-            result = function(*arguments)
-        except StopIteration as error:
-            raised = _Ended(error)  # a future cannot carry it
-        except Exception as error:
-            raised = error
-        except BaseException as error:
-            raised = _Ended(error)
-        try:
-            loop.call_soon_threadsafe(settle, result, raised)
-        except RuntimeError:
-            pass  # the worker has stopped; the job was given back
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return await future

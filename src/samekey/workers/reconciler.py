@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import logging
 import random
-import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,6 +23,7 @@ from ..engine.engine import Engine, Lookup
 from ..errors import SamekeyError
 from ..evidence import check_finding, is_still_unknown
 from ..stores.sql.operator import Actor
+from .apart import Ended, call_apart
 
 logger = logging.getLogger("samekey")
 
@@ -89,7 +89,7 @@ class Reconciler:
         async with room:
             try:
                 return await self._find_out(record, tries)
-            except (SamekeyError, LookupFailed) as error:
+            except (SamekeyError, LookupFailed, Ended) as error:
                 logger.error("The outcome of operation %s could not be looked up: %s", record.id, error)
                 why = f"the lookup failed: {error}"
             except Exception as error:
@@ -157,34 +157,8 @@ class LookupFailed(Exception):
 
 
 async def _call(lookup: Lookup, record: Record) -> Any:
-    """Calls a lookup of any kind. A sync one runs in a thread of its own: a pool that others share could be
-    used up by those that hang, and the process would wait for them at its end."""
+    """Calls a lookup of any kind."""
     if inspect.iscoroutinefunction(lookup):
         return await lookup(record)
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def work() -> None:
-        result: Any = None
-        raised: Exception | None = None
-        try:
-            result = lookup(record)
-        except BaseException as error:
-            ordinary = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            raised = error if ordinary else LookupFailed(f"It raised {type(error).__name__}.")  # type: ignore[assignment]
-        try:
-            loop.call_soon_threadsafe(settle, result, raised)
-        except RuntimeError:
-            pass  # the reconciler has stopped meanwhile
-
-    threading.Thread(target=work, name="samekey-lookup", daemon=True).start()
-    result = await future
+    result = await call_apart("samekey-lookup", lookup, record)
     return await result if inspect.isawaitable(result) else result
