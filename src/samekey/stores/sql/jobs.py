@@ -159,6 +159,7 @@ class Jobs:
         """
         yield BEGIN
         if job.answers:
+            yield from self._queries.act_as("worker")
             yield self._queries.statement(
                 "complete_operation",
                 now,
@@ -166,6 +167,7 @@ class Jobs:
                 **answer_values(answer),
                 provider_id=provider_id,
             )
+            yield from self._queries.act_no_more()
         rows = yield self._queries.statement(
             "finish_job", now, id=job.id, attempt=job.attempt, provider_id=provider_id
         )
@@ -197,9 +199,11 @@ class Jobs:
         """Dead letter: the job stops here with its error, and its operation with it. ``LeaseLost`` too."""
         yield BEGIN
         if job.answers:
+            yield from self._queries.act_as("worker")
             yield self._queries.statement(
                 "bury_operation", now, **_operation(job), job_id=job.id, error_code="job_failed"
             )
+            yield from self._queries.act_no_more()
         rows = yield self._queries.statement("bury_job", now, id=job.id, attempt=job.attempt, error=error)
         if not rows:
             raise LeaseLost("Another worker has taken the job.")

@@ -255,6 +255,9 @@ class Phases:
         now: int | None = None,
     ) -> Program[list[Record]]:
         """Operations whose lease ran out, now under attempts of ours. ``known``: ``name/version``."""
+        if self._queries.dialect == "sqlite":
+            yield BEGIN
+        yield from self._queries.act_as("completer")
         rows = yield self._queries.statement(
             "take_abandoned",
             now,
@@ -264,6 +267,7 @@ class Phases:
             lease_ms=lease_ms,
             batch=batch,
         )
+        yield from self._queries.act_no_more()
         return [decode_record(row[1:]) for row in rows]
 
     def _check_fence(self, lease: Lease, name: str, now: int | None) -> Program[int]:

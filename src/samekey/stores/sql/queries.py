@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from ...core.program import Dialect, Query, Statement, Style, Value
+from ...core.program import Dialect, Program, Query, Statement, Style, Value
 from ...core.record import COLUMNS
 from ...core.states import LEASE_END, Event, sources, target
 from ...errors import ConfigurationError
@@ -59,6 +59,15 @@ class Queries:
         """A statement with its parameters; ``now`` is for tests, else the store's clock rules."""
         return Statement(self._queries[query], {"now": now, **values})
 
+    def act_as(self, actor: str) -> Program[None]:
+        """SQLite: who acts from here on, in this transaction. PostgreSQL's statements say it themselves."""
+        if self.dialect == "sqlite":
+            yield self.statement("act_as", None, actor=actor, reason=None)
+
+    def act_no_more(self) -> Program[None]:
+        if self.dialect == "sqlite":
+            yield self.statement("act_end", None)
+
     def expand(self, sql: str) -> str:
         """SQL with its braces filled in; parameters stay as they are."""
         return _BRACES.sub(lambda match: self._word(match[1]), sql)
@@ -72,6 +81,9 @@ class Queries:
         kind, _, event = word.partition(":")
         if kind == "from":
             return ", ".join(f"'{state}'" for state in sources(Event(event)))
+        if kind == "actor":
+            # Read by the audit's trigger; it costs no statement of its own and ends with the transaction.
+            return f"set_config('samekey.actor', '{event}', true) is not null"
         if kind == "to":
             return f"'{target(Event(event))}'"
         return self._words[word]

@@ -116,7 +116,7 @@ update {keys} set
     expires_at = {now} + (expires_at - last_run_at),
     error_code = null, provider_id = coalesce(:provider_id::text, provider_id)
 where scope = :scope::text and key = :key::text and id = :operation_id::text
-    and state = 'pending' and {durable}
+    and state = 'pending' and {durable} and {actor:worker}
 returning {now}
 
 -- name: bury_operation
@@ -125,7 +125,7 @@ update {keys} set
     state = {to:give_up}, error_code = :error_code::text,
     provider_id = coalesce((select j.provider_id from {jobs} as j where j.id = :job_id::text), provider_id)
 where scope = :scope::text and key = :key::text and id = :operation_id::text
-    and state = 'pending' and {durable}
+    and state = 'pending' and {durable} and {actor:worker}
 returning {now}
 
 -- name: count_jobs

@@ -129,6 +129,7 @@ update {keys} set
     locked_until = {now} + :lease_ms::bigint, last_run_at = {now}
 from due
 where scope = due_scope and key = due_key and state in ({from:resume}) and {durable}
+    and {actor:completer}
 returning {now}, {record}
 
 -- name: clock

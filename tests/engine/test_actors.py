@@ -1,0 +1,77 @@
+"""The audit says who moved an operation: the worker and the completer under their own names (O3)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from samekey import Idempotency, Input, Response, current_operation, ietf
+from samekey.asgi import IdempotencyMiddleware
+from samekey.drivers.run import run
+from samekey.stores.sql.migrations import migrate
+from samekey.tenants import single_tenant
+from samekey.workers.completer import Completer
+from samekey.workers.outbox import OutboxWorker
+
+
+@pytest.mark.parametrize("store", ["sqlite_url", "postgres_url"])
+def test_the_worker_and_the_completer_sign_their_work(store: str, request: pytest.FixtureRequest) -> None:
+    idempotency = Idempotency(request.getfixturevalue(store), policy=ietf(lease=0.2, max_run=0.2))
+    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    broken = True
+
+    @idempotency.deferred
+    async def order(request: Request) -> JSONResponse:
+        await current_operation().enqueue("charge")
+        return JSONResponse({}, 202)
+
+    @idempotency.job("charge")
+    async def charge(job: Any, payload: Any) -> Response:
+        return Response(201, {"paid": True})
+
+    async def nothing(connection: Any) -> None:
+        return None
+
+    @idempotency.phased("ride")
+    async def ride(op: Any, input: Input) -> Response:
+        await op.transaction("booked", nothing)
+        if broken:
+            raise RuntimeError("later")
+        return Response(201)
+
+    app = Starlette(routes=[Route("/order", order, methods=["POST"]), Route("/ride", ride, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant())
+
+    def actors(key: str) -> list[tuple[str | None, str]]:
+        operator = idempotency.resolver.operator
+        record = run(idempotency.drivers.sync, lambda: operator.find(key=key))[0]
+        lines = run(idempotency.drivers.sync, lambda: operator.timeline(record.scope, key))
+        return [(line.after, line.actor) for line in lines]
+
+    async def story() -> None:
+        nonlocal broken
+        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+            for path in ("/order", "/ride"):
+                await client.post(path, json={}, headers={"Idempotency-Key": path.strip("/")})
+        worker = OutboxWorker(idempotency)
+        assert await worker.run_once() == 1
+        await worker.drain()
+        await worker.stop()
+        broken = False
+        async with asyncio.timeout(20):
+            while not await Completer(idempotency).run_once():
+                await asyncio.sleep(0.05)
+        await idempotency.aclose()
+
+    asyncio.run(story())
+    assert actors("order")[-1] == ("completed", "worker")
+    assert ("in_progress", "completer") in actors("ride")
+    idempotency.close()
