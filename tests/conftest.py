@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from samekey.testing.postgres import NamedServer, PostgresUnavailable, find_server
+
+if os.environ.get("CI"):
+    # The same examples in every run, so that a failure belongs to the change; elsewhere they are new.
+    settings.register_profile("ci", derandomize=True, print_blob=True)
+    settings.load_profile("ci")
 
 # Before anything imports them: the bodies of the conformance suite assert as tests do.
 pytest.register_assert_rewrite(
