@@ -1,0 +1,36 @@
+"""A claim that landed while its reply was lost is given back: nothing ran under it, so nothing is unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from samekey import Idempotency, StoreUnavailable
+from samekey.core.claim import scope_of, scope_part
+from samekey.drivers.run import ATTEMPTS, run
+from samekey.stores.sql.migrations import migrate
+from samekey.testing.processes import wait_until
+from samekey.testing.proxy import FaultProxy, cut_after
+
+RESERVE = r"[\s\S]*insert into [\s\S]*on conflict \(scope, key\) do nothing[\s\S]*"
+
+
+def test_a_claim_whose_reply_was_lost_does_not_keep_its_key(postgres_url: str) -> None:
+    direct = Idempotency(postgres_url)
+    run(direct.drivers.sync, lambda: migrate(direct.queries))
+    scope = scope_of(scope_part("t"))
+
+    def is_free() -> bool:
+        return run(direct.drivers.sync, lambda: direct.keys.read(scope, "k")) is None
+
+    with FaultProxy.before(postgres_url) as proxy:
+        idempotency = Idempotency(proxy.url_for(postgres_url))
+        idempotency.check()
+        rule = proxy.on_statement(RESERVE, cut_after, times=ATTEMPTS)
+        with pytest.raises(StoreUnavailable):
+            idempotency.once(tenant="t", key="k", run=lambda: pytest.fail("it ran"))
+        assert rule.count == ATTEMPTS, "every try lost its reply"
+        # Long before its lease of a minute: the keeper takes it back as soon as the store answers.
+        wait_until(is_free, timeout=30)
+        assert idempotency.once(tenant="t", key="k", run=lambda: "now") == "now"
+        idempotency.close()
+    direct.close()
