@@ -70,7 +70,7 @@ def main() -> None:
         seconds = time.perf_counter() - begin
         stored = run(
             idempotency.drivers.sync,
-            lambda: idempotency.resolver.operator.find(tenant=scope_part("sprayer"), limit=options.keys),
+            lambda: idempotency.store.finding.find(tenant=scope_part("sprayer"), limit=options.keys),
         )
         print(f"{options.keys:,} keys sprayed in {seconds:.0f} s: {len(stored):,} stored, the cap is {CAP:,}")
         print(f"the other tenant, alone:  new key {quiet[0]:.2f} ms, retry {quiet[1]:.2f} ms")

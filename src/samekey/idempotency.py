@@ -23,7 +23,7 @@ from .engine.reconcile import Resolution
 from .engine.rules import rules_from, seconds
 from .errors import ConfigurationError, SignatureRefused
 from .evidence import Evidence
-from .stores.sql.operator import Actor
+from .stores.protocols import Actor
 from .workers.service import Services, WorkerService
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -184,6 +184,7 @@ class Idempotency(Engine):
 
     def _declare(self, handler: Any, mode: Mode, options: dict[str, Any]) -> Any:
         rules = rules_from(self.policy, mode, options)
+        self.store.must_carry(mode, rules.policy)
         if handler is not None:
             return guard(self, handler, rules)
         return lambda function: guard(self, function, rules)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from samekey.core.claim import downstream_base, downstream_key, lock_number, scope_of, scope_part
+from samekey.core.claim import (
+    downstream_base,
+    downstream_key,
+    located_by,
+    locating_id,
+    lock_number,
+    scope_of,
+    scope_part,
+)
 
 # Any code point, lone surrogates included: a tenant may come from anywhere.
 anything = st.text(st.characters(exclude_categories=()), max_size=300)
@@ -185,3 +193,10 @@ def test_lock_numbers_are_spread_over_the_whole_range() -> None:
 def test_different_operations_take_different_locks(one: tuple[str, str], other: tuple[str, str]) -> None:
     assume(one != other)
     assert lock_number(*one) != lock_number(*other)
+
+
+def test_a_locating_id_leads_to_its_key_and_cannot_be_guessed_from_it() -> None:
+    token = "0123456789abcdef" * 2
+    made = locating_id(token, "scope", "key")
+    assert made.startswith(token) and located_by(made) == downstream_base("scope", "key")
+    assert located_by("anything else") == ""

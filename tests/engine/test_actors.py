@@ -50,7 +50,7 @@ def test_the_worker_and_the_completer_sign_their_work(store: str, request: pytes
     app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant())
 
     def actors(key: str) -> list[tuple[str | None, str]]:
-        operator = idempotency.resolver.operator
+        operator = idempotency.store.tables.operator
         record = run(idempotency.drivers.sync, lambda: operator.find(key=key))[0]
         lines = run(idempotency.drivers.sync, lambda: operator.timeline(record.scope, key))
         return [(line.after, line.actor) for line in lines]

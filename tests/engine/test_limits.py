@@ -35,7 +35,7 @@ def limited(url: str) -> Iterator[Idempotency]:
 
 
 def test_new_keys_in_a_minute_are_counted_by_the_stores_clock(limited: Idempotency) -> None:
-    limits = Limits(limited.keys)
+    limits = Limits(limited.store.tables.keys)
 
     def admit(tenant: str, now: int) -> Exceeded | None:
         return run(
@@ -74,7 +74,7 @@ def test_stored_keys_are_bounded_by_the_cap(url: str) -> None:
             refused += 1
     stored = run(
         idempotency.drivers.sync,
-        lambda: idempotency.resolver.operator.find(tenant=scope_part("sprayer"), limit=1000),
+        lambda: idempotency.store.finding.find(tenant=scope_part("sprayer"), limit=1000),
     )
     assert (len(stored), refused) == (20, 30)
     # Neither a tenant whose name begins alike nor a longer one shares the cap.

@@ -45,7 +45,7 @@ def leave(_turn: Turn) -> None:
 def sweep(_turn: Turn, url: str, batch: int) -> list[str]:
     """Sweeps until nothing is left; the ids of what this node moved."""
     idempotency, moved = engine(url), []
-    upkeep = Upkeep(idempotency.keys)
+    upkeep = Upkeep(idempotency.store.tables.keys)
     while True:
         some = run(idempotency.drivers.sync, lambda: upkeep.sweep(batch=batch))
         moved += [record.id for record in some]
@@ -74,7 +74,7 @@ def take_or_time_out(turn: Turn, url: str, scope: str, key: str, operation_id: s
             lambda: idempotency.outbox.take(f"{turn.round:032x}", lease_ms=60_000, batch=10),
         )
         return "taken" if any(job.operation_id == operation_id for job in taken) else "nothing"
-    upkeep = Upkeep(idempotency.keys)
+    upkeep = Upkeep(idempotency.store.tables.keys)
     driver = idempotency.drivers.aio
     try:
         closed = loop().run_until_complete(

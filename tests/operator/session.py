@@ -19,7 +19,7 @@ from pathlib import Path
 
 from samekey import OutcomeUnknown
 from samekey.core.record import Record
-from samekey.stores.sql.operator import Actor
+from samekey.stores.protocols import Actor
 from tests.operator.command import Ran, samekey
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, SECOND, World
 

@@ -7,7 +7,7 @@ import pytest
 from samekey import Declined, Executed, NotExecuted, OutcomeUnknown, Response
 from samekey.core.record import Record
 from samekey.core.states import Mode
-from samekey.stores.sql.operator import Actor
+from samekey.stores.protocols import Actor
 from samekey.workers.reaper import Reaper
 from samekey.workers.reconciler import Reconciler
 from samekey.workers.sweeper import Sweeper

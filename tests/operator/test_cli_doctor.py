@@ -11,7 +11,7 @@ import pytest
 
 from samekey.core.states import Mode
 from samekey.drivers.run import run
-from samekey.stores.sql.operator import Actor
+from samekey.stores.protocols import Actor
 from tests.operator.command import Ran, samekey
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, SECOND, World
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from samekey.ops.doctor import ENOUGH_RUNS, Figures, examine, lease_advice, span
-from samekey.stores.sql.operator import Overview
+from samekey.stores.protocols import Overview
 from tests.operator.world import DAY, HOUR, MINUTE, SECOND
 
 NOW = 1_800_000_000_000

@@ -14,7 +14,7 @@ from samekey.core.decide import Execute, Gone
 from samekey.core.states import Mode
 from samekey.drivers.run import run, run_in
 from samekey.engine.events import Event
-from samekey.stores.sql.operator import Actor
+from samekey.stores.protocols import Actor
 from samekey.testing.processes import Racers
 from samekey.workers.reaper import Reaper
 from tests.operator import nodes

@@ -18,7 +18,7 @@ from samekey.core.record import Record
 from samekey.core.states import Mode
 from samekey.engine.events import Event
 from samekey.errors import ConfigurationError
-from samekey.stores.sql.operator import Actor
+from samekey.stores.protocols import Actor
 from samekey.workers.reconciler import Looked, Reconciler
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World
 

@@ -75,7 +75,7 @@ def test_one_begun_job_of_two_is_enough(world: World) -> None:
 
 def test_a_revived_job_has_its_time_again(world: World) -> None:
     """Its operation was dead for longer than pending work may wait."""
-    from samekey.stores.sql.operator import Actor
+    from samekey.stores.protocols import Actor
 
     record, job_id = world.dead_job(at=-3 * DAY)
     assert world.run(lambda: world.operator.retry_dead_job(job_id, Actor("ann", "fixed")))

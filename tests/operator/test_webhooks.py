@@ -13,7 +13,7 @@ from samekey.core.claim import downstream_key
 from samekey.core.record import Record
 from samekey.engine.reconcile import Resolution
 from samekey.errors import ConfigurationError, SignatureRefused
-from samekey.stores.sql.operator import Actor
+from samekey.stores.protocols import Actor
 from samekey.workers.reconciler import Reconciler
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World
 

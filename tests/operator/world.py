@@ -23,8 +23,9 @@ from samekey.core.record import Answer, Record
 from samekey.core.states import Mode
 from samekey.drivers.run import run
 from samekey.drivers.sqlite import SQLiteDriver
+from samekey.stores.protocols import Actor
 from samekey.stores.sql.migrations import migrate
-from samekey.stores.sql.operator import Actor, Operator, Transition
+from samekey.stores.sql.operator import Operator, Transition
 from samekey.stores.sql.phases import Phases, StoredInput
 from samekey.stores.sql.upkeep import Upkeep
 
@@ -43,7 +44,7 @@ class World:
         self.url = url
         self.engine = Idempotency(url, policy=policy or ietf(), pool_size=8)
         run(self.engine.drivers.sync, lambda: migrate(self.engine.queries))
-        self.keys = self.engine.keys
+        self.keys = self.engine.store.tables.keys
         self.operator = Operator(self.keys)
         self.upkeep = Upkeep(self.keys)
         self.jobs = self.engine.outbox

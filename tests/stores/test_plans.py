@@ -18,7 +18,7 @@ from samekey.core.claim import lock_number
 from samekey.core.program import Statement, Value
 from samekey.core.record import Answer
 from samekey.drivers.url import drivers_for
-from samekey.stores.sql.keys import answer_values, claim_values
+from samekey.stores.keys import answer_values, claim_values
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
 from samekey.testing.postgres import NamedServer

@@ -99,9 +99,9 @@ def _tell(looked: list[Looked], *, as_json: bool) -> None:
 
 
 def _tell_due(idempotency: Idempotency, *, as_json: bool) -> None:
-    operator, driver = idempotency.resolver.operator, idempotency.drivers.sync
-    now = run(driver, operator.overview).now
-    records = run(driver, lambda: operator.find(state=str(State.UNKNOWN), limit=1000))
+    finding, driver = idempotency.store.finding, idempotency.drivers.sync
+    now = run(driver, finding.overview).now
+    records = run(driver, lambda: finding.find(state=str(State.UNKNOWN), limit=1000))
     due = [one for one in records if one.reconcile_after is not None and one.reconcile_after <= now]
     rows = [(one.id, one.endpoint, "yes" if idempotency.lookup_for(one) is not None else "no") for one in due]
     if as_json:

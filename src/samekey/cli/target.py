@@ -26,9 +26,10 @@ from ..drivers.url import Drivers, drivers_for
 from ..encryption import fernet
 from ..errors import ConfigurationError, SamekeyError
 from ..idempotency import Idempotency
+from ..stores.protocols import Actor
 from ..stores.sql.keys import Keys
 from ..stores.sql.migrations import check
-from ..stores.sql.operator import Actor, Named, Operator, Transition
+from ..stores.sql.operator import Named, Operator, Transition
 from ..stores.sql.queries import queries_for
 from ..stores.sql.upkeep import Upkeep
 

@@ -58,6 +58,16 @@ def downstream_key(scope: str, key: str, step: str) -> str:
     return f"{downstream_base(scope, key)}-{_digest('samekey step 1', step)[:32]}"
 
 
+def locating_id(token: str, scope: str, key: str) -> str:
+    """An operation id that says where its record lies, for stores that find by key only."""
+    return token + downstream_base(scope, key)
+
+
+def located_by(operation_id: str) -> str:
+    """The ``downstream_base`` in a ``locating_id``; something that fits no record for any other text."""
+    return operation_id[32:]
+
+
 def lock_number(scope: str, key: str) -> int:
     """A signed 64-bit number for an advisory lock. A collision costs a 409, never a second run."""
     digest = bytes.fromhex(_digest("samekey lock 1", scope, key))

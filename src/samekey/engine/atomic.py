@@ -32,8 +32,9 @@ from ..errors import (
     StreamedAnswer,
     TransactionConflict,
 )
+from ..stores.keys import Seen
 from ..stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
-from ..stores.sql.keys import Keys, Seen
+from ..stores.sql.keys import Keys
 from .flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
 from .keeper import Keeper
 from .leased import max_run_of

@@ -29,9 +29,8 @@ from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
 from ..core.states import Mode
-from ..drivers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
+from ..drivers.encrypted import Cipher
 from ..drivers.run import run, run_in, run_in_async
-from ..drivers.url import Drivers, drivers_for
 from ..errors import (
     ConfigurationError,
     CorruptRecord,
@@ -43,10 +42,9 @@ from ..errors import (
     StoreError,
 )
 from ..stores.sql.jobs import Jobs
-from ..stores.sql.keys import Keys
 from ..stores.sql.limits import Limits
-from ..stores.sql.migrations import check, migrate
-from ..stores.sql.queries import queries_for
+from ..stores.sql.migrations import migrate
+from ..stores.sql.queries import Queries
 from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
 from .deferred import ClaimedDeferred, LockedDeferred
@@ -62,9 +60,10 @@ from .lookups import LookupLimit
 from .operation import Running
 from .phased import Definition, PhasedWay, Run
 from .phases import AsyncPhasedOperation, PhasedOperation
-from .reconcile import Resolver
+from .reconcile import DirectResolver, NotingResolver, Resolver
 from .rules import Rules
 from .status import status_answer
+from .store import Tables, open_store
 from .way import Finished, Handled, Way, unavailable
 
 logger = logging.getLogger("samekey")
@@ -94,50 +93,64 @@ class Engine:
     ) -> None:
         self.url = url
         self.policy = policy or ietf()
-        self.drivers = drivers_for(
-            url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements
+        self.store = open_store(
+            url,
+            schema=schema,
+            pool_size=pool_size,
+            timeout=timeout,
+            prepared_statements=prepared_statements,
+            encryption=encryption,
         )
-        if encryption is not None:
-            self.drivers = Drivers(
-                self.drivers.dialect,
-                EncryptedDriver(self.drivers.sync, encryption),
-                AsyncEncryptedDriver(self.drivers.aio, encryption),
-            )
-        self.queries = queries_for(self.drivers.dialect, schema)
-        self.keys = Keys(self.queries)
+        self.drivers = self.store.drivers
+        self.keys = self.store.keys
         self.breaker = Breaker()
         self.events = Events()
         self.keeper = Keeper(self.drivers.sync, self.keys.renew)
         self._digest_secret = digest_secret
-        self._limits = Limits(self.keys)
         self._lookup_limit = LookupLimit(self.policy.lookups_per_minute)
         self._ready = False
         leased = Leased(self.keys, self.keeper)
-        atomic: Way = (
-            LockedAtomic(self.keys, self.keeper)
-            if self.drivers.dialect == "postgres"
-            else ClaimedAtomic(self.keys, self.keeper)
-        )
-        deferred: Way = (
-            LockedDeferred(self.keys, self.keeper)
-            if self.drivers.dialect == "postgres"
-            else ClaimedDeferred(self.keys, self.keeper)
-        )
-        self._ways: dict[Mode, Way] = {
-            Mode.LEASED: leased,
-            Mode.REPEATABLE: leased,
-            Mode.PHASED: leased,  # its claim; the phases are their own way on
-            Mode.ATOMIC: atomic,
-            Mode.DEFERRED: deferred,
-        }
-        self.phases = PhasedWay(self.keys, self.keeper)
-        self.outbox = Jobs(self.keys)
+        self._ways: dict[Mode, Way] = {Mode.LEASED: leased, Mode.REPEATABLE: leased}
         self.jobs = JobRegistry()
-        self.resolver = Resolver(self.keys)
         self.lookups: dict[str | None, Lookup] = {}
         self.ledgers: list[Ledgers] = []
+        self.resolver: Resolver = DirectResolver(self.store.finding)
+        self.store.must_carry(Mode.LEASED, self.policy)
+        if self.store.transactional is not None:
+            self._join_tables(self.store.transactional)
+
+    def _join_tables(self, tables: Tables) -> None:
+        """The ways that need a transaction, and what only tables can keep."""
+        keys, keeper = tables.keys, self.keeper
+        locked = self.drivers.dialect == "postgres"
+        self._ways |= {
+            Mode.PHASED: self._ways[Mode.LEASED],  # its claim; the phases are their own way on
+            Mode.ATOMIC: LockedAtomic(keys, keeper) if locked else ClaimedAtomic(keys, keeper),
+            Mode.DEFERRED: LockedDeferred(keys, keeper) if locked else ClaimedDeferred(keys, keeper),
+        }
+        self._phases = PhasedWay(keys, keeper)
+        self._outbox = Jobs(keys)
+        self._limits = Limits(keys)
+        self.resolver = NotingResolver(tables.operator)
         if self.drivers.dialect == "sqlite":
             run(self.drivers.sync, lambda: migrate(self.queries))
+
+    @property
+    def queries(self) -> Queries:
+        """The SQL of the store's tables, for ``migrate``. Only a transactional store has tables."""
+        return self.store.tables.queries
+
+    @property
+    def phases(self) -> PhasedWay:
+        """Phased work. Only a transactional store has it."""
+        self.store.must_carry(Mode.PHASED)
+        return self._phases
+
+    @property
+    def outbox(self) -> Jobs:
+        """The jobs of deferred work. Only a transactional store has them."""
+        self.store.must_carry(Mode.DEFERRED)
+        return self._outbox
 
     def edge_rules(self, *, required: bool | None = None) -> Rules:
         """How an undecorated route is guarded: leased, with the policy's defaults."""
@@ -250,7 +263,8 @@ class Engine:
         self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any
     ) -> Flow[Running | Verdict]:
         """Takes a key that has been read and found good, or says what stands in the way."""
-        claim = claim_of(exchange, rules, tenant, key)
+        claim = claim_of(exchange, rules, tenant, key, self.keys.operation_id)
+        self.store.must_carry(rules.mode, rules.policy)
         way = self._ways[rules.mode]
         yield from self._get_ready()
         yield from self._admit(claim, rules)
@@ -301,7 +315,7 @@ class Engine:
     def _get_ready(self) -> Flow[None]:
         """Checks the schema once; a mismatch refuses the request with a sentence, not with a guess."""
         if not self._ready:
-            yield from ask(lambda: check(self.queries))
+            yield from ask(self.store.check)
             self._ready = True
 
     def digest(self, tenant: str, key: str) -> str:
@@ -414,7 +428,7 @@ class Engine:
 
     def check(self) -> None:
         """Raises ``SchemaMismatch`` if the tables do not fit this version. Good at start-up."""
-        run(self.drivers.sync, lambda: check(self.queries))
+        run(self.drivers.sync, self.store.check)
         self._ready = True
 
     def close(self) -> None:

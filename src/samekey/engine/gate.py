@@ -72,7 +72,9 @@ def _resolved(
     return found
 
 
-def claim_of(exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
+def claim_of(
+    exchange: Exchange, rules: Rules, tenant: str, key: str, operation_id: Callable[[str, str, str], str]
+) -> Claim:
     """The claim of a request, with ids that were never used before."""
     policy, parts = rules.policy, exchange.parts
     mark = fingerprint(parts, policy.fingerprint)
@@ -93,10 +95,11 @@ def claim_of(exchange: Exchange, rules: Rules, tenant: str, key: str) -> Claim:
         same = version == mark.version
         return mark.digest if same else fingerprint_as(parts, policy.fingerprint, version)
 
+    scope = scope_of(*identity)
     return Claim(
-        id=secrets.token_hex(16),
+        id=operation_id(secrets.token_hex(16), scope, key),
         attempt=secrets.token_hex(16),
-        scope=scope_of(*identity),
+        scope=scope,
         key=key,
         tenant=identity[0],
         endpoint=scope_part(endpoint)[1:],

@@ -13,7 +13,7 @@ from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
 from ..errors import StoreError
-from ..stores.sql.keys import Keys, Seen
+from ..stores.keys import Keys, Seen
 from .flow import Flow, ask
 from .keeper import Keeper
 from .operation import Operation, Running

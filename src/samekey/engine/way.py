@@ -14,7 +14,7 @@ from ..core.record import Answer, Lease
 from ..core.replayable import replayable
 from ..core.states import Mode
 from ..errors import CommitUncertain, NotExecuted, OutcomeUnknown, StoreUnavailable
-from ..stores.sql.keys import Keys
+from ..stores.keys import Keys
 from .flow import Flow, ask
 from .keeper import Keeper
 from .operation import Running

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ..core.program import Dialect
-from ..stores.sql.operator import Overview
+from ..stores.protocols import Overview
 
 SECOND: Final = 1000
 MINUTE: Final = 60 * SECOND

@@ -22,7 +22,7 @@ from ..drivers.run import run
 from ..engine.engine import Engine
 from ..engine.events import NAMES, Event
 from ..errors import ConfigurationError
-from ..stores.sql.operator import Operator, Overview
+from ..stores.protocols import Overview
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
@@ -312,7 +312,7 @@ class Figures:
         try:
             engine = self._engine()
             if engine is not None:
-                found = run(engine.drivers.sync, Operator(engine.keys).overview)
+                found = run(engine.drivers.sync, engine.store.finding.overview)
             self._failing = False
         except Exception as error:
             if not self._failing:  # once for each outage

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
-from ..core.claim import Claim
+from ..core.claim import Claim, locating_id
 from ..core.decide import Decision, Execute
 from ..core.policy import Policy
 from ..core.program import Program, Value
@@ -36,7 +36,7 @@ NOW = 1_800_000_000_000
 
 
 class KeyStore(Protocol):
-    """The programs that a store offers (``samekey.stores.sql.keys.Keys`` says what each must do)."""
+    """The programs that a store offers (``samekey.stores.keys.Keys`` says what each must do)."""
 
     def claim(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Decision]: ...
 
@@ -233,11 +233,13 @@ def new_claim(
     ttl_ms: int = DAY,
 ) -> Claim:
     """A first request: a scope and key that no other test has, unless they are given."""
+    scope = f"conformance-{secrets.token_hex(8)}" if scope is None else scope
+    key = secrets.token_hex(8) if key is None else key
     return Claim(
-        id=secrets.token_hex(16),
+        id=new_id(scope, key),
         attempt=secrets.token_hex(16),
-        scope=f"conformance-{secrets.token_hex(8)}" if scope is None else scope,
-        key=secrets.token_hex(8) if key is None else key,
+        scope=scope,
+        key=key,
         tenant="=conformance",
         endpoint="POST /payments",
         fingerprint=body,
@@ -251,7 +253,13 @@ def new_claim(
 
 def retry_of(claim: Claim, **changes: Any) -> Claim:
     """The same request sent again: everything is equal but the two random ids."""
-    return dataclasses.replace(claim, id=secrets.token_hex(16), attempt=secrets.token_hex(16), **changes)
+    fresh = new_id(claim.scope, claim.key)
+    return dataclasses.replace(claim, id=fresh, attempt=secrets.token_hex(16), **changes)
+
+
+def new_id(scope: str, key: str) -> str:
+    """An operation id that every kind of store can find its record by."""
+    return locating_id(secrets.token_hex(16), scope, key)
 
 
 def different_request(claim: Claim) -> Claim:

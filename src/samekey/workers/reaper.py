@@ -18,7 +18,7 @@ from ..core.record import Answer
 from ..core.replayable import replayable
 from ..drivers.run import run_async
 from ..engine.engine import Engine
-from ..stores.sql.upkeep import JobHeld, Upkeep
+from ..stores.sql.upkeep import JobHeld
 
 logger = logging.getLogger("samekey")
 
@@ -44,7 +44,7 @@ class Reaper:
         tombstones: timedelta = TOMBSTONES,
     ) -> None:
         self._engine = engine
-        self._upkeep = Upkeep(engine.keys)
+        self._upkeep = engine.store.tending
         self._batch = batch
         self._pending_ms = milliseconds(pending_timeout)
         self._tombstones_ms = milliseconds(tombstones)

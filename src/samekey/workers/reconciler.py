@@ -22,7 +22,7 @@ from ..drivers.run import run_async
 from ..engine.engine import Engine, Lookup
 from ..errors import SamekeyError
 from ..evidence import check_finding, is_still_unknown
-from ..stores.sql.operator import Actor
+from ..stores.protocols import Actor
 from .apart import Ended, call_apart
 
 logger = logging.getLogger("samekey")
@@ -79,7 +79,7 @@ class Reconciler:
         lease_ms = milliseconds(self._timeout * self._batch + SAFETY)
         taken = await run_async(
             self._engine.drivers.aio,
-            lambda: self._resolver.operator.take_unknown(batch=self._batch, lease_ms=lease_ms),
+            lambda: self._resolver.finding.take_unknown(batch=self._batch, lease_ms=lease_ms),
         )
         room = asyncio.Semaphore(AT_ONCE)
         return await asyncio.gather(*(self._look_at(record, tries, room) for tries, record in taken))
@@ -136,16 +136,16 @@ class Reconciler:
         return task.result()
 
     async def _later(self, record: Record, tries: int, why: str) -> Looked:
-        driver, operator = self._engine.drivers.aio, self._resolver.operator
+        driver, finding = self._engine.drivers.aio, self._resolver.finding
         self._tell("reconcile.failed", record)
         if tries >= self._max_tries:
             actor = Actor("reconciler", f"given up after {tries} tries: {why}")
-            if await run_async(driver, lambda: operator.give_up(record.id, actor, attempt=record.attempt)):
+            if await run_async(driver, lambda: finding.give_up(record.id, actor, attempt=record.attempt)):
                 logger.error("The outcome of operation %s is a dead letter: %s", record.id, why)
                 self._tell("dead_letter", record)
             return Looked(record, State.DEAD_LETTER, why)
         pause = max(1000, self._backoff.pause_ms(tries, 0.5 + random.random() / 2))  # noqa: S311
-        await run_async(driver, lambda: operator.ask_again(record.id, pause_ms=pause, attempt=record.attempt))
+        await run_async(driver, lambda: finding.ask_again(record.id, pause_ms=pause, attempt=record.attempt))
         return Looked(record, record.state, why)
 
     def _tell(self, event: str, record: Record) -> None:

@@ -95,7 +95,7 @@ class WorkerService:
         # Only in a process of its own: inside an application it is not ours to end.
         watchdog = Watchdog(loop, self._longest_silence) if handle_signals else None
         work = [self._run_periodic(periodic) for periodic in self._periodic()]
-        if self._services.outbox:
+        if self._services.outbox and self._engine.store.transactional is not None:
             work.append(self._run_outbox())
         try:
             await asyncio.gather(*work)
@@ -108,7 +108,7 @@ class WorkerService:
     def _periodic(self) -> list[_Periodic]:
         engine, services = self._engine, self._services
         found: list[_Periodic] = []
-        if services.completer:
+        if services.completer and engine.store.transactional is not None:
             self._completer = Completer(engine)
             found.append(_Periodic(_any(self._completer.run_once), services.completer_interval))
         if services.sweeper:

@@ -13,7 +13,6 @@ from datetime import timedelta
 from ..core.states import State
 from ..drivers.run import run_async
 from ..engine.engine import Engine
-from ..stores.sql.upkeep import Upkeep
 
 logger = logging.getLogger("samekey")
 
@@ -27,7 +26,7 @@ class Sweeper:
 
     def __init__(self, engine: Engine, *, batch: int = BATCH) -> None:
         self._engine = engine
-        self._upkeep = Upkeep(engine.keys)
+        self._upkeep = engine.store.tending
         self._batch = batch
 
     async def run_once(self) -> int:

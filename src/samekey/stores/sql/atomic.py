@@ -15,7 +15,8 @@ from ...core.program import Program, Statement, Value
 from ...core.record import Answer
 from ...core.states import State
 from ...errors import ConfigurationError, OpenTransaction, WrongIsolation
-from .keys import Keys, Seen, answer_values, claim_values
+from ..keys import Seen, answer_values, claim_values
+from .keys import Keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from ...core.claim import Claim
 from ...core.program import BEGIN, Program, Row, Value
 from ...core.record import Answer, Lease
 from ...errors import LeaseLost
+from ..keys import answer_values, claim_values
 from .atomic import Escaped, Opened, Taken, Written
-from .keys import Keys, answer_values, claim_values
+from .keys import Keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,10 @@ from typing import Final
 from ...core.program import BEGIN, Program, Row, Unreadable
 from ...core.record import COLUMNS, Answer, Record, decode_record
 from ...core.states import Mode
-from .keys import Keys, answer_values
+from ..keys import answer_values
+from ..protocols import Actor, Overview
+from .keys import Keys
 from .queries import Queries
-
-
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """Who acts, and why. It goes into the audit table."""
-
-    name: str
-    reason: str | None = None
 
 
 def act_as(queries: Queries, actor: Actor) -> Program[None]:
@@ -60,34 +54,6 @@ class DeadJob:
     error: str | None
     provider_id: str | None
     buried_at: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The figures that a doctor looks at. Times are milliseconds by the store's clock."""
-
-    now: int
-    records: int
-    unknown: int
-    oldest_unknown: int | None
-    dead_letters: int
-    ended_leases: int
-    oldest_lease_end: int | None
-    past_retention: int
-    live_jobs: int
-    oldest_due: int | None
-    dead_jobs: int
-    pending: int
-    oldest_expiry: int | None
-    """The earliest expiry of a settled record, past or to come."""
-    ended_phased: int
-    """Of ``ended_leases``, those that the completer should take up."""
-    oldest_phased_end: int | None
-    oldest_other_end: int | None
-    """The earliest lease end of work that is the sweeper's, past or to come."""
-    oldest_asking: int | None
-    """When the reconciler should have asked, or will ask, about an unknown outcome next."""
-    oldest_pending: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ import json
 
 from ...core.program import BEGIN, Program
 from ...core.record import Answer, Record, decode_record
-from .keys import Keys, answer_values
-from .operator import Actor, act_as, act_end
+from ..keys import answer_values
+from ..protocols import Actor
+from .keys import Keys
+from .operator import act_as, act_end
 
 SWEEPER = Actor("sweeper")
 """The reason is the record's own: why its lease ended is in its error code."""

@@ -1,0 +1,261 @@
+"""The programs on keys: claim, read, renew, complete, fail, lose, release, expire. The same for every store.
+
+Each statement compares and sets by attempt id, so each may commit by itself: whoever comes second finds
+that its attempt id is no longer there and changes nothing. Atomic work has its own file, ``sql/atomic.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from ..core.claim import Claim, downstream_base
+from ..core.decide import (
+    Decision,
+    EndLease,
+    Execute,
+    Move,
+    Resume,
+    Retry,
+    Reuse,
+    Unreadable,
+    Verdict,
+    decide,
+)
+from ..core.policy import Policy
+from ..core.program import Program, Row, Statement, Value
+from ..core.record import ANSWER_VERSION, Answer, Lease, Record, decode_record, encode_headers
+from ..core.states import Mode, State
+from ..errors import CorruptRecord, StoreBusy
+from .statements import Statements
+
+ROUNDS = 16
+"""How often a claim looks again when the record moves under its eyes. Each round means that somebody else
+made progress, so more than a few is unheard of; the bound turns the unheard-of into a 503."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record that is there and may be run again: by this attempt id, if it is still the current one."""
+
+    attempt: str
+    operation_id: str
+
+
+class Keys:
+    """Programs on the keys of one store. ``now`` is for tests; else the store's clock rules."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+
+    def operation_id(self, token: str, scope: str, key: str) -> str:
+        """The id of this key's operation; ``token`` is random, so nobody can guess it."""
+        return self._statements.operation_id(token, scope, key)
+
+    def claim(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Decision]:
+        """Takes the key, or says why not. A new key, or a replay, is one statement on PostgreSQL."""
+        for _ in range(ROUNDS):
+            row, mine, clock = yield from self._reserve(claim, now)
+            if row is None:
+                continue  # somebody's insert committed while ours looked
+            try:
+                record = decode_record(row)
+                if mine or record.attempt == claim.attempt:
+                    # The second: our own insert landed, but its acknowledgement was lost.
+                    return Execute(record)
+                decision = yield from self._settle(record, claim, policy, clock, now)
+            except CorruptRecord as error:
+                return Unreadable(str(error))
+            if decision is not None:
+                return decision
+        raise StoreBusy("The record of this key would not hold still. Retry with the same key.")
+
+    def _reserve(self, claim: Claim, now: int | None) -> Program[tuple[Row | None, bool, int]]:
+        if self._statements.looks_first:
+            found = yield self._statements.statement("find", now, scope=claim.scope, key=claim.key)
+            clock, record = found[0][0], found[0][1:]
+            if record[0] is not None:
+                return record, False, _int(clock)
+        rows = yield self._statements.statement("reserve", now, **claim_values(claim))
+        if not rows:
+            return None, False, 0
+        clock, mine, *rest = rows[0]
+        return rest, mine == 1, _int(clock)
+
+    def _settle(
+        self, record: Record, claim: Claim, policy: Policy, clock: int, now: int | None
+    ) -> Program[Decision | None]:
+        """Decides, and moves the record where the decision says so. None: it moved, look again."""
+        verdict = decide(record, claim, policy, clock)
+        while isinstance(verdict, Move):
+            rows = yield self._move(verdict, claim, now)
+            if not rows:
+                return None
+            clock, moved = _int(rows[0][0]), decode_record(rows[0][1:])
+            match verdict:
+                case EndLease():
+                    verdict = decide(moved, claim, policy, clock)
+                case Retry() | Resume():
+                    return Execute(moved)
+                case Reuse():
+                    return Execute(moved, reused=True)
+                case _:
+                    assert_never(verdict)
+        return verdict
+
+    def _move(self, move: Move, claim: Claim, now: int | None) -> Statement:
+        name = {Retry: "retry", Resume: "resume", EndLease: "end_lease", Reuse: "reuse"}[type(move)]
+        return self._statements.statement(name, now, seen=move.record.attempt, **claim_values(claim))
+
+    def look(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Verdict | Seen | None]:
+        """What the record that is there says, without taking it. None: there is none."""
+        for _ in range(ROUNDS):
+            rows = yield self._statements.statement("find", now, scope=claim.scope, key=claim.key)
+            clock, *row = rows[0]
+            if row[0] is None:
+                return None
+            try:
+                record = decode_record(row)
+                verdict = decide(record, claim, policy, _int(clock))
+                if isinstance(verdict, EndLease):
+                    yield self._move(verdict, claim, now)
+                    continue
+            except CorruptRecord as error:
+                return Unreadable(str(error))
+            if isinstance(verdict, Retry | Reuse | Resume):
+                return Seen(verdict.record.attempt, verdict.record.id)
+            return verdict
+        raise StoreBusy("The record of this key would not hold still. Retry with the same key.")
+
+    def read(self, scope: str, key: str, *, now: int | None = None) -> Program[Record | None]:
+        """The record of a key."""
+        rows = yield self._statements.statement("find", now, scope=scope, key=key)
+        return None if rows[0][1] is None else decode_record(rows[0][1:])
+
+    def read_by_id(self, operation_id: str, *, now: int | None = None) -> Program[tuple[int, Record] | None]:
+        """The record of an operation id, with the store's clock."""
+        rows = yield self._statements.statement("find_by_id", now, id=operation_id)
+        return (_int(rows[0][0]), decode_record(rows[0][1:])) if rows else None
+
+    def read_by_downstream(self, downstream_key: str) -> Program[Record | None]:
+        """The record whose operation made this downstream key, at whatever step."""
+        base = downstream_key.partition("-")[0]
+        rows = yield self._statements.statement("find_by_downstream", None, downstream=base)
+        return decode_record(rows[0][1:]) if rows else None
+
+    def read_by_provider_id(self, provider_id: str) -> Program[Record | None]:
+        """The record that keeps this id of the provider's."""
+        rows = yield self._statements.statement("find_by_provider_id", None, provider_id=provider_id)
+        return decode_record(rows[0][1:]) if rows else None
+
+    def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
+        """Renews all of them in one statement; gives the attempt ids that are still held."""
+        rows = yield self._statements.statement(
+            "renew",
+            now,
+            scopes=[lease.scope for lease in leases],
+            key_list=[lease.key for lease in leases],
+            attempts=[lease.attempt for lease in leases],
+            durations=[lease.duration_ms for lease in leases],
+            leases=json.dumps([[x.scope, x.key, x.attempt, x.duration_ms] for x in leases]),
+        )
+        return {str(row[0]) for row in rows}
+
+    def complete(
+        self,
+        lease: Lease,
+        answer: Answer | None,
+        *,
+        ttl_ms: int,
+        from_creation: bool = False,
+        provider_id: str | None = None,
+        now: int | None = None,
+    ) -> Program[int | None]:
+        """Stores the answer (None: it is withheld). Gives the expiry, or None if the lease was lost."""
+        rows = yield self._statements.statement(
+            "complete",
+            now,
+            **_lease_values(lease),
+            **answer_values(answer),
+            ttl_ms=ttl_ms,
+            from_creation=int(from_creation),
+            provider_id=provider_id,
+        )
+        if rows:
+            return _int(rows[0][1])
+        # Perhaps it is recorded already, and only the acknowledgement of that was lost.
+        record = yield from self.read(lease.scope, lease.key, now=now)
+        if record is None or record.attempt != lease.attempt:
+            return None
+        return record.expires_at if record.state is State.COMPLETED else None
+
+    def fail(self, lease: Lease, error_code: str, *, now: int | None = None) -> Program[bool]:
+        """Nothing happened: one retry may run. False if the lease was lost."""
+        rows = yield self._statements.statement("fail", now, **_lease_values(lease), error_code=error_code)
+        return bool(rows)
+
+    def lose(
+        self,
+        lease: Lease,
+        error_code: str,
+        *,
+        provider_id: str | None = None,
+        now: int | None = None,
+    ) -> Program[int | None]:
+        """Nobody can tell what happened. Gives the expiry, or None if the lease was lost."""
+        rows = yield self._statements.statement(
+            "lose", now, **_lease_values(lease), error_code=error_code, provider_id=provider_id
+        )
+        return _int(rows[0][1]) if rows else None
+
+    def release(self, lease: Lease, *, now: int | None = None) -> Program[bool]:
+        """Frees the key as if it had never been used. False if the lease was lost."""
+        rows = yield self._statements.statement("release", now, **_lease_values(lease))
+        return bool(rows)
+
+    def expire(self, scope: str, key: str, *, now: int | None = None) -> Program[bool]:
+        """Turns a settled record past its retention into a tombstone. False if it is not one."""
+        rows = yield self._statements.statement("expire", now, scope=scope, key=key)
+        return bool(rows)
+
+
+def claim_values(claim: Claim) -> dict[str, Value]:
+    """The parameters that a claim gives to a statement."""
+    # Only work with effects outside the database can be asked about by a provider.
+    base = None if claim.mode is Mode.ATOMIC else downstream_base(claim.scope, claim.key)
+    return {
+        "scope": claim.scope,
+        "key": claim.key,
+        "id": claim.id,
+        "tenant": claim.tenant,
+        "endpoint": claim.endpoint,
+        "fingerprint": claim.fingerprint,
+        "fingerprint_version": claim.fingerprint_version,
+        "mode": str(claim.mode),
+        "attempt": claim.attempt,
+        "lease_ms": claim.lease_ms,
+        "ttl_ms": claim.ttl_ms,
+        "downstream": base,
+    }
+
+
+def answer_values(answer: Answer | None) -> dict[str, Value]:
+    """The parameters of a stored answer; a withheld one keeps only the fact."""
+    return {
+        "answer_version": ANSWER_VERSION,
+        "answer_status": None if answer is None else answer.status,
+        "answer_headers": None if answer is None else encode_headers(answer.headers),
+        "answer_body": None if answer is None else answer.body,
+    }
+
+
+def _lease_values(lease: Lease) -> dict[str, Value]:
+    return {"scope": lease.scope, "key": lease.key, "attempt": lease.attempt}
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int):
+        raise CorruptRecord(f"The store answered {type(value).__name__} where a number belongs.")
+    return value

@@ -1,0 +1,145 @@
+"""What the engine, the workers and the operator's commands ask of every store beside its keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..core.program import Program
+from ..core.record import Answer, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts, and why. It goes into the audit, where the store keeps one."""
+
+    name: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The figures that a doctor looks at. Times are milliseconds by the store's clock."""
+
+    now: int
+    records: int
+    unknown: int
+    oldest_unknown: int | None
+    dead_letters: int
+    ended_leases: int
+    oldest_lease_end: int | None
+    past_retention: int
+    live_jobs: int
+    oldest_due: int | None
+    dead_jobs: int
+    pending: int
+    oldest_expiry: int | None
+    """The earliest expiry of a settled record, past or to come."""
+    ended_phased: int
+    """Of ``ended_leases``, those that the completer should take up."""
+    oldest_phased_end: int | None
+    oldest_other_end: int | None
+    """The earliest lease end of work that is the sweeper's, past or to come."""
+    oldest_asking: int | None
+    """When the reconciler should have asked, or will ask, about an unknown outcome next."""
+    oldest_pending: int | None
+
+
+class Finding(Protocol):
+    """Finding out unknown outcomes, and looking at records."""
+
+    def take_unknown(
+        self, *, batch: int, lease_ms: int, now: int | None = None
+    ) -> Program[list[tuple[int, Record]]]:
+        """Unknown outcomes to ask about now, each with how often it has been asked, this time included.
+
+        Their next date is moved on by ``lease_ms``, so that no other node asks at the same time.
+        """
+
+    def ask_again(
+        self, operation_id: str, *, pause_ms: int, attempt: str | None = None, now: int | None = None
+    ) -> Program[None]:
+        """Puts the next question off."""
+
+    def executed(
+        self,
+        operation_id: str,
+        answer: Answer | None,
+        actor: Actor,
+        *,
+        provider_id: str | None = None,
+        attempt: str | None = None,
+        now: int | None = None,
+    ) -> Program[bool]:
+        """It happened, or was declined: the answer becomes final (None: it is withheld).
+
+        False if it is settled already, or ``attempt`` is given and is no longer the current one.
+        """
+
+    def not_executed(
+        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+    ) -> Program[bool]:
+        """It never happened: one retry may run. False as for ``executed``."""
+
+    def give_up(
+        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+    ) -> Program[bool]:
+        """Asking has been exhausted: dead letter."""
+
+    def evict(self, operation_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
+        """Drops a stored answer. The fact stays: a retry is told that it was done, and is not run."""
+
+    def find(
+        self,
+        *,
+        state: str | None = None,
+        tenant: str | None = None,
+        key: str | None = None,
+        created_before: int | None = None,
+        limit: int = 50,
+    ) -> Program[list[Record]]:
+        """Records, newest first."""
+
+    def by_id(self, operation_id: str) -> Program[Record | None]:
+        """The record of an operation, for somebody who only looks."""
+
+    def by_key(self, scope: str, key: str) -> Program[Record | None]:
+        """The record of a key, for somebody who only looks."""
+
+    def overview(self, *, now: int | None = None) -> Program[Overview]:
+        """The figures of the whole store. What it has no place for is 0 or None."""
+
+
+class Tending(Protocol):
+    """Upkeep: leases that ran out, operations that nobody started, records that are old."""
+
+    def sweep(self, *, batch: int, now: int | None = None) -> Program[list[Record]]:
+        """Moves records whose lease ran out, each by its mode; gives them as they are now."""
+
+    def to_sweep(self, *, now: int | None = None) -> Program[dict[str, int]]:
+        """How many records a sweep would move, by mode. Changes nothing."""
+
+    def reap(self, *, batch: int, now: int | None = None) -> Program[int]:
+        """Deletes settled records past retention, with all that belonged to them."""
+
+    def bury(self, *, batch: int, keep_ms: int, now: int | None = None) -> Program[int]:
+        """Turns settled records past retention into tombstones."""
+
+    def reap_tombstones(self, *, batch: int, now: int | None = None) -> Program[int]:
+        """Deletes tombstones whose own time is over."""
+
+    def to_reap(self, *, now: int | None = None) -> Program[dict[str, int]]:
+        """How many records are past retention, by state. Changes nothing."""
+
+    def abandoned(
+        self, *, timeout_ms: int, batch: int, now: int | None = None
+    ) -> Program[list[tuple[str, str, str]]]:
+        """Pending operations that have waited too long: scope, key and operation id."""
+
+    def to_time_out(self, *, timeout_ms: int, now: int | None = None) -> Program[int]:
+        """How many pending operations have waited too long. Changes nothing."""
+
+    def time_out(
+        self, scope: str, key: str, operation_id: str, answer: Answer, *, now: int | None = None
+    ) -> Program[bool]:
+        """Closes a pending operation with a stored failure."""
