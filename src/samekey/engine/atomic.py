@@ -102,7 +102,11 @@ class _Atomic(ABC):
     def _undo(
         self, running: Running, answer: Answer | None, *, remember: bool = False
     ) -> Flow[Finished | None]:
-        """Rolls back; then remembers the answer, or lets a retry run. Finished only if it escaped."""
+        """Rolls back; then remembers the answer, or lets a retry run.
+
+        Finished only if the client must get something else: the transaction had escaped, or the answer could
+        not be remembered. An answer that is not the record's must not be sent: a retry would get another.
+        """
 
     def _sent(self, running: Running, answer: Answer, expires_at: int) -> Answer:
         """What the client gets once it is durable."""
@@ -253,9 +257,13 @@ class LockedAtomic(_Atomic):
             claim, seen = running.claim, opened.seen
             try:
                 expires_at = yield from ask(lambda: self._atomic.remember(claim, seen, answer))
-                running.expires_at = expires_at or running.expires_at
             except StoreError as error:
                 logger.warning("A refusal could not be remembered; a retry will run again: %s", error)
+                return Finished(unavailable(running.rules.policy, error))
+            if expires_at is None:
+                # Somebody else took the key once it was free again.
+                return (yield from self._decide_again(running))
+            running.expires_at = expires_at
         return None
 
     def _escaped(self, running: Running) -> Flow[Finished]:
@@ -354,10 +362,14 @@ class ClaimedAtomic(_Atomic):
                         from_creation=policy.ttl_from == "creation",
                     )
                 )
-                running.expires_at = expires_at or running.expires_at
+                if expires_at is None:
+                    # The lease ran out and somebody else has the key.
+                    return (yield from self._decide_again(running))
+                running.expires_at = expires_at
             else:
                 # Nothing stands, so the key is as free as if it had never been sent.
                 yield from ask(lambda: self._keys.release(lease))
         except StoreError as error:
             logger.warning("A claim could not be given back; it runs out by itself: %s", error)
+            return Finished(unavailable(policy, error)) if remember else None
         return None

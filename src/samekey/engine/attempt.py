@@ -34,6 +34,7 @@ from ..core.record import Answer, Lease
 from ..core.states import State
 from ..errors import (
     ConfigurationError,
+    ConnectionLost,
     DefinitionChanged,
     EscapedTransaction,
     LeaseLost,
@@ -90,6 +91,8 @@ class Run:
         self._broken: BaseException | None = None
         """What a phase raised. The function may answer for it, but not go on as if nothing had been."""
         self._acted = bool(work.phases)
+        self._rolled_back: BaseException | None = None
+        """What a database phase raised: whatever it was, nothing of that phase has happened."""
         self._resumable = True
         self._recording = False
         """A result could not be stored yet and is tried again in the background: the lease must stay ours."""
@@ -151,8 +154,23 @@ class Run:
         yield Commit(session)
         return decode_value(stored)
 
-    def undo(self, session: Any) -> Flow[None]:
+    def undo(self, session: Any, error: BaseException) -> Flow[ConnectionLost | None]:
+        """Rolls back. Gives the loss of the connection, where that was behind the error.
+
+        The user's code meets it as an error of the driver's, which looks like one of a provider that may have
+        been reached. Here it is certain that nothing happened: COMMIT was not sent.
+        """
+        lost = None
+        if isinstance(error, Exception) and not isinstance(error, SamekeyError):
+            try:
+                yield from ask_in(session, self.ways.phases.clock())
+            except ConnectionLost as found:
+                lost = found
+            except StoreError:
+                pass  # it is there, and refuses to go on in a transaction that has failed
         yield Rollback(session)
+        self._rolled_back = lost or error
+        return lost
 
     # An effect
 
@@ -326,8 +344,9 @@ class Run:
         if outcome is Outcome.REMEMBER and self._resumable:
             finished = yield from self._store(Handled(None, error).answer_or_failure(policy))
             return Finished(finished.answer, error)
-        if not isinstance(error, Exception) and not self._acted:
-            outcome = Outcome.FAIL  # torn down before its first phase: nothing has been done
+        undone = error is self._rolled_back or not isinstance(error, Exception)
+        if undone and not self._acted:
+            outcome = Outcome.FAIL  # torn down, or rolled back, before any phase was done
         yield from self._pause(code_of(error), outcome)
         if not isinstance(error, Exception):
             return Finished(None, error)

@@ -83,8 +83,10 @@ class AsyncPhasedOperation(_Operation):
                 if inspect.isawaitable(result):
                     result = await result
                 return await drive(run.close(session, position, name, result, began))
-            except BaseException:
-                await drive(run.undo(session))
+            except BaseException as error:
+                lost = await drive(run.undo(session, error))
+                if lost is not None:
+                    raise lost from error
                 raise
 
     async def effect(
@@ -154,8 +156,10 @@ class PhasedOperation(_Operation):
                 began = drive(run.enter(session, name))
                 result = write(session.connection, *args, **kwargs)
                 return drive(run.close(session, position, name, result, began))
-            except BaseException:
-                drive(run.undo(session))
+            except BaseException as error:
+                lost = drive(run.undo(session, error))
+                if lost is not None:
+                    raise lost from error
                 raise
 
     def effect(
