@@ -40,7 +40,7 @@ def charging(outbox: Outbox, tmp_path: Path, provider: Provider) -> Iterator[Wor
 
 def test_a_job_that_kills_its_process_takes_nobody_with_it(workers: Workers, outbox: Outbox) -> None:
     """Taken in one batch, its neighbours die with it twice; then each runs alone."""
-    poison = {"sqlite": "exit", "postgres": "kill"}[outbox.dialect]
+    poison = {"sqlite": "exit", "postgres": "kill", "mysql": "kill"}[outbox.dialect]
     outbox.place(poison)
     for number in range(3):
         outbox.place("innocent", number)
@@ -112,7 +112,7 @@ def test_a_worker_paused_past_its_lease_cannot_finish_what_another_has_taken(
 def test_whatever_the_provider_does_the_charge_is_one(
     charging: Workers, outbox: Outbox, provider: Provider
 ) -> None:
-    faults: tuple[Fault, ...] = ("charge_then_drop", "error_after", "error_before", "limit", "decline")
+    faults: tuple[Fault, ...] = ("charge_then_drop", "error_after", "error_before", "limit", "malformed")
     for fault in faults:
         provider.fail(fault, times=2, reference=fault)
         outbox.place("charge", fault, key=fault)

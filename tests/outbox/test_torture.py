@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_it_can_fail() -> None:
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert ran.stdout.splitlines()[-1].startswith("VIOLATED: ")
     assert "twice" in ran.stdout.splitlines()[-1]
-    assert "was charged 2 times" in ran.stdout
+    assert re.search(r"was charged \d+ times", ran.stdout)
 
 
 def test_it_fails_without_downstream_keys_too_and_tells_how_far_it_is() -> None:

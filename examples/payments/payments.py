@@ -1,0 +1,162 @@
+"""``POST /payments``: deferred. The row and the job commit together; a worker charges, and answers.
+
+Nobody waits for the provider: the client has its 202 in the time of one commit, and the final answer at the
+status resource, or by sending the same request again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from fastapi import APIRouter, HTTPException
+from fastapi import Response as HTTPResponse
+
+from samekey import JobContext, Response, current_operation
+
+from .accounts import Account
+from .bodies import After, Amount, Body, Limit, Reference, Status, as_http, is_id
+from .database import Run
+from .provider import Refused
+from .service import BACKOFF, MAX_ATTEMPTS, database, idempotency, provider, settings
+
+router = APIRouter(tags=["payments"])
+
+
+class PaymentRequest(Body):
+    """What a client asks for."""
+
+    amount: Amount
+    currency: Literal["EUR"]
+    reference: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class PaymentAnswer:
+    """What became of it."""
+
+    id: str
+    status: Status
+    amount: int
+    currency: str
+    reference: str
+    provider_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """A row of ``payments``."""
+
+    id: str
+    account: str
+    amount: int
+    currency: str
+    reference: str
+    status: Status = "pending"
+    provider_id: str | None = None
+    refunded: int = 0
+
+    def answer(self) -> dict[str, Any]:
+        return asdict(
+            PaymentAnswer(self.id, self.status, self.amount, self.currency, self.reference, self.provider_id)
+        )
+
+    def settled(self, provider_id: str | None) -> "Payment":
+        """With the provider's word: its id of the charge, or None for a refusal."""
+        return replace(
+            self, status="declined" if provider_id is None else "succeeded", provider_id=provider_id
+        )
+
+    def response(self) -> Response:
+        """The final answer."""
+        return Response(201 if self.status == "succeeded" else 402, self.answer())
+
+
+@router.post(
+    "/payments",
+    status_code=202,
+    responses={
+        201: {"model": PaymentAnswer, "description": "It was charged."},
+        202: {"model": PaymentAnswer, "description": "It will be charged."},
+        402: {"model": PaymentAnswer, "description": "The provider declined it."},
+    },
+)
+@idempotency.deferred
+async def create_payment(wanted: PaymentRequest, account: Account) -> HTTPResponse:
+    """Accepts a payment; a worker charges it."""
+    operation = current_operation()
+    payment = Payment(operation.id, account, wanted.amount, wanted.currency, wanted.reference)
+    await insert(database.within(operation.connection), payment)
+    await operation.enqueue("charge", asdict(payment))
+    return as_http(Response(202, payment.answer()))
+
+
+@idempotency.job("charge", timeout=2 * settings.call_timeout, max_attempts=MAX_ATTEMPTS, backoff=BACKOFF)
+async def charge(job: JobContext, payload: Mapping[str, Any]) -> Response:
+    """Runs in a worker, perhaps more than once: ``job.key`` is the same each time, so it charges once."""
+    payment = Payment(**payload)
+    made = await provider.move("charge", key=job.key, amount=payment.amount, reference=payment.reference)
+    job.provider_id = None if isinstance(made, Refused) else made.id
+    payment = payment.settled(job.provider_id)
+    job.write(lambda connection: settle(database.within(connection), payment))
+    return payment.response()
+
+
+@router.get("/payments")
+async def list_payments(account: Account, limit: Limit = 1000, after: After = None) -> dict[str, Any]:
+    """The account's payments, oldest first."""
+    found = await database.run(
+        f"select {COLUMNS} from payments where account = $1 and number > coalesce("  # noqa: S608
+        "(select number from payments where id = $2 and account = $1), 0) order by number limit $3",
+        account,
+        after,
+        limit,
+    )
+    return {"payments": [shown(Payment(*row)) for row in found]}
+
+
+@router.get("/payments/{id}", responses={404: {"description": "The account has no such payment."}})
+async def get_payment(id: str, account: Account) -> dict[str, Any]:
+    """A payment as it is now."""
+    payment = await find(database.run, id)
+    if payment is None or payment.account != account:
+        raise HTTPException(404, "There is no such payment.")
+    return shown(payment)
+
+
+def shown(payment: Payment) -> dict[str, Any]:
+    return {**payment.answer(), "refunded": payment.refunded}
+
+
+# Statements
+
+COLUMNS = "id, account, amount, currency, reference, status, provider_id, refunded"
+
+
+async def insert(run: Run, payment: Payment) -> None:
+    await run(
+        "insert into payments (id, account, amount, currency, reference, status) "
+        "values ($1, $2, $3, $4, $5, $6)",
+        payment.id,
+        payment.account,
+        payment.amount,
+        payment.currency,
+        payment.reference,
+        payment.status,
+    )
+
+
+async def settle(run: Run, payment: Payment) -> None:
+    """Writes the provider's word. Once settled, a payment does not move."""
+    await run(
+        "update payments set status = $2, provider_id = $3 where id = $1 and status = 'pending'",
+        payment.id,
+        payment.status,
+        payment.provider_id,
+    )
+
+
+async def find(run: Run, payment_id: str) -> Payment | None:
+    if not is_id(payment_id):
+        return None
+    rows = await run(f"select {COLUMNS} from payments where id = $1", payment_id)  # noqa: S608
+    return Payment(*rows[0]) if rows else None

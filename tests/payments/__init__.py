@@ -1,0 +1,1 @@
+"""The reference payments service, end to end: real server, real worker, real provider."""

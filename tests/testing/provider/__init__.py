@@ -1,0 +1,1 @@
+"""The provider simulator, tested as its users meet it: a real process."""
