@@ -1,0 +1,47 @@
+-- Many statements of one kind in one round trip (drivers/batched.py). Parameters are lists; each row begins
+-- with the number, from 0, of the statement that it answers.
+
+-- name: find_many
+-- The limit keeps the planner from anything but one look into the index for each key, whatever it believes
+-- about the size of the table.
+select wanted.n - 1, {now}, found.*
+from unnest(:scope::text[], :key::text[]) with ordinality as wanted (scope, key, n)
+left join lateral (
+    select {record} from {keys} as k where k.scope = wanted.scope and k.key = wanted.key limit 1
+) as found on true
+
+-- name: reserve_many
+-- In the order of the keys: of two batches that want the same ones, one waits for the other at the first of
+-- them, and neither holds what the other wants.
+with wanted as (
+    select * from unnest(
+        :scope::text[], :key::text[], :id::text[], :tenant::text[], :endpoint::text[], :fingerprint::bytea[],
+        :fingerprint_version::text[], :mode::text[], :attempt::text[], :lease_ms::bigint[], :ttl_ms::bigint[],
+        :downstream::text[]
+    ) with ordinality as w (
+        scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, mode, attempt, lease_ms, ttl_ms,
+        downstream, n
+    )
+), found as (
+    select wanted.n, there.*
+    from wanted
+    cross join lateral (
+        select {record} from {keys} as k where k.scope = wanted.scope and k.key = wanted.key limit 1
+    ) as there
+), mine as (
+    insert into {keys} as k (
+        scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+        attempts, locked_until, downstream, created_at, last_run_at, expires_at
+    )
+    select
+        scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, {to:claim}, mode, attempt,
+        1, {now} + lease_ms, downstream, {now}, {now}, {now} + ttl_ms
+    from wanted
+    where not exists (select from found where found.n = wanted.n) and {durable}
+    order by scope, key
+    on conflict (scope, key) do nothing
+    returning {record}
+)
+select (select n from wanted where wanted.attempt = mine.attempt) - 1, {now}, 1::bigint, mine.* from mine
+union all
+select n - 1, {now}, 0::bigint, {record} from found
