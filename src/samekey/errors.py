@@ -8,6 +8,7 @@
     ├── StoreError
     │   ├── StoreUnavailable        503: down, slow, or the circuit breaker is open
     │   │   ├── ConnectionLost      503: the connection died under the statement
+    │   │   ├── ReadOnlyStore       503: the server can only be read: a standby, by mistake or after a switch
     │   │   └── StoreBusy           503: reachable, but somebody else has the lock for now
     │   ├── TransactionConflict     the database aborted the transaction; it may be run again
     │   └── CommitUncertain         the acknowledgement of COMMIT was lost
@@ -98,6 +99,10 @@ class StoreBusy(StoreUnavailable):
 
 class ConnectionLost(StoreUnavailable):
     """The connection died; whether the statement was carried out is not known."""
+
+
+class ReadOnlyStore(StoreUnavailable):
+    """The server refuses to write: it is a standby, or was told to. Nothing was done."""
 
 
 class TransactionConflict(StoreError):

@@ -37,7 +37,18 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 BUSY_SECONDS: Final = 5.0
 """How long a writer waits for another. Longer than any commit, shorter than a client's patience."""
 
+OLDEST: Final = (3, 35)
+"""The first SQLite with RETURNING."""
+
 _BUSY: Final = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_ADVICE: Final = {
+    sqlite3.SQLITE_CANTOPEN: "Does its directory exist, and may this process write there?",
+    sqlite3.SQLITE_PERM: "Let this process read and write the file and its directory.",
+    sqlite3.SQLITE_READONLY: "Let this process write the file and its directory: WAL keeps files beside it.",
+    sqlite3.SQLITE_NOTADB: "The file is no SQLite database: correct the path in the URL.",
+    sqlite3.SQLITE_CORRUPT: "The file is damaged: stop the application and restore it from a backup.",
+    sqlite3.SQLITE_FULL: "The disk is full: make room.",
+}
 _COMMIT_REFUSED: Final = (
     "samekey commits this transaction together with the answer, so the handler must not end it. "
     "Remove the commit or rollback; to undo everything, raise an error."
@@ -130,6 +141,11 @@ class SQLiteDriver:
     """Synchronous SQLite. ``path`` may be ``:memory:``."""
 
     def __init__(self, path: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+        if sqlite3.sqlite_version_info < OLDEST:
+            raise ConfigurationError(
+                f"SQLite {sqlite3.sqlite_version} is too old: samekey needs {'.'.join(map(str, OLDEST))} or "
+                "newer. Use a Python that was built with it."
+            )
         self.busy_seconds = busy_seconds
         self._temporary: weakref.finalize[..., Any] | None = None
         if path == ":memory:":
@@ -174,13 +190,13 @@ class SQLiteDriver:
                 factory=HandlerConnection,
             )
         except sqlite3.Error as error:
-            raise _translate(error) from error
+            raise _translate(error, self.path) from error
         try:
             self._use_wal(connection)
             connection.execute("pragma synchronous = full")
         except sqlite3.Error as error:
             connection.close()
-            raise _translate(error) from error
+            raise _translate(error, self.path) from error
         return connection
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
@@ -197,19 +213,32 @@ class SQLiteDriver:
 
 
 class SQLiteSession:
-    """A write transaction that begins at its first use, so that slow handlers do not hold the lock."""
+    """A write transaction that begins at its first use, so that slow handlers do not hold the lock.
+
+    Whoever ends it may be another thread than the one that uses it: async code that was cancelled leaves its
+    statement behind in a thread, perhaps still waiting to begin. The end waits for that one, and nothing
+    begins after the end: a transaction that nobody ends would lock out every writer of every process.
+    """
 
     def __init__(self, driver: SQLiteDriver) -> None:
         self._driver = driver
         self._held: HandlerConnection | None = None
         self._lent = False
         self._changes = 0
+        self._ended = False
+        self._one_at_a_time = threading.RLock()
 
     @property
     def connection(self) -> sqlite3.Connection:
-        connection = self._begin()
-        self._lent = True
-        return connection
+        with self._one_at_a_time:
+            connection = self._begin()
+            self._lent = True
+            return connection
+
+    def lend(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Does something with the connection; the transaction is not ended in the middle of it."""
+        with self._one_at_a_time:
+            return work(self.connection)
 
     def wrote(self) -> bool:
         return self._held is not None and self._held.total_changes != self._changes
@@ -218,33 +247,40 @@ class SQLiteSession:
         return self._held is None or self._held.in_transaction
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        return _execute(self._begin(), statement)
+        with self._one_at_a_time:
+            return _execute(self._begin(), statement)
 
     def commit(self) -> None:
-        if self._held is None:
-            return
-        self._held.unguard()
-        try:
-            self._held.execute("commit")
-        except sqlite3.Error as error:
-            # SQLite says for certain that it did not commit; the transaction is still open.
-            self.rollback()
-            raise _translate(error) from error
-        self._leave()
+        with self._one_at_a_time:
+            self._ended = True
+            if self._held is None:
+                return
+            self._held.unguard()
+            try:
+                self._held.execute("commit")
+            except sqlite3.Error as error:
+                # SQLite says for certain that it did not commit; the transaction is still open.
+                self.rollback()
+                raise _translate(error) from error
+            self._leave()
 
     def rollback(self) -> None:
-        if self._held is None:
-            return
-        self._held.unguard()
-        try:
-            if self._held.in_transaction:
-                self._held.execute("rollback")
-        except sqlite3.Error:
-            self._lent = True  # in whatever state it is, nobody shall have it
-        self._leave()
+        with self._one_at_a_time:
+            self._ended = True
+            if self._held is None:
+                return
+            self._held.unguard()
+            try:
+                if self._held.in_transaction:
+                    self._held.execute("rollback")
+            except sqlite3.Error:
+                self._lent = True  # in whatever state it is, nobody shall have it
+            self._leave()
 
     def _begin(self) -> HandlerConnection:
         if self._held is None:
+            if self._ended:
+                raise StoreBusy("This transaction is over; nothing more can be written in it.")
             connection = self._driver.take()
             try:
                 connection.execute("begin immediate")
@@ -285,12 +321,16 @@ def _primary_code(error: sqlite3.Error) -> int | None:
     return code & 0xFF if isinstance(code, int) else None
 
 
-def _translate(error: sqlite3.Error) -> StoreError | SchemaMismatch:
-    if _primary_code(error) in _BUSY:
+def _translate(error: sqlite3.Error, path: str = "") -> StoreError | SchemaMismatch:
+    code = _primary_code(error)
+    if code in _BUSY:
         return StoreBusy("The SQLite database is locked by another writer. Retry with the same key.")
     if "no such table" in str(error):
         return SchemaMismatch("The tables of samekey are missing. Create them: samekey migrate URL")
-    return StoreUnavailable(f"SQLite could not do it: {error}")
+    advice = "" if code is None else _ADVICE.get(code, "")
+    if path and code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOTADB):
+        return StoreUnavailable(f"SQLite cannot open {path}: {error}. {advice}")
+    return StoreUnavailable(f"SQLite could not do it: {error}. {advice}".rstrip())
 
 
 class AsyncSQLiteDriver:
@@ -383,7 +423,7 @@ class AsyncSQLiteSession:
 
     async def lend(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Does something with the connection that the handler sees."""
-        return await self.use(lambda: work(self._session.connection))
+        return await self.use(lambda: self._session.lend(work))
 
     async def use(self, work: Callable[[], T]) -> T:
         if self._turn is None:
@@ -391,18 +431,20 @@ class AsyncSQLiteSession:
         return await self._driver.in_transaction(work)
 
     async def commit(self) -> None:
-        try:
-            await self._driver.in_transaction(self._session.commit)
-        finally:
-            self._end_turn()
+        await self._end(self._session.commit)
 
     async def rollback(self) -> None:
-        try:
-            await self._driver.in_transaction(self._session.rollback)
-        finally:
-            self._end_turn()
+        await self._end(self._session.rollback)
 
-    def _end_turn(self) -> None:
+    async def _end(self, how: Callable[[], None]) -> None:
+        """A caller that is cancelled meanwhile does not keep the transaction from being ended."""
+        ending = asyncio.ensure_future(self._driver.in_transaction(how))
+        ending.add_done_callback(self._end_turn)
+        await asyncio.shield(ending)
+
+    def _end_turn(self, ending: asyncio.Future[None]) -> None:
+        if not ending.cancelled():
+            ending.exception()  # looked at, also where nobody waits for it any more
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.release()
