@@ -21,12 +21,13 @@ from ..errors import (
     CommitUncertain,
     ConnectionLost,
     OpenTransaction,
+    ReadOnlyStore,
     SamekeyError,
     StoreError,
     StoreUnavailable,
 )
 from .pool import Pool
-from .sqlstate import from_sqlstate
+from .sqlstate import OLDEST_SERVER, from_sqlstate, is_standby, servers_of, too_old, unreachable
 
 Connection = psycopg.Connection[Any]
 
@@ -96,6 +97,7 @@ class PsycopgDriver:
         self, url: str, *, pool_size: int = 10, timeout: float = 5.0, prepared_statements: bool = True
     ) -> None:
         self._url = url
+        self._servers = servers_of(url)
         self._prepare = 5 if prepared_statements else None
         self._timeout = timeout
         self._statements = self._pool(pool_size)
@@ -105,9 +107,11 @@ class PsycopgDriver:
         connection = self._statements.take()
         try:
             return _execute(connection, statement, self._timeout)
-        except ConnectionLost:
-            # Its siblings died of the same cause.
+        except (ConnectionLost, ReadOnlyStore) as error:
+            # Its siblings died of the same cause, or are connected to the same standby.
             self._statements.drop_idle()
+            if isinstance(error, ReadOnlyStore):
+                connection.close()
             raise
         finally:
             self._statements.give_back(connection)
@@ -135,13 +139,8 @@ class PsycopgDriver:
         self._operations.drop_idle()
 
     def _pool(self, size: int) -> Pool[Connection]:
-        settings: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(self._url)
-        settings.setdefault("connect_timeout", max(2, round(self._timeout)))
-        # A peer that vanished without a word is noticed by the kernel.
-        settings.setdefault("tcp_user_timeout", round(self._timeout * 1000))
-        conninfo = psycopg.conninfo.make_conninfo(**settings)
         return Pool(
-            lambda: _connect(conninfo, self._prepare),
+            self._connect,
             psycopg.Connection.close,
             size=size,
             keep=size,
@@ -149,16 +148,57 @@ class PsycopgDriver:
             usable=_usable,
         )
 
+    def _connect(self) -> Connection:
+        """A connection to the first server that can be written to; who was that last is asked first."""
+        failed: StoreUnavailable | None = None
+        for server in list(self._servers):
+            settings: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(self._url, **server)
+            settings.setdefault("connect_timeout", max(2, round(self._timeout)))
+            # A peer that vanished without a word is noticed by the kernel.
+            settings.setdefault("tcp_user_timeout", round(self._timeout * 1000))
+            try:
+                connection = BoundedConnection.connect(
+                    psycopg.conninfo.make_conninfo(**settings), autocommit=True
+                )
+                self._set_up(connection)
+            except psycopg.Error as error:
+                # Not a lost connection: there was none, and trying again at once would only take longer.
+                failed = unreachable(error.sqlstate, str(error))
+                failed.__cause__ = error
+            except StoreUnavailable as error:
+                failed = error
+            else:
+                self._servers = sorted(self._servers, key=lambda other: other is not server)
+                return connection
+        assert failed is not None
+        raise failed
 
-def _connect(conninfo: str, prepare: int | None) -> Connection:
-    try:
-        connection = BoundedConnection.connect(conninfo, autocommit=True)
-    except psycopg.Error as error:
-        # Not a lost connection: there was none, and trying again at once would only take longer.
-        raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-    connection.prepare_threshold = connection.usual_threshold = prepare
-    return connection
+    def _set_up(self, connection: BoundedConnection) -> None:
+        """Refuses a server that cannot carry us, and finds out whether statements may be prepared on it."""
+        try:
+            self._check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+
+    def _check(self, connection: BoundedConnection) -> None:
+        version = connection.info.server_version
+        if version < OLDEST_SERVER * 10_000:
+            raise too_old(f"{version // 10_000}.{version % 10_000}")
+        connection.prepare_threshold = connection.usual_threshold = None
+        with _bounded(connection, self._timeout):
+            if connection.info.parameter_status("in_hot_standby") == "on":
+                # A pooler may remember this from before the standby was promoted.
+                row = connection.execute("select pg_is_in_recovery()").fetchone()
+                if row is not None and row[0]:
+                    raise is_standby()
+            if self._prepare is not None:
+                # Prepared statements belong to a server's session, and a pooler may change that under us:
+                # then the name of one of ours may stand for a statement of somebody else's.
+                row = connection.execute("select pg_backend_pid()").fetchone()
+                if row is not None and row[0] == connection.info.backend_pid:
+                    connection.prepare_threshold = connection.usual_threshold = self._prepare
 
 
 def _usable(connection: Connection) -> bool:
@@ -271,7 +311,8 @@ def _bounded(connection: Connection, bound: float) -> Iterator[None]:
 
 
 def _translate(error: psycopg.Error) -> SamekeyError:
-    message = str(error).strip() or type(error).__name__
+    # The message without detail and context: those quote values of the user's.
+    message = error.diag.message_primary or str(error).strip() or type(error).__name__
     if message == _NO_ANSWER:
         return StoreUnavailable("PostgreSQL did not answer in time.")
     if error.sqlstate is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):

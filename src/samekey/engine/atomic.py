@@ -225,21 +225,30 @@ class LockedAtomic(_Atomic):
     def _find_out(self, running: Running, written: Written, answer: Answer) -> Flow[Finished]:
         """The acknowledgement of COMMIT was lost. Only evidence counts: the transaction's own status.
 
-        That the record cannot be seen proves nothing, since the commit may still be on its way.
+        That the record cannot be seen proves nothing, since the commit may still be on its way. But neither
+        does the status alone: after a failover the new primary gives the same numbers to other transactions.
         """
-        policy = running.rules.policy
+        policy, claim = running.rules.policy, running.claim
         for pause in SETTLE_PAUSES:
             try:
                 status = yield from ask(lambda: self._atomic.transaction_status(written.transaction))
             except StoreError:
                 status = "unreachable"
-            if status == "committed":
+            if status == "committed" and (yield from self._is_ours(claim)):
                 return Finished(self._sent(running, answer, written.expires_at))
-            if status == "aborted":
+            if status in ("committed", "aborted"):
                 break
             yield Pause(pause)
         # Rolled back, or not known yet. Either way a retry with the same key finds the truth.
         return Finished(unavailable(policy, CommitUncertain("the commit is uncertain")))
+
+    def _is_ours(self, claim: Claim) -> Flow[bool]:
+        """Whether the record that is there was written by this attempt."""
+        try:
+            record = yield from ask(lambda: self._keys.read(claim.scope, claim.key))
+        except SamekeyError:
+            return False
+        return record is not None and record.attempt == claim.attempt
 
     def _undo(
         self, running: Running, answer: Answer | None, *, remember: bool = False

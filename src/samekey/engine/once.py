@@ -40,6 +40,7 @@ from ..errors import (
     OutcomeUnknown,
     ResultUnavailable,
     StillRunning,
+    StoreUnavailable,
 )
 from .exchange import Exchange
 from .operation import Running, _current
@@ -142,6 +143,11 @@ class Once:
                 "calls get ResultUnavailable."
             )
         assert finished.answer is not None and handled.answer is not None
+        if finished.answer.status == 503:
+            raise StoreUnavailable(
+                "The store was lost at the end. Call again with the same key: it runs again only if nothing "
+                "was done."
+            )
         if finished.answer.status != 200 or finished.answer.body != handled.answer.body:
             raise LeaseLost("Somebody else has taken the operation; its result counts, not this one.")
         return result

@@ -1,0 +1,46 @@
+"""The conformance suite through pgbouncer in transaction mode, sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from samekey.drivers.url import drivers_for
+from samekey.testing.conformance import StoreConformance, Subject
+from samekey.testing.pgbouncer import PgBouncer
+from samekey.testing.postgres import NamedServer
+from tests.stores.conftest import migrated
+from tests.stores.test_conformance import async_subject, sync_subject
+
+
+@pytest.fixture(scope="module")
+def pooled(pgbouncer: PgBouncer, postgres_server: NamedServer) -> Iterator[str]:
+    """One migrated database for all of them: each keeps to a scope of its own."""
+    direct = postgres_server.create_database()
+    url = pgbouncer.url_for(direct)
+    migrated(url).sync.close()
+    yield url
+    postgres_server.drop_database(direct)
+
+
+@pytest.fixture(scope="module")
+def psycopg_subject(pooled: str) -> Iterator[Subject]:
+    yield from sync_subject(drivers_for(pooled, prepared_statements=False))
+
+
+@pytest.fixture(scope="module")
+def asyncpg_subject(pooled: str) -> Iterator[Subject]:
+    yield from async_subject(drivers_for(pooled, prepared_statements=False))
+
+
+class TestPsycopg(StoreConformance):
+    @pytest.fixture
+    def store(self, psycopg_subject: Subject) -> Subject:
+        return psycopg_subject
+
+
+class TestAsyncpg(StoreConformance):
+    @pytest.fixture
+    def store(self, asyncpg_subject: Subject) -> Subject:
+        return asyncpg_subject
