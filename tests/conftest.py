@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from samekey.testing import mariadb
 from samekey.testing.postgres import NamedServer, PostgresUnavailable, find_server
 
 if os.environ.get("CI"):
@@ -47,6 +48,27 @@ def postgres_url(postgres_server: NamedServer) -> Iterator[str]:
     url = postgres_server.create_database()
     yield url
     postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[mariadb.NamedServer]:
+    """One server for the run, or for each worker of a parallel run."""
+    try:
+        server = mariadb.find_server()
+    except mariadb.MariaDBUnavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)  # in CI a missing store is an error
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: mariadb.NamedServer) -> Iterator[str]:
+    """A fresh database for this test."""
+    url = mariadb_server.create_database()
+    yield url
+    mariadb_server.drop_database(url)
 
 
 @pytest.fixture

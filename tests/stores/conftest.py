@@ -1,4 +1,4 @@
-"""Stores for the tests of this folder: a migrated PostgreSQL database for the run, and what is around it."""
+"""Stores for the tests of this folder: migrated databases for the run, and what is around it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from samekey.drivers.run import run
 from samekey.drivers.url import Drivers, drivers_for
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
+from samekey.testing import mariadb
 from samekey.testing.postgres import NamedServer
 from tests.stores.crash_scenarios import execute, prepare
 
@@ -25,6 +26,14 @@ def migrated_postgres(postgres_session_url: str) -> str:
     drivers = migrated(postgres_session_url)
     drivers.sync.close()
     return postgres_session_url
+
+
+@pytest.fixture(scope="session")
+def migrated_mariadb(mariadb_server: mariadb.NamedServer) -> str:
+    """One migrated MariaDB database for the run: for tests that keep to a scope of their own."""
+    url = mariadb_server.create_database()
+    migrated(url).sync.close()
+    return url
 
 
 @pytest.fixture(scope="session")

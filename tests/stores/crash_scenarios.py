@@ -17,12 +17,15 @@ from samekey.core.fingerprint import RequestParts
 from samekey.core.record import Answer
 from samekey.core.states import Mode
 from samekey.drivers.run import run
+from samekey.drivers.url import drivers_for
 from samekey.engine.exchange import Exchange
 from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled
 from samekey.stores.sql.migrations import migrate
+from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.crash import Points
+from samekey.testing.mariadb import connected
 
 PAID = Answer(201, ((b"content-type", b"text/plain"),), b"paid")
 
@@ -35,11 +38,20 @@ def prepare(url: str) -> None:
     execute(url, "create table effects (label text)")
 
 
+def queries_of(url: str) -> Queries:
+    """The SQL of the store that a URL names."""
+    return queries_for(drivers_for(url).dialect)
+
+
 def execute(url: str, sql: str) -> list[Any]:
     """One statement on a connection of its own, committed: the world outside of samekey."""
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as connection, connection:
             return connection.execute(sql).fetchall()
+    if url.startswith("mysql"):
+        with connected(url) as server, server.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
     with psycopg.connect(url) as server:
         cursor = server.execute(sql.encode())
         return cursor.fetchall() if cursor.description else []
@@ -52,14 +64,23 @@ def effects(url: str, label: str) -> int:
 
 def end_lease(url: str, label: str) -> None:
     """As if the lease's time had passed: the holder is dead and will not renew it."""
-    keys = "samekey_keys" if url.startswith("sqlite") else "samekey.keys"
-    execute(url, f"update {keys} set locked_until = 1 where key = '{label}' and state = 'in_progress'")
+    queries = queries_of(url)
+    execute(
+        url,
+        f"update {queries.expand('{keys}')} set locked_until = 1"
+        f" where {queries.column('key')} = '{label}' and state = 'in_progress'",
+    )
 
 
 def state_of(url: str, label: str) -> str | None:
-    keys = "samekey_keys" if url.startswith("sqlite") else "samekey.keys"
-    rows = execute(url, f"select state from {keys} where key = '{label}'")
-    return None if not rows else str(rows[0][0])
+    queries = queries_of(url)
+    rows = execute(
+        url, f"select state from {queries.expand('{keys}')} where {queries.column('key')} = '{label}'"
+    )
+    if not rows:
+        return None
+    state = rows[0][0]
+    return state.decode() if isinstance(state, bytes) else str(state)
 
 
 def guarded_request(points: Points, url: str, mode: Mode, style: str) -> Answer | None:

@@ -40,6 +40,16 @@ def asyncpg_subject(migrated_postgres: str) -> Iterator[Subject]:
     yield from async_subject(migrated(migrated_postgres))
 
 
+@pytest.fixture(scope="module")
+def pymysql_subject(migrated_mariadb: str) -> Iterator[Subject]:
+    yield from sync_subject(migrated(migrated_mariadb))
+
+
+@pytest.fixture(scope="module")
+def asyncmy_subject(migrated_mariadb: str) -> Iterator[Subject]:
+    yield from async_subject(migrated(migrated_mariadb))
+
+
 class TestSQLiteFile(StoreConformance):
     @pytest.fixture
     def store(self, sqlite_url: str) -> Iterator[Subject]:
@@ -68,6 +78,18 @@ class TestAsyncpg(StoreConformance):
     @pytest.fixture
     def store(self, asyncpg_subject: Subject) -> Subject:
         return asyncpg_subject
+
+
+class TestPyMySQL(StoreConformance):
+    @pytest.fixture
+    def store(self, pymysql_subject: Subject) -> Subject:
+        return pymysql_subject
+
+
+class TestAsyncmy(StoreConformance):
+    @pytest.fixture
+    def store(self, asyncmy_subject: Subject) -> Subject:
+        return asyncmy_subject
 
 
 def test_the_suite_runs_without_a_test_framework() -> None:

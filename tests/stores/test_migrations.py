@@ -6,7 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -24,13 +24,14 @@ from samekey.errors import ConfigurationError, SchemaMismatch
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.migrations import check, code_version, migrate, migrations, script
 from samekey.stores.sql.queries import Queries, queries_for
+from samekey.testing import mariadb
 from samekey.testing.conformance import new_claim
 from samekey.testing.postgres import NamedServer
 from samekey.testing.processes import Turn, race
 from tests.stores.crash_scenarios import exchange_of
 from tests.stores.schemas import describe, execute, execute_script
 
-STORES = ("sqlite", "postgres")
+STORES = ("sqlite", "postgres", "mariadb")
 
 
 @pytest.fixture(params=STORES)
@@ -41,7 +42,18 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def queries_of(url: str, schema: str = "samekey") -> Queries:
-    return queries_for("sqlite" if url.startswith("sqlite") else "postgres", schema)
+    return queries_for(drivers_for(url).dialect, schema)
+
+
+@pytest.fixture
+def another(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Callable[[], str]:
+    """Makes more empty databases of the same kind."""
+    kind = url.partition(":")[0]
+    if kind == "sqlite":
+        return lambda: f"sqlite:///{tmp_path / secrets.token_hex(4)}.db"
+    server = request.getfixturevalue({"mysql": "mariadb_server", "postgresql": "postgres_server"}[kind])
+    made: Callable[[], str] = server.create_database
+    return made
 
 
 def migrate_url(url: str, schema: str = "samekey") -> list[int]:
@@ -115,6 +127,14 @@ def test_migrators_at_once_on_postgresql(postgres_server: NamedServer) -> None:
         postgres_server.drop_database(url)
 
 
+def test_migrators_at_once_on_mariadb(mariadb_server: mariadb.NamedServer) -> None:
+    urls = [mariadb_server.create_database() for _ in range(4)]
+    for url, results in zip(urls, race(migrate_in_round, 3, urls, rounds=len(urls)), strict=True):
+        assert sorted(results) == [[], [], all_versions(url)]
+        check_url(url)
+        mariadb_server.drop_database(url)
+
+
 def test_migrators_at_once_on_sqlite(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path / str(number)}.db" for number in range(12)]
     for url, results in zip(urls, race(migrate_in_round, 3, urls, rounds=len(urls)), strict=True):
@@ -130,12 +150,8 @@ def test_processes_that_start_at_once_on_a_new_sqlite_file(tmp_path: Path) -> No
 # ------------------------------------------------------------------ by another tool
 
 
-def test_the_script_makes_the_same_schema(url: str, postgres_server: NamedServer, tmp_path: Path) -> None:
-    other = (
-        f"sqlite:///{tmp_path / 'other.db'}"
-        if url.startswith("sqlite")
-        else postgres_server.create_database()
-    )
+def test_the_script_makes_the_same_schema(url: str, another: Callable[[], str]) -> None:
+    other = another()
     migrate_url(url)
     execute_script(other, script(queries_of(url)))
     assert describe(other) == describe(url)
@@ -151,19 +167,15 @@ def test_the_script_fits_another_schema(postgres_url: str) -> None:
     assert ours == theirs.replace("Another", "Other")
 
 
-def test_every_older_version_is_brought_up_to_date(
-    url: str, postgres_server: NamedServer, tmp_path: Path
-) -> None:
+def test_every_older_version_is_brought_up_to_date(url: str, another: Callable[[], str]) -> None:
     migrate_url(url)
-    parts = script(queries_of(url)).split(";\n\n")
+    whole = script(queries_of(url))
+    end = "//\n\n" if whole.startswith("delimiter //") else ";\n\n"
+    parts = whole.split(end)
     notes = [place for place, part in enumerate(parts) if part.startswith("insert into")]
     for version, place in enumerate(notes[:-1], start=1):
-        old = (
-            f"sqlite:///{tmp_path / f'old{version}.db'}"
-            if url.startswith("sqlite")
-            else postgres_server.create_database()
-        )
-        execute_script(old, ";\n".join([*parts[: place + 1], ""]))
+        old = another()
+        execute_script(old, end.join([*parts[: place + 1], ""]))
         with pytest.raises(SchemaMismatch, match=f"have version {version}, this code needs"):
             check_url(old)
         assert migrate_url(old) == all_versions(url)[version:]
@@ -266,14 +278,14 @@ def role_of(url: str) -> str:
 
 
 def test_a_role_that_may_not_create_gets_a_sentence(stranger: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"permission denied.*Grant") as refused:
+    with pytest.raises(ConfigurationError, match=r"permission denied.*(?i:grant)") as refused:
         migrate_url(stranger)
     assert not isinstance(refused.value, SchemaMismatch)
 
 
 def test_a_role_that_may_not_use_the_tables_gets_a_sentence(stranger: str, postgres_url: str) -> None:
     migrate_url(postgres_url)
-    with pytest.raises(ConfigurationError, match="Grant") as refused:
+    with pytest.raises(ConfigurationError, match=r"(?i)grant") as refused:
         check_url(stranger)
     assert "missing" not in str(refused.value), "the tables are there"
 
@@ -350,7 +362,9 @@ def test_the_command_takes_every_option_from_the_environment(postgres_url: str) 
 
 def test_the_command_fails_with_a_sentence() -> None:
     for arguments, said in (
-        (["mysql://x/y"], "does not know the store"),
+        (["mongodb://x/y"], "does not know the store"),
+        (["mysql://nobody@127.0.0.1:1/none"], "Is the server running there"),
+        (["mysql://nobody@127.0.0.1:1"], "names no database"),
         (["sqlite://app.db"], "three slashes"),
         (["postgresql://nobody@127.0.0.1:1/none"], "refused"),
         (["--schema", "a b", "postgresql://nobody@127.0.0.1:1/none"], "cannot be the name of a schema"),

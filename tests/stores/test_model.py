@@ -223,6 +223,13 @@ def test_postgresql_tells_the_story_of_the_model(migrated_postgres: str) -> None
     drivers.sync.close()
 
 
+def test_mariadb_tells_the_story_of_the_model(migrated_mariadb: str) -> None:
+    drivers = migrated(migrated_mariadb)
+    queries = queries_for(drivers.dialect)
+    walk(SyncSubject(drivers.sync, Keys(queries), queries), max_examples=25)
+    drivers.sync.close()
+
+
 @pytest.mark.parametrize(("name", "right", "wrong"), MUTANTS[:20:4])  # conformance meets them all
 def test_the_walk_finds_a_broken_statement(name: str, right: str, wrong: str) -> None:
     drivers = migrated("sqlite:///:memory:")

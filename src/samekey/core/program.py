@@ -13,13 +13,15 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
-Value: TypeAlias = str | int | bytes | Sequence[str] | Sequence[int] | None
+Value: TypeAlias = str | int | bytes | Sequence[str] | Sequence[int] | Sequence[bytes] | None
 """What a parameter may be: the types on which all drivers agree."""
 
 Row: TypeAlias = Sequence[str | int | bytes | None]
-Dialect: TypeAlias = Literal["postgres", "sqlite"]
-Style: TypeAlias = Literal["numeric", "format", "qmark"]
-"""How a driver spells parameters: ``$1`` (asyncpg), ``%s`` (psycopg), ``?`` (sqlite3)."""
+Dialect: TypeAlias = Literal["postgres", "sqlite", "mysql", "redis", "dynamodb"]
+Style: TypeAlias = Literal["numeric", "format", "qmark", "lua"]
+"""How a driver spells parameters: ``$1`` (asyncpg), ``%s`` (psycopg, MySQL's), ``?`` (sqlite3).
+``lua`` is no spelling of SQL but a script of Redis's, with its parameters in their order.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class Query:
     """As written, with ``:name`` parameters."""
     rendered: Mapping[Style, tuple[str, tuple[str, ...]]]
     """For each style, the text and the names of its parameters in order."""
+    then: tuple[Query, ...] = ()
+    """Where a change cannot give rows back (no RETURNING): what follows it on the same connection, with the
+    same parameters. The rows of the last are the rows of the statement."""
 
     def __call__(self, **parameters: Value) -> Statement:
         return Statement(self, parameters)

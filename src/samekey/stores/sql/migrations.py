@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 
 from ...core.program import BEGIN, Dialect, Program, Query, Statement
-from ...errors import SchemaMismatch
+from ...errors import ConfigurationError, SchemaMismatch, StoreBusy
 from .queries import Queries
 
 _COMPATIBLE = re.compile(r"^-- min_compatible: (\d+)$", re.MULTILINE)
@@ -53,8 +53,11 @@ def code_version(dialect: Dialect) -> int:
 def migrate(queries: Queries) -> Program[list[Migration]]:
     """Brings the schema up to this code's version; gives what was applied, perhaps nothing."""
     yield BEGIN
-    if queries.dialect == "postgres":
-        yield _statement(queries["migration_lock"])
+    if "migration_lock" in queries:
+        rows = yield _statement(queries["migration_lock"])
+        if rows[0][0] == 0:
+            raise StoreBusy("Another migration of this database is running. Wait for it and look again.")
+    if "create_schema" in queries:
         rows = yield Statement(queries["schema_there"], {"schema_name": queries.schema})
         if not rows[0][0]:
             # Only then: the statement needs the right to create schemas even where it does nothing.
@@ -73,6 +76,8 @@ def migrate(queries: Queries) -> Program[list[Migration]]:
             {"version": migration.version, "min_compatible": migration.min_compatible},
         )
         applied.append(migration)
+    if "migration_unlock" in queries:
+        yield _statement(queries["migration_unlock"])
     return applied
 
 
@@ -95,12 +100,20 @@ def check(queries: Queries) -> Program[None]:
             f"The tables of samekey have version {there}, which needs code of version "
             f"{versions[there]} or newer; this is {ours}. Upgrade samekey in this process."
         )
+    if queries.dialect == "postgres":
+        rows = yield Statement(queries["missing_rights"], {"schema_name": queries.schema})
+        if rows[0][0] is not None:
+            raise ConfigurationError(
+                f"This role lacks rights: permission denied to {rows[0][0]!s}. Grant them, as owner of the "
+                f'tables: grant usage on schema "{queries.schema}" to ROLE; grant select, insert, update, '
+                f'delete on all tables in schema "{queries.schema}" to ROLE.'
+            )
 
 
 def script(queries: Queries) -> str:
     """All of the schema as SQL text, for those who migrate with another tool."""
     parts = []
-    if queries.dialect == "postgres":
+    if "create_schema" in queries:
         parts.append(queries["create_schema"].sql)
     parts.append(queries["create_versions"].sql)
     for migration in migrations(queries.dialect):
@@ -108,6 +121,9 @@ def script(queries: Queries) -> str:
         note = queries["note_version"].sql
         note = note.replace(":version", str(migration.version))
         parts.append(note.replace(":min_compatible", str(migration.min_compatible)))
+    if queries.dialect == "mysql":
+        # Its client takes every semicolon for an end, also those inside a trigger.
+        return "delimiter //\n\n" + "".join(f"{part}//\n\n" for part in parts) + "delimiter ;\n"
     return "".join(f"{part};\n\n" for part in parts)
 
 

@@ -87,10 +87,10 @@ class Phases:
     def open_phase(self, lease: Lease, name: str, *, max_run_ms: int) -> Program[int | None]:
         """First in a phase's transaction; gives what proves at its end that it is still the same one.
 
-        None on SQLite: there the transaction begins with the phase's own first statement, and its COMMIT
-        is refused by the connection itself.
+        None where there is no such statement, on SQLite: there the transaction begins with the phase's own
+        first statement, and its COMMIT is refused by the connection itself.
         """
-        if self._queries.dialect == "sqlite":
+        if "open_phase" not in self._queries:
             return None
         rows = yield self._queries.statement("open_phase", None, **_fence(lease), max_run_ms=str(max_run_ms))
         if not rows:
@@ -112,6 +112,8 @@ class Phases:
 
         ``EscapedTransaction`` if it is another transaction than the one that ``began``.
         """
+        if began is not None and "close_proof" in self._queries:
+            yield self._queries.statement("close_proof", None)
         written = yield self._queries.statement(
             "write_phase",
             now,
@@ -255,7 +257,7 @@ class Phases:
         now: int | None = None,
     ) -> Program[list[Record]]:
         """Operations whose lease ran out, now under attempts of ours. ``known``: ``name/version``."""
-        if self._queries.dialect == "sqlite":
+        if self._queries.names_actor_apart:
             yield BEGIN
         yield from self._queries.act_as("completer")
         rows = yield self._queries.statement(

@@ -2,7 +2,8 @@
 
 A query begins at ``-- name: reserve`` and ends before the next. Its ``:name`` parameters are turned into
 ``$1``, ``%s`` and ``?`` once, when a file is loaded; so are the braces, which keep what stands in one
-place elsewhere (the states, the columns, the clock) from being written again in SQL.
+place elsewhere (the states, the columns, the clock) from being written again in SQL. A line ``-- then``
+begins what follows a change that cannot give rows back by itself (see ``Query.then``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...core.states import LEASE_END, Event, sources, target
 from ...errors import ConfigurationError
 
 _NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_THEN: Final = re.compile(r"^-- then\s*$", re.MULTILINE)
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)\b")
 _BRACES: Final = re.compile(r"\{([a-z_:]+)\}")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -28,6 +30,9 @@ _CLOCK: Final[Mapping[Dialect, str]] = {
     "postgres": "coalesce(:now::bigint, (extract(epoch from statement_timestamp()) * 1000)::bigint)",
     # unixepoch('subsec') is NULL before SQLite 3.42.
     "sqlite": "coalesce(:now, cast((julianday('now') - 2440587.5) * 86400000 as integer))",
+    # Fixed for a statement, as now() is, and independent of the session's time zone, as unix_timestamp(now())
+    # is not in the hour that a clock is put back.
+    "mysql": "coalesce(:now, timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(3)) div 1000)",
 }
 _TABLES: Final = ("keys", "inputs", "phases", "jobs", "audit", "evidence", "limits")
 _DURABLE: Final = (
@@ -63,18 +68,31 @@ class Queries:
     def __iter__(self) -> Iterator[str]:
         return iter(self._queries)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether this dialect needs, and has, a statement of that name."""
+        return name in self._queries
+
+    @property
+    def names_actor_apart(self) -> bool:
+        """Whether who acts is told by statements of their own, around the change, in one transaction."""
+        return self.dialect != "postgres"
+
     def statement(self, query: str, now: int | None, /, **values: Value) -> Statement:
         """A statement with its parameters; ``now`` is for tests, else the store's clock rules."""
         return Statement(self._queries[query], {"now": now, **values})
 
     def act_as(self, actor: str) -> Program[None]:
-        """SQLite: who acts from here on, in this transaction. PostgreSQL's statements say it themselves."""
-        if self.dialect == "sqlite":
+        """Who acts from here on, in this transaction, where the statements do not say it themselves."""
+        if self.names_actor_apart:
             yield self.statement("act_as", None, actor=actor, reason=None)
 
     def act_no_more(self) -> Program[None]:
-        if self.dialect == "sqlite":
+        if self.names_actor_apart:
             yield self.statement("act_end", None)
+
+    def column(self, name: str) -> str:
+        """A column's name as this dialect spells it."""
+        return _column(self.dialect, name)
 
     def expand(self, sql: str) -> str:
         """SQL with its braces filled in; parameters stay as they are."""
@@ -82,8 +100,11 @@ class Queries:
 
     def build(self, name: str, sql: str) -> Query:
         """A query from SQL as it stands in a file."""
-        text = self.expand(sql)
-        return Query(name, text, {style: _render(text, style) for style in _STYLES[self.dialect]})
+        first, *others = (_without_comments(part) for part in _THEN.split(self.expand(sql)))
+        return self._query(name, first, tuple(self._query(name, other) for other in others))
+
+    def _query(self, name: str, text: str, then: tuple[Query, ...] = ()) -> Query:
+        return Query(name, text, {style: _render(text, style) for style in _STYLES[self.dialect]}, then)
 
     def _word(self, word: str) -> str:
         kind, _, event = word.partition(":")
@@ -100,7 +121,12 @@ class Queries:
 _STYLES: Final[Mapping[Dialect, tuple[Style, ...]]] = {
     "postgres": ("numeric", "format"),
     "sqlite": ("qmark",),
+    "mysql": ("format",),
 }
+
+
+def _column(dialect: Dialect, name: str) -> str:
+    return f"`{name}`" if dialect == "mysql" else name  # "key" is a word of MySQL's own
 
 
 def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
@@ -122,6 +148,8 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
             "versions": f"{quoted}.schema_versions",
         }
     tables = {name: f"samekey_{name}" for name in _TABLES}
+    if dialect == "mysql":
+        words["record"] = ", ".join(_column("mysql", name) for name in COLUMNS)
     return {**words, **tables, "versions": "samekey_schema_versions"}
 
 
@@ -148,7 +176,7 @@ def _read(dialect: Dialect) -> tuple[tuple[str, str], ...]:
         if entry.name.endswith(".sql"):
             parts = _NAME.split(entry.read_text("utf-8"))[1:]
             pairs = zip(parts[::2], parts[1::2], strict=True)
-            found += [(name, _without_comments(sql)) for name, sql in pairs]
+            found += [(name, sql.strip()) for name, sql in pairs]
     return tuple(found)
 
 

@@ -262,3 +262,11 @@ where n.nspname = :schema_name::text and c.relname = 'schema_versions'
 -- name: note_version
 insert into {schema}.schema_versions (version, min_compatible)
 values (:version::bigint, :min_compatible::bigint)
+
+-- name: missing_rights
+-- What this role may not do with the tables that every request uses; null if nothing is missing.
+select string_agg(wanted.privilege || ' on ' || wanted.name, ', ' order by wanted.name, wanted.privilege)
+from (values
+    ('keys', 'select'), ('keys', 'insert'), ('keys', 'update'), ('keys', 'delete'), ('audit', 'insert')
+) as wanted (name, privilege)
+where not has_table_privilege(format('%I.%I', :schema_name::text, wanted.name), wanted.privilege)

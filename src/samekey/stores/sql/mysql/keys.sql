@@ -1,0 +1,202 @@
+-- The statements of the MySQL and MariaDB store. They keep to what both have: no RETURNING.
+--
+-- :name      a parameter
+-- {now}      the store's clock in milliseconds, or :now where a test gives one
+-- {record}   the columns of a record, in the order of core/record.py
+-- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
+-- -- then    what follows on the same connection; the last rows that there are count
+-- :mark      16 random bytes, new with every execution
+-- :locked    the first column of the rows before; without rows the statement ends there
+--
+-- Who won is never told by the number of affected rows: it depends on a flag of the connection (FOUND_ROWS).
+-- A change of one row signs it with :mark, and what comes after reads the row that bears the mark. The two need
+-- no transaction around them: a process that dies in between is one that never heard the answer, and whoever
+-- moves the row in between has signed it anew. A change of many rows locks them first, skipping what somebody
+-- else holds, and is a transaction (the driver makes one where there is none).
+--
+-- Assignments are made from left to right and see those before them, or all at once (a mode of MariaDB's): no
+-- expression here may depend on which.
+
+-- name: reserve
+-- Insert or nothing, then the record that is there: ours if it bears our attempt id. A replay finds the key in
+-- a read that locks nothing, so it waits for nobody. Two that insert at once are told apart by the primary key;
+-- the second waits until the first has committed, which is this one statement.
+insert into {keys} (
+    scope, `key`, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+    attempts, locked_until, downstream, created_at, last_run_at, expires_at
+)
+select
+    :scope, :key, :id, :tenant, :endpoint, :fingerprint, :fingerprint_version, {to:claim}, :mode,
+    :attempt, 1, {now} + :lease_ms, :downstream, {now}, {now}, {now} + :ttl_ms
+from (select 1 as one) as one
+where not exists (select 1 from {keys} as k where k.scope = :scope and k.`key` = :key)
+on duplicate key update attempt = {keys}.attempt
+-- then
+select {now}, attempt = :attempt, {record} from {keys} where scope = :scope and `key` = :key
+
+-- name: find
+-- The record of a key, if any; always one row, so that the store's clock comes along.
+select {now}, {record} from (select 1 as one) as one
+left join {keys} on scope = :scope and `key` = :key
+
+-- name: find_by_id
+select {now}, {record} from {keys} where id = :id
+
+-- name: find_by_downstream
+select {now}, {record} from {keys} where downstream = :downstream limit 2
+
+-- name: find_by_provider_id
+select {now}, {record} from {keys} where provider_id = :provider_id limit 2
+
+-- name: retry
+-- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
+update {keys} set
+    state = {to:retry}, mode = :mode, attempt = :attempt, attempts = attempts + 1,
+    locked_until = {now} + :lease_ms, last_run_at = {now}, expires_at = {now} + :ttl_ms,
+    error_code = null, reconcile_tries = 0, downstream = coalesce(downstream, :downstream), mark = :mark
+where scope = :scope and `key` = :key and attempt = :seen and state in ({from:retry})
+-- then
+select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
+
+-- name: resume
+-- Takes over phased work whose lease ran out, under a new attempt.
+update {keys} set
+    state = {to:resume}, attempt = :attempt, attempts = attempts + 1,
+    locked_until = {now} + :lease_ms, last_run_at = {now}, mark = :mark
+where scope = :scope and `key` = :key and attempt = :seen and state in ({from:resume})
+    and mode = 'phased' and locked_until <= {now}
+-- then
+select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
+
+-- name: reuse
+-- A new life of a key whose retention is over, whether or not the reaper has been by.
+update {keys} set
+    state = {to:claim}, mode = :mode, attempt = :attempt, attempts = 1, tenant = :tenant,
+    endpoint = :endpoint, fingerprint = :fingerprint, fingerprint_version = :fingerprint_version,
+    recovery_point = null, locked_until = {now} + :lease_ms, answer_version = null,
+    answer_status = null, answer_headers = null, answer_body = null, error_code = null,
+    downstream = :downstream, provider_id = null, reconcile_after = null, reconcile_tries = 0,
+    created_at = {now}, last_run_at = {now}, completed_at = null, expires_at = {now} + :ttl_ms, mark = :mark
+where scope = :scope and `key` = :key and attempt = :seen
+    and (state in ({from:claim}) or (state in ({from:expire}) and expires_at <= {now}))
+-- then
+select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
+
+-- name: end_lease
+-- Moves a record whose lease ran out, by its mode.
+update {keys} set
+    state = {lease_end}, locked_until = null, error_code = 'lease_ended',
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end, mark = :mark
+where scope = :scope and `key` = :key and attempt = :seen and state in ({from:lease_end})
+    and mode <> 'phased' and locked_until <= {now}
+-- then
+select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
+
+-- name: renew
+-- All live leases of a process at once; gives back the attempts that are still ours. A row that is locked is
+-- just being finished, and its turn comes with the next beat: it must not keep the others from being renewed.
+select k.id
+from json_table(convert(:leases using utf8mb4), '$[*]' columns (
+    scope varbinary(1536) path '$[0]', name varbinary(1024) path '$[1]', attempt varbinary(255) path '$[2]'
+)) as l
+straight_join {keys} as k force index (primary)
+    on k.scope = l.scope and k.`key` = l.name and k.attempt = l.attempt
+where k.state in ({from:lease_end})
+for update skip locked
+-- then
+update json_table(convert(:leases using utf8mb4), '$[*]' columns (
+    attempt varbinary(255) path '$[2]', duration bigint path '$[3]'
+)) as l
+join {keys} as k on k.attempt = l.attempt
+set k.locked_until = {now} + l.duration
+where k.id in (:locked)
+-- then
+select k.attempt
+from json_table(convert(:leases using utf8mb4), '$[*]' columns (
+    scope varbinary(1536) path '$[0]', name varbinary(1024) path '$[1]', attempt varbinary(255) path '$[2]'
+)) as l
+straight_join {keys} as k force index (primary)
+    on k.scope = l.scope and k.`key` = l.name and k.attempt = l.attempt
+where k.state in ({from:lease_end})
+
+-- name: complete
+-- The holder's answer. Nothing happens if anybody else has taken the record.
+update {keys} set
+    state = {to:complete}, answer_version = :answer_version, answer_status = :answer_status,
+    answer_headers = :answer_headers, answer_body = :answer_body, completed_at = {now},
+    locked_until = null,
+    expires_at = case when :from_creation = 1 then created_at else {now} end + :ttl_ms,
+    error_code = null, reconcile_after = null, provider_id = coalesce(:provider_id, provider_id), mark = :mark
+where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:complete})
+-- then
+select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
+
+-- name: fail
+-- The holder proves that nothing happened.
+update {keys} set
+    state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null, mark = :mark
+where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:fail})
+-- then
+select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
+
+-- name: lose
+-- The holder cannot tell what happened.
+update {keys} set
+    state = {to:lose}, locked_until = null, error_code = :error_code, reconcile_after = {now},
+    provider_id = coalesce(:provider_id, provider_id), mark = :mark
+where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:lose})
+-- then
+select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
+
+-- name: release
+-- The holder frees the key. A row that is gone bears no mark, so it is locked and looked at first.
+select id from {keys}
+where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:release})
+for update
+-- then
+delete from {keys} where id in (:locked)
+
+-- name: expire
+-- Retention is over: keep the fact, drop the answer.
+update {keys} set
+    state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
+    answer_body = null, mark = :mark
+where scope = :scope and `key` = :key and state in ({from:expire}) and expires_at <= {now}
+-- then
+select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
+
+-- name: open_proof
+-- First in atomic work: a savepoint lives as long as its transaction.
+savepoint samekey_proof
+
+-- name: close_proof
+-- Last but the record: it fails if the handler has ended its transaction, also by a statement that commits
+-- without saying so (CREATE, ALTER, TRUNCATE, LOCK TABLES …).
+release savepoint samekey_proof
+
+-- name: migration_lock
+-- Migrators queue up here. DDL commits whatever is open, so a lock of the transaction would be gone with the
+-- first table; this one is the session's.
+select get_lock(concat('samekey ', sha1(database())), 4)
+
+-- name: migration_unlock
+select release_lock(concat('samekey ', sha1(database())))
+
+-- name: schema_versions
+select version, min_compatible from {versions} order by version
+
+-- name: create_versions
+create table if not exists {versions} (
+    version        bigint primary key,
+    min_compatible bigint not null,
+    applied_at     timestamp not null default current_timestamp
+) engine = InnoDB
+
+-- name: schema_exists
+select count(*) from information_schema.tables
+where table_schema = database() and table_name = 'samekey_schema_versions'
+
+-- name: note_version
+-- A migration that was cut short begins again, each statement of it if it is not there yet.
+insert into {versions} (version, min_compatible) values (:version, :min_compatible)
+on duplicate key update min_compatible = :min_compatible

@@ -1,0 +1,17 @@
+-- Limits per tenant on new keys.
+
+-- name: count_new_key
+-- One more new key in this minute; gives how many there are. The connection remembers the count of its own
+-- statement, whoever counts at the same time.
+insert into {limits} (tenant, minute, used) values (:tenant, {now} div 60000, last_insert_id(1))
+on duplicate key update
+    used = last_insert_id(case when minute = {now} div 60000 then used + 1 else 1 end),
+    minute = {now} div 60000
+-- then
+select cast(last_insert_id() as signed), {now}
+
+-- name: count_active_keys
+-- How many keys a tenant has, counted no further than the limit. Its scopes share a prefix in the primary key.
+select count(*) from (
+    select 1 from {keys} where scope >= :first_scope and scope < :last_scope limit :limit
+) as counted

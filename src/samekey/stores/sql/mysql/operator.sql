@@ -1,0 +1,251 @@
+-- Finding out and overriding: the reconciler's and the operator's statements. Each act is audited.
+--
+-- Where :attempt is given, what was found out is about that attempt only: the operation may have been run
+-- again and be unknown again meanwhile.
+
+-- name: act_as
+-- Who acts and why, until act_end; the audit triggers read it. The driver clears it after a rollback.
+set @samekey_actor = convert(:actor using utf8mb4), @samekey_reason = convert(nullif(:reason, '') using utf8mb4)
+
+-- name: act_end
+set @samekey_actor = null, @samekey_reason = null
+
+-- name: take_unknown
+-- Unknown outcomes whose time has come. Moving their date on keeps other reconcilers away meanwhile.
+select id from {keys} force index (samekey_keys_reconcile)
+where state = 'unknown' and reconcile_after <= {now}
+order by reconcile_after limit :batch
+for update skip locked
+-- then
+update {keys} set reconcile_after = {now} + :lease_ms, reconcile_tries = reconcile_tries + 1
+where id in (:locked)
+-- then
+select reconcile_tries, {record} from {keys} where id in (:locked)
+
+-- name: ask_again
+update {keys} set reconcile_after = {now} + :pause_ms
+where id = :operation_id and state = 'unknown'
+    and (:attempt is null or attempt = :attempt)
+
+-- name: found_executed
+-- It happened (or was declined): this is its answer. The last error code stays: it tells a record that was
+-- found out from one that its holder completed.
+update {keys} set
+    state = {to:found_executed}, answer_version = :answer_version,
+    answer_status = :answer_status, answer_headers = :answer_headers,
+    answer_body = :answer_body, completed_at = {now}, locked_until = null,
+    expires_at = {now} + greatest(expires_at - last_run_at, 0), reconcile_after = null,
+    reconcile_tries = 0, provider_id = coalesce(:provider_id, provider_id), mark = :mark
+where id = :operation_id and state in ({from:found_executed})
+    and (:attempt is null or attempt = :attempt)
+-- then
+select {now}, {record} from {keys} where id = :operation_id and mark = :mark
+
+-- name: found_not_executed
+-- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
+-- running that again would write twice; the job is tried again instead.
+update {keys} set
+    state = {to:found_not_executed}, locked_until = null, reconcile_after = null,
+    reconcile_tries = 0,
+    expires_at = {now} + greatest(expires_at - last_run_at, 0), mark = :mark
+where id = :operation_id and state in ({from:found_not_executed})
+    and not (mode = 'deferred' and state = 'dead_letter')
+    and (:attempt is null or attempt = :attempt)
+-- then
+select {now}, {record} from {keys} where id = :operation_id and mark = :mark
+
+-- name: give_up_finding
+update {keys} set state = {to:give_up}, reconcile_after = null, mark = :mark
+where id = :operation_id and state = 'unknown'
+    and (:attempt is null or attempt = :attempt)
+-- then
+select {now} from {keys} where id = :operation_id and mark = :mark
+
+-- name: evict_answer
+-- Drops a stored answer; the fact stays, so a retry is told that it was done and is not run.
+update {keys} set answer_status = null, answer_headers = null, answer_body = null, mark = :mark
+where id = :operation_id and state = 'completed' and answer_status is not null
+-- then
+select {now}, {record} from {keys} where id = :operation_id and mark = :mark
+
+-- name: note_act
+-- An act that changes no state still leaves its trace.
+insert into {audit} (at, operation_id, scope, `key`, tenant, from_state, to_state, attempt, actor, reason)
+select {now}, id, scope, `key`, tenant, state, state, attempt, :actor, :reason
+from {keys} where id = :operation_id
+
+-- name: drop_intents
+-- Effects that provably never happened: the retry makes the call again.
+delete from {phases} where operation_id = :operation_id and done = 0
+
+-- name: settle_jobs
+-- The operation is settled, so nobody may have its dead job tried again.
+update {jobs} set state = 'discarded', done_at = {now}
+where operation_id = :operation_id and state = 'dead' and answers = 1
+
+-- name: close_dead
+-- An operator gives a dead operation its final answer.
+update {keys} set
+    state = {to:found_executed}, answer_version = :answer_version,
+    answer_status = :answer_status, answer_headers = :answer_headers,
+    answer_body = :answer_body, completed_at = {now}, locked_until = null,
+    expires_at = {now} + greatest(expires_at - last_run_at, 0), reconcile_after = null, reconcile_tries = 0,
+    mark = :mark
+where id = :operation_id and state = 'dead_letter'
+-- then
+select {now}, {record} from {keys} where id = :operation_id and mark = :mark
+
+-- name: revive_pending
+-- A deferred operation whose dead job is tried again. Its waiting time begins anew, or the reaper would time it
+-- out before a worker can take the job. The job names its operation, so the two are locked together.
+select k.id from {jobs} as j join {keys} as k on k.id = j.operation_id
+where j.id = :id and j.state = 'dead' and j.answers = 1
+    and k.state in ({from:requeue}) and k.mode = 'deferred'
+for update
+-- then
+update {keys} set
+    state = {to:requeue}, error_code = null, expires_at = {now} + greatest(expires_at - last_run_at, 0),
+    last_run_at = {now}
+where id in (:locked)
+
+-- name: revive_phased
+-- A phased operation is left to the completer again.
+update {keys} set state = {to:resume}, locked_until = {now}, attempts = 1, error_code = null, mark = :mark
+where id = :operation_id and mode = 'phased' and state = 'dead_letter'
+-- then
+select {now} from {keys} where id = :operation_id and mark = :mark
+
+-- name: revive_job
+-- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
+-- its effect must not happen after all.
+update {jobs} set state = 'live', attempt = null, attempts = 0, due_at = {now}, done_at = null, mark = :mark
+where id = :id and state = 'dead' and (answers = 0 or :revived = 1)
+-- then
+select operation_id from {jobs} where id = :id and mark = :mark
+
+-- name: discard_job
+update {jobs} set state = 'discarded', done_at = {now}, mark = :mark
+where id = :id and state = 'dead'
+-- then
+select operation_id from {jobs} where id = :id and mark = :mark
+
+-- name: find_job
+select id, operation_id, scope, `key`, tenant, name, payload, answers, attempts, created_at,
+    state, error, provider_id, done_at
+from {jobs} where id = :id
+
+-- name: jobs_of
+select id, operation_id, scope, `key`, tenant, name, payload, answers, attempts, created_at,
+    state, error, provider_id, done_at
+from {jobs} where operation_id = :operation_id order by created_at, id
+
+-- name: list_dead_jobs
+select id, operation_id, scope, `key`, tenant, name, payload, answers, attempts, created_at,
+    state, error, provider_id, done_at
+from {jobs} where state = 'dead' order by created_at limit :limit
+
+-- name: list_keys
+select {now}, {record} from {keys}
+where (:state is null or state = :state)
+    and (:tenant is null or tenant = :tenant)
+    and (:key is null or `key` = :key)
+    and (:created_before is null or created_at < :created_before)
+order by created_at desc, id limit :limit
+
+-- name: newest_answer
+-- In the order of an index; any that is there will do.
+select answer_body from {keys}
+where state = 'completed' and answer_body is not null
+order by expires_at desc limit 1
+
+-- name: timeline
+select at, from_state, to_state, attempt, actor, reason from {audit}
+where scope = :scope and `key` = :key order by id
+
+-- name: timeline_of_key
+-- Where only the tenant is known, not the whole scope.
+select at, from_state, to_state, attempt, actor, reason from {audit}
+where tenant = :tenant and `key` = :key order by id
+
+-- name: timeline_of_operation
+select at, from_state, to_state, attempt, actor, reason from {audit}
+where operation_id = :operation_id order by id
+
+-- name: audited_keys
+-- The keys that were ever claimed, newest first, page by page: to find one by its digest.
+select id, scope, `key`, tenant from {audit}
+where from_state is null and id < :before order by id desc limit :limit
+
+-- name: stored_keys
+-- The keys that are there, page by page.
+select scope, `key`, tenant from {keys}
+where scope > :scope or (scope = :scope and `key` > :key) order by scope, `key` limit :limit
+
+-- name: note_evidence
+-- An event of the provider's, once. No row: it was there already.
+insert into {evidence} (event_id, operation_id, outcome, applied, received_at, mark)
+values (:event_id, :operation_id, :outcome, :applied, {now}, :mark)
+on duplicate key update event_id = :event_id
+-- then
+select event_id from {evidence} where event_id = :event_id and mark = :mark
+
+-- name: waiting_evidence
+-- What came too early, since the key's present life began.
+select event_id, outcome, received_at from {evidence}
+where operation_id = :operation_id and applied = 0 and received_at >= :since
+order by received_at, event_id
+
+-- name: use_evidence
+update {evidence} set applied = 1 where event_id = :event_id and applied = 0
+
+-- name: overview
+-- What a doctor looks at, in one row.
+select
+    {now},
+    (select count(*) from {keys}),
+    (select count(*) from {keys} where state = 'unknown'),
+    (select min(last_run_at) from {keys} where state = 'unknown'),
+    (select count(*) from {keys} where state = 'dead_letter'),
+    (select count(*) from {keys} where state = 'in_progress' and locked_until <= {now}),
+    (select min(locked_until) from {keys} where state = 'in_progress'),
+    (select count(*) from {keys} where state in ({from:reap}) and expires_at <= {now}),
+    (select count(*) from {jobs} where state = 'live'),
+    (select min(due_at) from {jobs} where state = 'live'),
+    (select count(*) from {jobs} where state = 'dead'),
+    (select count(*) from {keys} where state = 'pending'),
+    (select min(expires_at) from {keys} where state in ({from:reap})),
+    (select count(*) from {keys} where state = 'in_progress' and mode = 'phased' and locked_until <= {now}),
+    (select min(locked_until) from {keys} where state = 'in_progress' and mode = 'phased'),
+    (select min(locked_until) from {keys} where state = 'in_progress' and mode <> 'phased'),
+    (select min(reconcile_after) from {keys} where state = 'unknown'),
+    (select min(last_run_at) from {keys} where state = 'pending')
+
+-- name: unknown_endpoints
+select endpoint, count(*) from {keys} where state = 'unknown'
+group by endpoint order by 2 desc, 1 limit 20
+
+-- name: durations
+-- How long recent operations took, in milliseconds. The newest to expire stand for the newest, because they are
+-- in an index. What somebody else found out later says nothing about a run, and has an error code.
+select completed_at - last_run_at from {keys}
+where state = 'completed' and completed_at is not null and error_code is null
+    and mode in ('leased', 'repeatable', 'phased')
+order by expires_at desc limit :limit
+
+-- name: server_facts
+-- Settings and sizes that matter, as pairs.
+select 'version', version()
+union all select 'innodb_flush_log_at_trx_commit', cast(@@global.innodb_flush_log_at_trx_commit as char)
+union all select 'sync_binlog', cast(@@global.sync_binlog as char)
+union all select 'binlog_format', @@global.binlog_format
+union all select 'log_bin', cast(@@global.log_bin as char)
+union all select 'read_only', cast(@@global.read_only as char)
+union all select 'max_allowed_packet', cast(@@global.max_allowed_packet as char)
+union all select 'keys_bytes', (
+    select cast(data_length + index_length as char) from information_schema.tables
+    where table_schema = database() and table_name = 'samekey_keys'
+)
+union all select 'audit_bytes', (
+    select cast(data_length + index_length as char) from information_schema.tables
+    where table_schema = database() and table_name = 'samekey_audit'
+)

@@ -1,0 +1,130 @@
+-- Upkeep: leases that ran out, records past retention, operations that nobody started.
+--
+-- Each statement locks a small batch, skipping what somebody else holds, and changes those rows. The index is
+-- named: by another one all rows of a state would be read and locked to find the few that are due, and which one
+-- the server takes depends on statistics that may be old.
+
+-- name: sweep
+-- Moves records whose lease ran out, each by its mode, before a retry has to do it.
+select id from {keys} force index (samekey_keys_lease)
+where state in ({from:lease_end}) and mode <> 'phased' and locked_until <= {now}
+order by locked_until limit :batch
+for update skip locked
+-- then
+update {keys} set
+    state = {lease_end}, locked_until = null, error_code = 'lease_ended',
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end
+where id in (:locked)
+-- then
+select {now}, {record} from {keys} where id in (:locked)
+
+-- name: sweep_unbegun
+-- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
+-- phase, so nothing has happened: a retry may run it.
+select k.id from {keys} as k force index (samekey_keys_lease)
+where k.state in ({from:lease_end}) and k.mode = 'phased' and k.locked_until <= {now}
+    and not exists (
+        select 1 from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+    )
+order by k.locked_until limit :batch
+for update skip locked
+-- then
+update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun'
+where id in (:locked)
+-- then
+select {now}, {record} from {keys} where id in (:locked)
+
+-- name: count_sweep
+-- What a sweep would move, by mode.
+select mode, count(*) from {keys} as k
+where state = 'in_progress' and locked_until <= {now} and (
+    mode <> 'phased' or not exists (
+        select 1 from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+    )
+)
+group by mode order by mode
+
+-- name: reap
+-- Deletes settled records past retention. What is in flight or unknown is never touched.
+select id from {keys} force index (samekey_keys_expiry)
+where state in ({from:reap}) and expires_at <= {now}
+order by expires_at limit :batch
+for update skip locked
+-- then
+delete from {keys} where id in (:locked)
+
+-- name: bury_answers
+-- The other way: keeps the fact as a tombstone for a while and drops the answer.
+select id from {keys} force index (samekey_keys_expiry)
+where state in ({from:expire}) and expires_at <= {now}
+order by expires_at limit :batch
+for update skip locked
+-- then
+update {keys} set
+    state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
+    answer_body = null, expires_at = {now} + :keep_ms
+where id in (:locked)
+-- then
+select id from {keys} where id in (:locked)
+
+-- name: reap_tombstones
+select id from {keys} force index (samekey_keys_expiry)
+where state = 'expired' and expires_at <= {now}
+order by expires_at limit :batch
+for update skip locked
+-- then
+delete from {keys} where id in (:locked)
+
+-- name: count_reap
+-- What a reaper would find, by state.
+select state, count(*) from {keys}
+where state in ({from:reap}) and expires_at <= {now}
+group by state order by state
+
+-- name: reap_jobs
+delete from {jobs} where operation_id in (:ids)
+
+-- name: reap_phases
+delete from {phases} where operation_id in (:ids)
+
+-- name: reap_inputs
+delete from {inputs} where operation_id in (:ids)
+
+-- name: reap_evidence
+delete from {evidence} where operation_id in (:ids)
+
+-- name: find_abandoned
+-- Pending operations that have waited too long and of which no worker has ever begun anything. What was begun
+-- may have happened, so its client must not be told that it will not.
+select k.scope, k.`key`, k.id from {keys} as k
+where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
+    and not exists (
+        select 1 from {jobs} as j where j.operation_id = k.id and j.first_run_at is not null
+    )
+order by k.last_run_at limit :batch
+
+-- name: count_abandoned
+select count(*) from {keys} as k
+where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
+    and not exists (
+        select 1 from {jobs} as j where j.operation_id = k.id and j.first_run_at is not null
+    )
+
+-- name: cancel_jobs
+-- Cancels an operation's jobs, except one that a worker has ever taken.
+update {jobs} set state = 'cancelled', done_at = {now}, error = 'timed out'
+where operation_id = :operation_id and state = 'live' and first_run_at is null
+
+-- name: count_begun
+select count(*) from {jobs} where operation_id = :operation_id and first_run_at is not null
+
+-- name: time_out
+-- Closes a pending operation with a stored failure.
+update {keys} set
+    state = {to:time_out}, answer_version = :answer_version,
+    answer_status = :answer_status, answer_headers = :answer_headers,
+    answer_body = :answer_body, completed_at = {now},
+    expires_at = {now} + (expires_at - last_run_at), error_code = 'timed_out', mark = :mark
+where scope = :scope and `key` = :key and id = :operation_id and state in ({from:time_out})
+-- then
+select {now} from {keys} where scope = :scope and `key` = :key and mark = :mark
