@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from samekey.core.claim import (
     downstream_base,
     downstream_key,
+    is_operation_id,
     located_by,
     locating_id,
     lock_number,
@@ -200,3 +201,5 @@ def test_a_locating_id_leads_to_its_key_and_cannot_be_guessed_from_it() -> None:
     made = locating_id(token, "scope", "key")
     assert made.startswith(token) and located_by(made) == downstream_base("scope", "key")
     assert located_by("anything else") == ""
+    assert is_operation_id(token) and is_operation_id(made)
+    assert not any(is_operation_id(text) for text in ("", token[1:], made[1:], "x" * 32, token.upper()))

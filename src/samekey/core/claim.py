@@ -63,6 +63,11 @@ def locating_id(token: str, scope: str, key: str) -> str:
     return token + downstream_base(scope, key)
 
 
+def is_operation_id(text: str) -> bool:
+    """Whether it looks like one: a random token, alone or with the place of its record."""
+    return len(text) in (32, 64) and all(character in "0123456789abcdef" for character in text)
+
+
 def located_by(operation_id: str) -> str:
     """The ``downstream_base`` in a ``locating_id``; something that fits no record for any other text."""
     return operation_id[32:]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
+from ..core.claim import is_operation_id
 from ..core.problem import Refusal
 from ..engine.decorate import GUARD
 from ..engine.rules import Rules
@@ -87,8 +88,7 @@ class RouteGuards:
         if prefix is None or method not in ("GET", "HEAD") or not path.startswith(prefix):
             return None
         operation_id = path.removeprefix(prefix)
-        is_id = len(operation_id) == 32 and all(c in "0123456789abcdef" for c in operation_id)
-        return operation_id if is_id else None
+        return operation_id if is_operation_id(operation_id) else None
 
 
 def too_large(limit: int) -> Refusal:

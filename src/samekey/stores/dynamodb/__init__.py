@@ -1,0 +1,1 @@
+"""DynamoDB as a key store: one table, conditional writes, nothing else."""

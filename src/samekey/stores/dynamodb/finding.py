@@ -1,0 +1,123 @@
+"""Finding out unknown outcomes, and looking at records. Each act is one conditional write.
+
+There is no audit table: who settled a record and why stays in the record, and DynamoDB Streams can keep the
+rest.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...core.program import Program, Row, Unreadable
+from ...core.record import COLUMNS, Answer, Record, decode_record
+from ..keys import answer_values
+from ..protocols import Actor, Overview
+from ..statements import Statements
+
+
+class DynamoFinding:
+    """``samekey.stores.protocols.Finding`` for DynamoDB."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+
+    def take_unknown(
+        self, *, batch: int, lease_ms: int, now: int | None = None
+    ) -> Program[list[tuple[int, Record]]]:
+        rows = yield self._statements.statement("take_unknown", now, batch=batch, lease_ms=lease_ms)
+        return [(int(row[0] or 0), decode_record(row[1:])) for row in rows]
+
+    def ask_again(
+        self, operation_id: str, *, pause_ms: int, attempt: str | None = None, now: int | None = None
+    ) -> Program[None]:
+        yield self._statements.statement(
+            "ask_again", now, operation_id=operation_id, pause_ms=pause_ms, attempt=attempt
+        )
+
+    def executed(
+        self,
+        operation_id: str,
+        answer: Answer | None,
+        actor: Actor,
+        *,
+        provider_id: str | None = None,
+        attempt: str | None = None,
+        now: int | None = None,
+    ) -> Program[bool]:
+        rows = yield self._statements.statement(
+            "found_executed",
+            now,
+            operation_id=operation_id,
+            attempt=attempt,
+            provider_id=provider_id,
+            actor=actor.name,
+            reason=actor.reason,
+            **answer_values(answer),
+        )
+        return bool(rows)
+
+    def not_executed(
+        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+    ) -> Program[bool]:
+        return (yield from self._act("found_not_executed", operation_id, actor, attempt, now))
+
+    def give_up(
+        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+    ) -> Program[bool]:
+        return (yield from self._act("give_up_finding", operation_id, actor, attempt, now))
+
+    def evict(self, operation_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
+        return (yield from self._act("evict_answer", operation_id, actor, None, now))
+
+    def _act(
+        self, name: str, operation_id: str, actor: Actor, attempt: str | None, now: int | None
+    ) -> Program[bool]:
+        rows = yield self._statements.statement(
+            name, now, operation_id=operation_id, attempt=attempt, actor=actor.name, reason=actor.reason
+        )
+        return bool(rows)
+
+    def find(
+        self,
+        *,
+        state: str | None = None,
+        tenant: str | None = None,
+        key: str | None = None,
+        created_before: int | None = None,
+        limit: int = 50,
+    ) -> Program[list[Record]]:
+        """Records, newest first. By state alone it reads an index; else the whole table, which costs."""
+        rows = yield self._statements.statement(
+            "list_keys",
+            None,
+            state=state,
+            tenant=tenant,
+            key=key,
+            created_before=created_before,
+            limit=limit,
+        )
+        return [_seen(row[1:]) for row in rows]
+
+    def by_id(self, operation_id: str) -> Program[Record | None]:
+        rows = yield self._statements.statement("find_by_id", None, id=operation_id)
+        return _seen(rows[0][1:]) if rows else None
+
+    def by_key(self, scope: str, key: str) -> Program[Record | None]:
+        rows = yield self._statements.statement("find", None, scope=scope, key=key)
+        return None if rows[0][1] is None else _seen(rows[0][1:])
+
+    def overview(self, *, now: int | None = None) -> Program[Overview]:
+        rows = yield self._statements.statement("overview", now)
+        return Overview(*rows[0])  # type: ignore[arg-type]
+
+
+_ANSWER: Final = ("answer_status", "answer_headers", "answer_body")
+
+
+def _seen(row: Row) -> Record:
+    """A record to look at. An answer that cannot be decrypted counts as withheld; the rest can be shown."""
+    values = [*row]
+    if any(isinstance(value, Unreadable) for value in values):
+        for name in _ANSWER:
+            values[COLUMNS.index(name)] = None
+    return decode_record(values)

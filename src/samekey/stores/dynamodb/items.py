@@ -1,0 +1,120 @@
+"""A record as an item of the table, and the attributes that only DynamoDB needs.
+
+An attribute has the name of its column; a column without a value is no attribute. Beside them an item has:
+
+``pk``            where it lies: the digest of scope and key that downstream keys begin with
+``queue, due``    its place in the index of what waits for somebody: which queue, and when it is due
+``by_provider``   a digest of the provider's id, for the other index
+``forget_after``  when DynamoDB may delete it, in seconds; only on settled records
+``forget_then``   what ``forget_after`` becomes if the record is settled without a new expiry
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from ...core.claim import downstream_base
+from ...core.program import Row, Value
+from ...core.record import COLUMNS
+from ...core.states import State
+
+Item: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""As DynamoDB spells it: ``{"state": {"S": "completed"}}``."""
+
+LEASES: Final = "leases"
+UNKNOWN: Final = "unknown"
+DEAD: Final = "dead"
+SETTLED: Final = "settled"
+TOMBSTONES: Final = "tombstones"
+
+QUEUES: Final[Mapping[State, str]] = {
+    State.IN_PROGRESS: LEASES,  # due when the lease ends
+    State.UNKNOWN: UNKNOWN,  # due when somebody should ask
+    State.DEAD_LETTER: DEAD,  # due since it was given up
+    State.COMPLETED: SETTLED,  # due when retention ends
+    State.FAILED_RETRYABLE: SETTLED,
+    State.EXPIRED: TOMBSTONES,
+}
+"""Where a record of that state waits. ``pending`` is not there: no key store carries deferred work."""
+
+SHARDS: Final = "0123456789abcdef"
+"""A queue is spread over this many partitions of the index, by the first digit of ``pk``: one partition
+takes a thousand writes a second, and every claim writes to one."""
+
+KEPT_BEYOND: Final = 30 * 86_400_000
+"""How long after its expiry a record stays where no reaper runs, in milliseconds. As long as a reaper would
+keep its tombstone, so that ``after_expiry="gone"`` holds either way."""
+
+
+def pk_of(scope: str, key: str) -> str:
+    """Where the record of a key lies."""
+    return downstream_base(scope, key)
+
+
+def is_pk(text: str) -> bool:
+    """Whether it could be one. What comes from a URL may be anything, and DynamoDB refuses long keys."""
+    return len(text) == len(SHARDS) * 2 and all(digit in SHARDS for digit in text)
+
+
+def place(state: State, pk: str) -> str:
+    """The queue of a record, with its shard."""
+    return shard_of(QUEUES[state], pk[0])
+
+
+def shard_of(queue: str, digit: str) -> str:
+    return f"{queue}-{digit}"
+
+
+def provider_digest(provider_id: str) -> str:
+    """A provider's id as an index can hold it, whatever its length."""
+    return hashlib.sha256(provider_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def forget_after(expires_at: int) -> int:
+    """When DynamoDB may delete a record of that expiry, in seconds."""
+    return (expires_at + KEPT_BEYOND) // 1000
+
+
+def encode(value: Value) -> dict[str, Any]:
+    """A value as DynamoDB spells it."""
+    if isinstance(value, str):
+        return {"S": value}
+    if isinstance(value, int):
+        return {"N": str(value)}
+    if isinstance(value, bytes):
+        return {"B": value}
+    raise TypeError(f"DynamoDB items hold text, numbers and bytes, not {type(value).__name__}")
+
+
+def encode_item(values: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
+    """An item of these values; None is no attribute."""
+    return {name: encode(value) for name, value in values.items() if value is not None}
+
+
+def value_of(item: Item, name: str) -> Any:
+    """An attribute's value; None where there is none. What is of another type than ours stays as it is."""
+    spelt = item.get(name)
+    if spelt is None:
+        return None
+    ((kind, value),) = spelt.items()
+    if kind == "N":
+        try:
+            return int(value)
+        except ValueError:
+            return value  # a fraction: not one of ours, and refused as text where a number belongs
+    return value
+
+
+def row_of(item: Item) -> Row:
+    """The row that programs expect, in the order of ``COLUMNS``."""
+    return [value_of(item, name) for name in COLUMNS]
+
+
+def row_for(item: Item, scope: str, key: str) -> Row:
+    """The row of this key's record. Its place is a digest, so that is looked at again: whatever else lies
+    there has a state that nobody knows, and is refused as every corrupt record is."""
+    if (value_of(item, "scope"), value_of(item, "key")) != (scope, key):
+        item = {**item, "state": encode("the record of another key")}
+    return row_of(item)

@@ -1,0 +1,387 @@
+"""The statements on keys, each as a plan: the same names, parameters and rows as those of the SQL stores.
+
+Every change is one conditional write: it compares the attempt id and the states that ``core/states.py``
+allows, so whoever comes second changes nothing. Reads are consistent reads of one item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ...core.claim import located_by
+from ...core.program import Row
+from ...core.states import LEASE_END, Event, Mode, State, sources, target
+from ...errors import StoreError
+from .items import (
+    encode_item,
+    forget_after,
+    is_pk,
+    pk_of,
+    place,
+    provider_digest,
+    row_for,
+    row_of,
+    value_of,
+)
+from .requests import (
+    Among,
+    Asking,
+    Both,
+    Condition,
+    Either,
+    Is,
+    Plan,
+    Plus,
+    Reached,
+    Request,
+    Same,
+    Term,
+    Unless,
+    Values,
+    changed,
+    delete,
+    found,
+    get,
+    insert,
+    invalid,
+    query,
+    refused,
+    update,
+)
+
+BY_PROVIDER: Final = "by_provider"
+"""The index of provider ids."""
+
+LARGEST_ANSWER: Final = 390_000
+"""Bytes of headers and body, as stored, that an answer may have. An item has 409,600, and the rest of a
+record must find its place too. A larger answer is withheld; so is a smaller one if DynamoDB says that the
+item is too large all the same."""
+
+NO_ANSWER: Final[Mapping[str, Term]] = {
+    "answer_version": None,
+    "answer_status": None,
+    "answer_headers": None,
+    "answer_body": None,
+}
+
+
+def may_leave(event: Event) -> Condition:
+    """The record is in a state that the event may leave."""
+    return Among("state", [str(state) for state in sources(event)])
+
+
+def one(request: Request) -> Asking:
+    """One request, one reply."""
+    (reply,) = yield [request]
+    return reply
+
+
+# ------------------------------------------------------------------ finding
+
+
+def find(p: Values, now: int) -> Plan:
+    item = found((yield from one(get(pk_of(p["scope"], p["key"])))))
+    if item is None:
+        return [[now, *row_of({})]]
+    return [[now, *row_for(item, p["scope"], p["key"])]]
+
+
+def find_by_id(p: Values, now: int) -> Plan:
+    item = yield from item_of(p["id"])
+    return [] if item is None else [[now, *row_of(item)]]
+
+
+def item_of(operation_id: str) -> Asking:
+    """The item of an operation: its id says where it lies."""
+    pk = located_by(operation_id)
+    if not is_pk(pk):
+        return None
+    item = found((yield from one(get(pk))))
+    return item if item is not None and value_of(item, "id") == operation_id else None
+
+
+def find_by_downstream(p: Values, now: int) -> Plan:
+    if not is_pk(p["downstream"]):
+        return []
+    item = found((yield from one(get(p["downstream"]))))
+    if item is None or value_of(item, "downstream") != p["downstream"]:
+        return []
+    return [[now, *row_of(item)]]
+
+
+def find_by_provider_id(p: Values, now: int) -> Plan:
+    digest = provider_digest(p["provider_id"])
+    reply = yield from one(query(BY_PROVIDER, Is("by_provider", digest), Limit=2))
+    rows: list[Row] = []
+    for entry in reply["Items"]:
+        item = found((yield from one(get(value_of(entry, "pk")))))
+        if item is not None and value_of(item, "provider_id") == p["provider_id"]:
+            rows.append([now, *row_of(item)])
+    return rows
+
+
+# ------------------------------------------------------------------ claiming
+
+
+def _life(p: Values, now: int, pk: str) -> dict[str, Term]:
+    """What every new attempt sets: it holds the lease from now on."""
+    state = target(Event.CLAIM)
+    locked_until, expires_at = now + p["lease_ms"], now + p["ttl_ms"]
+    return {
+        "state": str(state),
+        "mode": p["mode"],
+        "attempt": p["attempt"],
+        "locked_until": locked_until,
+        "last_run_at": now,
+        "expires_at": expires_at,
+        "reconcile_tries": 0,
+        "queue": place(state, pk),
+        "due": locked_until,
+        "forget_then": forget_after(expires_at),
+    }
+
+
+def reserve(p: Values, now: int) -> Plan:
+    pk = pk_of(p["scope"], p["key"])
+    given = ("scope", "key", "id", "tenant", "endpoint", "fingerprint", "fingerprint_version", "downstream")
+    item = encode_item(
+        {
+            "pk": pk,
+            **{name: p[name] for name in given},
+            **_life(p, now, pk),  # type: ignore[dict-item]  # nothing but values in it
+            "attempts": 1,
+            "created_at": now,
+        }
+    )
+    reply = yield from one(insert(item))
+    if not refused(reply):
+        return [[now, 1, *row_of(item)]]
+    there = found(reply) or found((yield from one(get(pk))))  # not every emulator shows what is there
+    return [] if there is None else [[now, 0, *row_for(there, p["scope"], p["key"])]]
+
+
+def retry(p: Values, now: int) -> Plan:
+    pk = pk_of(p["scope"], p["key"])
+    change: dict[str, Term] = {
+        **_life(p, now, pk),
+        "attempts": Plus("attempts", 1),
+        "error_code": None,
+        "forget_after": None,
+    }
+    if p["downstream"] is not None:
+        change["downstream"] = Unless(p["downstream"])
+    return (yield from moved_row(update(pk, change, Is("attempt", p["seen"]), may_leave(Event.RETRY)), now))
+
+
+def resume(p: Values, now: int) -> Plan:
+    pk = pk_of(p["scope"], p["key"])
+    locked_until = now + p["lease_ms"]
+    change: dict[str, Term] = {
+        "state": str(target(Event.RESUME)),
+        "attempt": p["attempt"],
+        "attempts": Plus("attempts", 1),
+        "locked_until": locked_until,
+        "due": locked_until,
+        "last_run_at": now,
+    }
+    request = update(
+        pk,
+        change,
+        Is("attempt", p["seen"]),
+        may_leave(Event.RESUME),
+        Is("mode", str(Mode.PHASED)),
+        Reached("locked_until", now),
+    )
+    return (yield from moved_row(request, now))
+
+
+def reuse(p: Values, now: int) -> Plan:
+    pk = pk_of(p["scope"], p["key"])
+    change: dict[str, Term] = {
+        **_life(p, now, pk),
+        **{name: p[name] for name in ("tenant", "endpoint", "fingerprint", "fingerprint_version")},
+        **NO_ANSWER,
+        "attempts": 1,
+        "recovery_point": None,
+        "error_code": None,
+        "downstream": p["downstream"],
+        "provider_id": None,
+        "by_provider": None,
+        "reconcile_after": None,
+        "created_at": now,
+        "completed_at": None,
+        "forget_after": None,
+        "actor": None,
+        "reason": None,
+    }
+    over = Either(may_leave(Event.CLAIM), Both(may_leave(Event.EXPIRE), Reached("expires_at", now)))
+    return (yield from moved_row(update(pk, change, Is("attempt", p["seen"]), over), now))
+
+
+def moved_row(request: Request, now: int) -> Plan:
+    reply = yield from one(request)
+    return [] if refused(reply) else [[now, *row_of(changed(reply))]]
+
+
+# ------------------------------------------------------------------ leases
+
+
+def end_lease(p: Values, now: int) -> Plan:
+    """The recorded mode decides, which this request may not know: it tries what its own mode would lead to,
+    and the refusal shows the record."""
+    pk = pk_of(p["scope"], p["key"])
+    tried: State | None = None
+    mode: str | None = p["mode"] if p["mode"] in _LEASE_END else str(Mode.LEASED)
+    while _LEASE_END.get(str(mode)) is not tried:
+        request = lease_ended(pk, mode, now, Is("attempt", p["seen"]))
+        if request is None:
+            return []
+        reply = yield from one(request)
+        if not refused(reply):
+            return [[now, *row_of(changed(reply))]]
+        if tried is not None:
+            return []
+        item = found(reply) or found((yield from one(get(pk)))) or {}
+        tried, mode = _LEASE_END[str(mode)], value_of(item, "mode")
+    return []
+
+
+def lease_ended(pk: str, mode: str | None, now: int, *conditions: Condition) -> Request | None:
+    """Moves a record of that mode whose lease ran out. None for modes whose records stay as they are."""
+    if mode not in _LEASE_END:
+        return None
+    state = _LEASE_END[mode]
+    change: dict[str, Term] = {
+        "state": str(state),
+        "locked_until": None,
+        "error_code": "lease_ended",
+        "queue": place(state, pk),
+    }
+    if state is State.UNKNOWN:
+        change |= {"reconcile_after": now, "due": now}
+    else:
+        change |= {"reconcile_after": None, "due": Same("expires_at"), "forget_after": Same("forget_then")}
+    alike = [other for other, then in _LEASE_END.items() if then is state]
+    return update(
+        pk,
+        change,
+        *conditions,
+        may_leave(Event.LEASE_END),
+        Among("mode", alike),
+        Reached("locked_until", now),
+    )
+
+
+_LEASE_END: Final = {str(mode): state for mode, state in LEASE_END.items() if state is not State.IN_PROGRESS}
+
+
+def renew(p: Values, now: int) -> Plan:
+    """One request for each lease, side by side."""
+    leases = list(zip(p["scopes"], p["key_list"], p["attempts"], p["durations"], strict=True))
+    replies = yield [
+        update(
+            pk_of(scope, key),
+            {"locked_until": now + duration, "due": now + duration},
+            Is("attempt", attempt),
+            may_leave(Event.LEASE_END),
+        )
+        for scope, key, attempt, duration in leases
+    ]
+    return [[lease[2]] for lease, reply in zip(leases, replies, strict=True) if not refused(reply)]
+
+
+# ------------------------------------------------------------------ outcomes
+
+
+def _held(p: Values, event: Event) -> tuple[Condition, Condition]:
+    """The caller is the current attempt, and the event is possible."""
+    return Is("attempt", p["attempt"]), may_leave(event)
+
+
+def complete(p: Values, now: int) -> Plan:
+    pk, state = pk_of(p["scope"], p["key"]), target(Event.COMPLETE)
+    expiry: Term = Plus("created_at", p["ttl_ms"]) if p["from_creation"] else now + p["ttl_ms"]
+    change: dict[str, Term] = {
+        "state": str(state),
+        "completed_at": now,
+        "locked_until": None,
+        "expires_at": expiry,
+        "queue": place(state, pk),
+        "due": expiry,
+        "forget_after": forget_after(now + p["ttl_ms"]),  # counted from creation, it is only earlier
+        "error_code": None,
+        "reconcile_after": None,
+        **provider(p),
+    }
+    item = yield from answered(pk, change, p, _held(p, Event.COMPLETE))
+    return [] if item is None else [[now, value_of(item, "expires_at")]]
+
+
+def provider(p: Values) -> dict[str, Term]:
+    if p["provider_id"] is None:
+        return {}
+    return {"provider_id": p["provider_id"], "by_provider": provider_digest(p["provider_id"])}
+
+
+def answered(pk: str, change: Mapping[str, Term], p: Values, conditions: tuple[Condition, ...]) -> Asking:
+    """Writes the answer along with the change, or the fact alone where the answer does not fit.
+
+    Gives the item as it is then; None if it was refused.
+    """
+    fact: dict[str, Term] = {**change, **NO_ANSWER, "answer_version": p["answer_version"]}
+    if len(p["answer_headers"] or b"") + len(p["answer_body"] or b"") <= LARGEST_ANSWER:
+        answer = {name: p[name] for name in ("answer_status", "answer_headers", "answer_body")}
+        reply = yield from one(update(pk, {**fact, **answer}, *conditions, may_be_large=True))
+        said = invalid(reply)
+        if said is None:
+            return None if refused(reply) else changed(reply)
+        if "exceeded the maximum allowed size" not in said:
+            raise StoreError(f"DynamoDB did not take the answer: {said}")
+    reply = yield from one(update(pk, fact, *conditions))
+    return None if refused(reply) else changed(reply)
+
+
+def fail(p: Values, now: int) -> Plan:
+    pk, state = pk_of(p["scope"], p["key"]), target(Event.FAIL)
+    change: dict[str, Term] = {
+        "state": str(state),
+        "locked_until": None,
+        "error_code": p["error_code"],
+        "reconcile_after": None,
+        "queue": place(state, pk),
+        "due": Same("expires_at"),
+        "forget_after": Same("forget_then"),
+    }
+    return (yield from _ended(update(pk, change, *_held(p, Event.FAIL)), now))
+
+
+def lose(p: Values, now: int) -> Plan:
+    pk, state = pk_of(p["scope"], p["key"]), target(Event.LOSE)
+    change: dict[str, Term] = {
+        "state": str(state),
+        "locked_until": None,
+        "error_code": p["error_code"],
+        "reconcile_after": now,
+        "queue": place(state, pk),
+        "due": now,
+        "forget_after": None,
+        **provider(p),
+    }
+    return (yield from _ended(update(pk, change, *_held(p, Event.LOSE)), now))
+
+
+def release(p: Values, now: int) -> Plan:
+    return (yield from _ended(delete(pk_of(p["scope"], p["key"]), *_held(p, Event.RELEASE)), now))
+
+
+def expire(p: Values, now: int) -> Plan:
+    pk, state = pk_of(p["scope"], p["key"]), target(Event.EXPIRE)
+    change: dict[str, Term] = {"state": str(state), **NO_ANSWER, "queue": place(state, pk)}
+    request = update(pk, change, may_leave(Event.EXPIRE), Reached("expires_at", now))
+    return (yield from _ended(request, now))
+
+
+def _ended(request: Request, now: int) -> Plan:
+    reply = yield from one(request)
+    return [] if refused(reply) else [[now, value_of(changed(reply), "expires_at")]]

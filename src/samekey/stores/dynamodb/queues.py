@@ -1,0 +1,243 @@
+"""What waits for somebody, found by an index: leases to end, outcomes to ask about, records to forget.
+
+The index is sparse, spread over sixteen partitions, and may be behind by a moment. That is safe: it only says
+where to look. Whoever acts on an entry compares state and time again in the write itself, so an entry that is
+stale is refused, and one that is missing is found by the next look, or by a retry of its key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ...core.program import Row
+from ...core.states import Event, State, target
+from .items import (
+    DEAD,
+    LEASES,
+    QUEUES,
+    SETTLED,
+    SHARDS,
+    TOMBSTONES,
+    UNKNOWN,
+    Item,
+    forget_after,
+    place,
+    row_of,
+    shard_of,
+    value_of,
+)
+from .plans import lease_ended, may_leave, one
+from .requests import (
+    Asking,
+    Condition,
+    Is,
+    Plan,
+    Plus,
+    Reached,
+    Request,
+    Term,
+    Values,
+    changed,
+    delete,
+    found,
+    get,
+    query,
+    refused,
+    scan,
+    update,
+)
+
+DUE: Final = "due"
+"""The index of queues; also the attribute that it is ordered by."""
+
+
+def _pages(queues: Sequence[str], now: int | None, **arguments: Any) -> dict[str, Request]:
+    """The first page of every shard of these queues, up to ``now``."""
+    due: tuple[Condition, ...] = () if now is None else (Reached("due", now),)
+    places = [shard_of(queue, digit) for queue in queues for digit in SHARDS]
+    return {name: query(DUE, Is("queue", name), *due, **arguments) for name in places}
+
+
+def entries(queues: Sequence[str], now: int | None, limit: int | None = None) -> Asking:
+    """The entries of these queues that are due, oldest first; all of them if ``now`` is None."""
+    first = {} if limit is None else {"Limit": limit}
+    waiting = list(_pages(queues, now, **first).values())
+    collected: list[Item] = []
+    while waiting:
+        replies = yield waiting
+        waiting = [
+            Request(page.operation, {**page.arguments, "ExclusiveStartKey": reply["LastEvaluatedKey"]})
+            for page, reply in zip(waiting, replies, strict=True)
+            if "LastEvaluatedKey" in reply and limit is None
+        ]
+        collected += [item for reply in replies for item in reply["Items"]]
+    collected.sort(key=lambda item: int(value_of(item, "due")))
+    return collected if limit is None else collected[:limit]
+
+
+def _carried_out(requests: list[Request]) -> Asking:
+    """All of them side by side; gives the items of those that were not refused."""
+    replies = yield requests
+    return [changed(reply) for reply in replies if not refused(reply)]
+
+
+# ------------------------------------------------------------------ upkeep
+
+
+def sweep(p: Values, now: int) -> Plan:
+    waiting = yield from entries([LEASES], now, p["batch"])
+    requests = [lease_ended(value_of(entry, "pk"), value_of(entry, "mode"), now) for entry in waiting]
+    moved = yield from _carried_out([request for request in requests if request is not None])
+    return [[now, *row_of(item)] for item in moved]
+
+
+def count_sweep(p: Values, now: int) -> Plan:
+    waiting = yield from entries([LEASES], now)
+    return _counted(waiting, "mode")
+
+
+def reap(p: Values, now: int) -> Plan:
+    return (yield from _deleted([SETTLED, TOMBSTONES], p["batch"], now))
+
+
+def reap_tombstones(p: Values, now: int) -> Plan:
+    return (yield from _deleted([TOMBSTONES], p["batch"], now))
+
+
+def _deleted(queues: Sequence[str], batch: int, now: int) -> Plan:
+    waiting = yield from entries(queues, now, batch)
+    gone = yield from _carried_out(
+        [
+            delete(value_of(entry, "pk"), may_leave(Event.REAP), Reached("expires_at", now))
+            for entry in waiting
+        ]
+    )
+    return [[value_of(item, "id")] for item in gone]
+
+
+def bury_answers(p: Values, now: int) -> Plan:
+    state, until = target(Event.EXPIRE), now + p["keep_ms"]
+
+    def buried(pk: str) -> Request:
+        change: dict[str, Term] = {
+            "state": str(state),
+            "answer_version": None,
+            "answer_status": None,
+            "answer_headers": None,
+            "answer_body": None,
+            "expires_at": until,
+            "queue": place(state, pk),
+            "due": until,
+            "forget_after": forget_after(until),
+        }
+        return update(pk, change, may_leave(Event.EXPIRE), Reached("expires_at", now))
+
+    waiting = yield from entries([SETTLED], now, p["batch"])
+    moved = yield from _carried_out([buried(value_of(entry, "pk")) for entry in waiting])
+    return [[value_of(item, "id")] for item in moved]
+
+
+def count_reap(p: Values, now: int) -> Plan:
+    return _counted((yield from entries([SETTLED, TOMBSTONES], now)), "state")
+
+
+def _counted(items: list[Item], name: str) -> list[Row]:
+    counts = Counter(str(value_of(item, name)) for item in items)
+    return [[value, count] for value, count in sorted(counts.items())]
+
+
+# ------------------------------------------------------------------ finding out, and looking
+
+
+def take_unknown(p: Values, now: int) -> Plan:
+    waiting = yield from entries([UNKNOWN], now, p["batch"])
+    after = now + p["lease_ms"]
+    change: dict[str, Term] = {
+        "reconcile_after": after,
+        "due": after,
+        "reconcile_tries": Plus("reconcile_tries", 1),
+    }
+    is_due = (Is("state", str(State.UNKNOWN)), Reached("reconcile_after", now))
+    taken = yield from _carried_out([update(value_of(entry, "pk"), change, *is_due) for entry in waiting])
+    return [[value_of(item, "reconcile_tries"), *row_of(item)] for item in taken]
+
+
+def list_keys(p: Values, now: int) -> Plan:
+    """Newest first. By state alone it reads an index; for anything else, the whole table."""
+    queue = QUEUES.get(State(p["state"])) if p["state"] in list(State) else None
+    if queue is None or p["tenant"] is not None or p["key"] is not None:
+        items = yield from _scanned(p)
+    else:
+        items = yield from _listed(p, queue)
+    return [[now, *row_of(item)] for item in items]
+
+
+def _listed(p: Values, queue: str) -> Asking:
+    waiting = yield from entries([queue], None)
+    chosen = [entry for entry in waiting if value_of(entry, "state") == p["state"] and _older(entry, p)]
+    replies = yield [get(value_of(entry, "pk")) for entry in _newest(chosen, p["limit"])]
+    there = [item for item in map(found, replies) if item is not None]
+    return [item for item in there if value_of(item, "state") == p["state"]]
+
+
+def _scanned(p: Values) -> Asking:
+    conditions = [Is(name, p[name]) for name in ("state", "tenant", "key") if p[name] is not None]
+    newest: list[Item] = []
+    page = scan(*conditions)
+    while True:
+        reply = yield from one(page)
+        newest = _newest([*newest, *(item for item in reply["Items"] if _older(item, p))], p["limit"])
+        if "LastEvaluatedKey" not in reply:
+            return newest
+        page = scan(*conditions, ExclusiveStartKey=reply["LastEvaluatedKey"])
+
+
+def _older(item: Item, p: Values) -> bool:
+    return p["created_before"] is None or int(value_of(item, "created_at")) < p["created_before"]
+
+
+def _newest(items: list[Item], limit: int) -> list[Item]:
+    by_age = sorted(items, key=lambda item: (-int(value_of(item, "created_at")), str(value_of(item, "pk"))))
+    return by_age[:limit]
+
+
+def overview(p: Values, now: int) -> Plan:
+    """The figures in the order of ``Overview``. How many records there are is DynamoDB's own count, which
+    is some hours old; how many are past retention is counted a page for each shard, and may be more."""
+    table = yield from one(Request("DescribeTable", {}))
+    unknown = yield from entries([UNKNOWN], None)
+    dead = yield from entries([DEAD], None)
+    ended = yield from entries([LEASES], now)
+    first_lease = yield from _first([LEASES])
+    first_expiry = yield from _first([SETTLED, TOMBSTONES])
+    past = yield list(_pages([SETTLED, TOMBSTONES], now, Select="COUNT").values())
+    return [
+        [
+            now,
+            int(table["Table"].get("ItemCount", 0)),
+            len(unknown),
+            min((value_of(entry, "last_run_at") for entry in unknown), default=None),
+            len(dead),
+            len(ended),
+            first_lease,
+            sum(int(reply["Count"]) for reply in past),
+            0,  # live jobs
+            None,
+            0,  # dead jobs
+            0,  # pending
+            first_expiry,
+            0,  # ended phased
+            None,
+            first_lease,
+            min((value_of(entry, "due") for entry in unknown), default=None),
+            None,
+        ]
+    ]
+
+
+def _first(queues: Sequence[str]) -> Asking:
+    """When the first entry is due, past or to come."""
+    replies = yield list(_pages(queues, None, Limit=1).values())
+    return min((value_of(item, "due") for reply in replies for item in reply["Items"]), default=None)

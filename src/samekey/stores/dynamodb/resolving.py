@@ -1,0 +1,123 @@
+"""The statements of finding out: what reconciler, webhooks and operators do to records that are not settled.
+
+Each reads the record, then compares and sets: what it becomes depends on what it is, and DynamoDB cannot
+compute that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ...core.record import decode_record
+from ...core.states import Event, State, sources, target
+from .items import Item, forget_after, place, row_of, value_of
+from .plans import NO_ANSWER, answered, item_of, moved_row, one, provider
+from .requests import Is, Plan, Term, Values, changed, refused, update
+
+_ROUNDS: Final = 8
+"""How often a record is read again that moved between reading and writing."""
+
+
+def ask_again(p: Values, now: int) -> Plan:
+    after = now + p["pause_ms"]
+    change: dict[str, Term] = {"reconcile_after": after, "due": after}
+    return (yield from _found_out(p, now, [str(State.UNKNOWN)], lambda item: change))
+
+
+def found_executed(p: Values, now: int) -> Plan:
+    state = target(Event.FOUND_EXECUTED)
+
+    def change(item: Item) -> dict[str, Term]:
+        return {
+            **_settled(item, state, now),
+            "completed_at": now,
+            **provider(p),
+            **_by(p),
+            **{name: p[name] for name in NO_ANSWER},
+        }
+
+    return (yield from _found_out(p, now, _names(Event.FOUND_EXECUTED), change))
+
+
+def found_not_executed(p: Values, now: int) -> Plan:
+    state = target(Event.FOUND_NOT_EXECUTED)
+    return (
+        yield from _found_out(
+            p,
+            now,
+            _names(Event.FOUND_NOT_EXECUTED),
+            lambda item: {**_settled(item, state, now), **_by(p)},
+        )
+    )
+
+
+def give_up_finding(p: Values, now: int) -> Plan:
+    state = target(Event.GIVE_UP)
+
+    def change(item: Item) -> dict[str, Term]:
+        queue = place(state, str(value_of(item, "pk")))
+        return {"state": str(state), "reconcile_after": None, "queue": queue, "due": now, **_by(p)}
+
+    return (yield from _found_out(p, now, [str(State.UNKNOWN)], change))
+
+
+def evict_answer(p: Values, now: int) -> Plan:
+    item = yield from item_of(p["operation_id"])
+    if item is None or value_of(item, "answer_status") is None:
+        return []
+    change: dict[str, Term] = {**NO_ANSWER, **_by(p)}
+    del change["answer_version"]
+    request = update(
+        value_of(item, "pk"),
+        change,
+        Is("attempt", value_of(item, "attempt")),
+        Is("state", str(State.COMPLETED)),
+    )
+    return (yield from moved_row(request, now))
+
+
+def _names(event: Event) -> list[str]:
+    return [str(state) for state in sources(event)]
+
+
+def _by(p: Values) -> dict[str, Term]:
+    """Who settled it and why stays with the record: there is no audit table."""
+    return {"actor": p["actor"], "reason": p["reason"]}
+
+
+def _settled(item: Item, state: State, now: int) -> dict[str, Term]:
+    """What a record becomes when somebody has found out. It is kept as long as it was to be when it ran."""
+    record = decode_record(row_of(item))
+    expires_at = now + max(record.expires_at - record.last_run_at, 0)
+    return {
+        "state": str(state),
+        "locked_until": None,
+        "reconcile_after": None,
+        "reconcile_tries": 0,
+        "expires_at": expires_at,
+        "queue": place(state, str(value_of(item, "pk"))),
+        "due": expires_at,
+        "forget_after": forget_after(expires_at),
+    }
+
+
+def _found_out(p: Values, now: int, states: list[str], change: Callable[[Item], dict[str, Term]]) -> Plan:
+    """Reads, then compares and sets, and again if the record moved in between."""
+    for _ in range(_ROUNDS):
+        item = yield from item_of(p["operation_id"])
+        if item is None or value_of(item, "state") not in states:
+            return []
+        attempt, state = value_of(item, "attempt"), value_of(item, "state")
+        if p["attempt"] is not None and p["attempt"] != attempt:
+            return []
+        pk, conditions = value_of(item, "pk"), (Is("attempt", attempt), Is("state", state))
+        wanted = change(item)
+        if "answer_version" in wanted:
+            moved = yield from answered(pk, wanted, p, conditions)
+        else:
+            reply = yield from one(update(pk, wanted, *conditions))
+            moved = None if refused(reply) else changed(reply)
+        if moved is not None:
+            return [[now, *row_of(moved)]]
+    return []
