@@ -10,6 +10,8 @@ It is public, for stores of your own. With pytest:
 The suite itself knows no test framework: each ``test_`` method takes the store and raises AssertionError.
 ``run_all(store)`` runs them one after the other. Every test keeps to a scope of its own, so they may share
 one database, also with other traffic.
+
+A store that keeps keys only, without transactions, derives from ``KeyStoreConformance``.
 """
 
 from __future__ import annotations
@@ -23,31 +25,39 @@ from .conformance_subject import (
     Subject,
     SyncSubject,
     Transaction,
+    TransactionalSubject,
     new_claim,
     retry_of,
 )
+from .conformance_transactions import TransactionConformance
 
 __all__ = [
     "AsyncSubject",
     "KeyStore",
+    "KeyStoreConformance",
     "StoreConformance",
     "Subject",
     "SyncSubject",
     "Transaction",
+    "TransactionalSubject",
     "new_claim",
     "retry_of",
     "run_all",
 ]
 
 
-class StoreConformance(ClaimConformance, LeaseConformance, RecordConformance):
+class KeyStoreConformance(ClaimConformance, LeaseConformance, RecordConformance):
+    """What a store of keys must do that has no transactions. Give it a fixture named ``store``."""
+
+
+class StoreConformance(KeyStoreConformance, TransactionConformance):
     """All of it. Derive a test class and give it a fixture named ``store``."""
 
 
-def run_all(store: Subject) -> list[str]:
+def run_all(store: Subject, suite: type[KeyStoreConformance] = StoreConformance) -> list[str]:
     """Runs every test on one store; gives their names. The first that fails raises AssertionError."""
-    suite = StoreConformance()
-    names = sorted(name for name in dir(suite) if name.startswith("test_"))
+    tests = suite()
+    names = sorted(name for name in dir(tests) if name.startswith("test_"))
     for name in names:
-        getattr(suite, name)(store)
+        getattr(tests, name)(store)
     return names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import unicodedata
 
 from ..core.claim import downstream_base, downstream_key
@@ -11,7 +10,7 @@ from ..core.program import Value
 from ..core.record import Answer, Record
 from ..core.states import Mode
 from ..errors import CorruptRecord
-from .conformance_claims import ANSWER, POLICY, claim_at, complete, fail, hold, lose
+from .conformance_claims import claim_at, complete, fail, hold, lose
 from .conformance_subject import DAY, NOW, Subject, must_read, new_claim, retry_of
 
 ANSWERS = {
@@ -198,33 +197,7 @@ class RecordConformance:
         store.overwrite(claim.scope, claim.key, state="in_progress")
         assert must_read(store, claim).attempt == claim.attempt
 
-    # S2: inside somebody's transaction
-
-    def test_a_claim_that_finds_a_record_leaves_the_callers_transaction_whole(self, store: Subject) -> None:
-        claim, other = new_claim(), new_claim()
-        hold(store, claim)
-        with store.transaction() as transaction:
-            decision = transaction.run(store.keys.claim(retry_of(claim), POLICY, now=NOW))
-            assert isinstance(decision, Outstanding)
-            transaction.run(store.keys.claim(other, POLICY, now=NOW))
-        assert must_read(store, other).attempt == other.attempt
-
-    def test_a_claim_is_undone_with_the_callers_transaction(self, store: Subject) -> None:
-        claim = new_claim()
-        with contextlib.suppress(ZeroDivisionError), store.transaction() as transaction:
-            transaction.run(store.keys.claim(claim, POLICY, now=NOW))
-            _ = 1 / 0
-        assert store.run(lambda: store.keys.read(claim.scope, claim.key)) is None
-
-    def test_claim_and_completion_appear_together(self, store: Subject) -> None:
-        claim = new_claim()
-        with store.transaction() as transaction:
-            decision = transaction.run(store.keys.claim(claim, POLICY, now=NOW))
-            assert isinstance(decision, Execute)
-            lease = decision.record.lease(claim.lease_ms)
-            transaction.run(store.keys.complete(lease, ANSWER, ttl_ms=DAY, now=NOW))
-            assert store.run(lambda: store.keys.read(claim.scope, claim.key)) is None
-        assert must_read(store, claim).answer == ANSWER
+    # S5: what nobody can tell
 
     def test_an_unknown_outcome_keeps_its_attempt(self, store: Subject) -> None:
         claim = new_claim()

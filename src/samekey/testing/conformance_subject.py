@@ -92,14 +92,18 @@ class Subject(Protocol):
     def run_together(self, factories: Sequence[Callable[[], Program[T]]]) -> list[T]:
         """Runs all of them at once, each on a connection of its own; results in their order."""
 
-    def transaction(self) -> AbstractContextManager[Transaction]:
-        """One transaction: committed when the block is left, rolled back when it raises."""
-
     def overwrite(self, scope: str, key: str, **columns: Value) -> None:
         """Writes into a record behind the store's back: damage, or the work of another version."""
 
     def remove(self, scope: str, key: str) -> None:
         """Deletes a record behind the store's back, as the reaper does."""
+
+
+class TransactionalSubject(Subject, Protocol):
+    """A store under test that has transactions."""
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """One transaction: committed when the block is left, rolled back when it raises."""
 
 
 class _SQLSubject:
@@ -125,11 +129,14 @@ class _SQLSubject:
         self._write("delete from {keys}", scope, key, {})
 
     def _write(self, change: str, scope: str, key: str, values: dict[str, Value]) -> None:
-        query = self._queries.build("raw", f"{change} where scope = :scope and key = :key returning 1")
+        here = f"where scope = :scope and {self._queries.column('key')} = :key"
+        look = self._queries.build("look", "select count(*) from {keys} " + here)  # noqa: S608 - our own
+        query = self._queries.build("raw", f"{change} {here}")
 
-        def program() -> Program[int]:
-            rows = yield query(scope=scope, key=key, **values)
-            return len(rows)
+        def program() -> Program[object]:
+            rows = yield look(scope=scope, key=key)
+            yield query(scope=scope, key=key, **values)
+            return rows[0][0]
 
         if self.run(program) != 1:
             raise LookupError(f"there is no record of {key!r} in {scope!r} to change")

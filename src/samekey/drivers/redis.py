@@ -1,0 +1,176 @@
+"""Redis and Valkey for sync and async code, through redis-py: one server, or a Cluster.
+
+What to send where, and what a reply means, is in ``redis_plan.py``; here it is sent. Nothing is ever sent
+twice: a lost reply is an error, and the runners know what to do about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ..core.program import Row, Statement
+from ..errors import ConfigurationError
+from .redis_plan import Batch, Planner, Replies, without_asking
+from .redis_url import Address, RedisURL
+
+
+class RedisDriver:
+    """``timeout`` bounds every wait: for a connection, for a connect, for the replies of one statement."""
+
+    def __init__(self, url: RedisURL, *, pool_size: int = 10, timeout: float = 5.0) -> None:
+        self.planner = Planner(url)
+        self._pool_size = pool_size
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._clients: dict[Address, redis.Redis] = {}
+
+    def execute(self, statement: Statement) -> Sequence[Row]:
+        if self._pid != os.getpid():
+            # Neither connections nor locks must cross a fork; the parent's connections are left alone.
+            self.planner = Planner(self.planner.url)
+            self._pid, self._lock, self._clients = os.getpid(), threading.Lock(), {}
+        plan = self.planner.plan(statement)
+        try:
+            batches = next(plan)
+            while True:
+                batches = plan.send([self._send(batch) for batch in batches])
+        except StopIteration as stop:
+            rows: Sequence[Row] = stop.value
+            return rows
+
+    def _send(self, batch: Batch) -> Replies:
+        client = self._client(batch.server)
+        try:
+            pipeline: Any = client.pipeline(transaction=False)
+            for command in batch.commands:
+                pipeline.execute_command(*command)
+            return without_asking(batch, pipeline.execute(raise_on_error=False))
+        except (redis.RedisError, OSError) as error:
+            client.connection_pool.disconnect(inuse_connections=False)
+            return error
+
+    def open(self, connection: Any = None) -> NoReturn:
+        raise _no_transactions()
+
+    def close(self) -> None:
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        if self._pid == os.getpid():
+            for client in clients.values():
+                client.close()
+                client.connection_pool.disconnect()
+
+    def _client(self, server: Address) -> redis.Redis:
+        with self._lock:
+            if server not in self._clients:
+                options = _options(self.planner.url, self._timeout, Retry(NoBackoff(), 0))
+                kind = redis.SSLConnection if options.pop("ssl", False) else redis.Connection
+                pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
+                    max_connections=self._pool_size,
+                    timeout=self._timeout,
+                    connection_class=kind,
+                    host=server[0],
+                    port=server[1],
+                    **options,
+                )
+                self._clients[server] = redis.Redis(connection_pool=pool)
+            return self._clients[server]
+
+
+class AsyncRedisDriver:
+    """The same for event loops; connections belong to one loop of one process."""
+
+    def __init__(self, url: RedisURL, *, pool_size: int = 10, timeout: float = 5.0) -> None:
+        self.planner = Planner(url)
+        self._pool_size = pool_size
+        self._timeout = timeout
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._clients: dict[Address, redis.asyncio.Redis] = {}
+
+    async def execute(self, statement: Statement) -> Sequence[Row]:
+        plan = self.planner.plan(statement)
+        try:
+            batches = next(plan)
+            while True:
+                if len(batches) == 1:
+                    answers = [await self._send(batches[0])]
+                else:
+                    answers = await asyncio.gather(*(self._send(batch) for batch in batches))
+                batches = plan.send(answers)
+        except StopIteration as stop:
+            rows: Sequence[Row] = stop.value
+            return rows
+
+    async def _send(self, batch: Batch) -> Replies:
+        client = self._client(batch.server)
+        try:
+            pipeline = client.pipeline(transaction=False)
+            for command in batch.commands:
+                pipeline.execute_command(*command)
+            return without_asking(batch, await pipeline.execute(raise_on_error=False))
+        except (redis.RedisError, OSError) as error:
+            await client.connection_pool.disconnect(inuse_connections=False)
+            return error
+
+    async def open(self, connection: Any = None) -> NoReturn:
+        raise _no_transactions()
+
+    async def close(self) -> None:
+        clients, self._clients = self._clients, {}
+        if self._home == self._here():
+            for client in clients.values():
+                await client.aclose()
+                await client.connection_pool.disconnect()
+
+    def _client(self, server: Address) -> redis.asyncio.Redis:
+        here = self._here()
+        if self._home != here:
+            self._home, self._clients = here, {}
+        if server not in self._clients:
+            options = _options(self.planner.url, self._timeout, redis.asyncio.retry.Retry(NoBackoff(), 0))
+            kind = redis.asyncio.SSLConnection if options.pop("ssl", False) else redis.asyncio.Connection
+            pool = redis.asyncio.BlockingConnectionPool(
+                max_connections=self._pool_size,
+                timeout=self._timeout,
+                connection_class=kind,
+                host=server[0],
+                port=server[1],
+                **options,
+            )
+            self._clients[server] = redis.asyncio.Redis(connection_pool=pool)
+        return self._clients[server]
+
+    @staticmethod
+    def _here() -> tuple[int, asyncio.AbstractEventLoop]:
+        return os.getpid(), asyncio.get_running_loop()
+
+
+def _options(url: RedisURL, timeout: float, retry: Any) -> dict[str, Any]:
+    return {
+        **{name: value for name, value in url.login.items() if value is not None},
+        # WAIT is answered late on purpose.
+        "socket_timeout": timeout + (url.wait_seconds if url.wait else 0),
+        "socket_connect_timeout": timeout,
+        "socket_keepalive": True,
+        "protocol": 2,
+        "retry": retry,
+        "retry_on_error": [],
+        "health_check_interval": 0,
+    }
+
+
+def _no_transactions() -> Exception:
+    return ConfigurationError(
+        "Redis keeps keys only: it has no transaction that a handler's writes could share. Use a "
+        "transactional store: SQLite, PostgreSQL or MySQL/MariaDB."
+    )

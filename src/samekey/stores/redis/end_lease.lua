@@ -1,0 +1,12 @@
+-- durable
+-- Moves a record whose lease ran out, by its mode.
+local record = held(p.seen, {from:lease_end})
+if not record or record.mode == {mode:phased} or number(record.locked_until) > clock then
+    return {}
+end
+local becomes = {table:lease_end}[record.mode]
+change(KEYS[FIRST_RECORD], record, {
+    state = becomes, locked_until = false, error_code = 'lease_ended',
+    reconcile_after = becomes == {state:unknown} and clock or false,
+})
+return {row({clock}, record)}

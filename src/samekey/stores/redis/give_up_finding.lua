@@ -1,0 +1,7 @@
+-- durable
+local record = operation({[{state:unknown}] = true})
+if not record then
+    return {}
+end
+change(KEYS[FIRST_RECORD], record, {state = {to:give_up}, reconcile_after = false})
+return {{clock}}

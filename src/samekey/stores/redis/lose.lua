@@ -1,0 +1,11 @@
+-- durable
+-- The holder cannot tell what happened.
+local record = held(p.attempt, {from:lose})
+if not record then
+    return {}
+end
+change(KEYS[FIRST_RECORD], record, {
+    state = {to:lose}, locked_until = false, error_code = p.error_code, reconcile_after = clock,
+    provider_id = p.provider_id,
+})
+return {{clock, number(record.expires_at)}}

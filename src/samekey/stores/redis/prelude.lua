@@ -1,0 +1,213 @@
+-- What every script begins with: its parameters, the clock, and how a record is read, changed and given back.
+--
+-- A record is a hash whose fields are the columns that have a value. It is a member of one of four sorted sets of
+-- its partition, by what is to happen to it next, so that nobody has to search:
+--
+--   leases    in progress, by the end of the lease
+--   unknown   to be found out, by the next date to ask
+--   settled   to be forgotten, by the end of retention
+--   dead      waiting for a person, by the last run
+--
+-- Only what is settled has a time to live: what is in flight or unknown is never forgotten. All names begin with
+-- KEYS[1] less its last word, so with the same hash tag: they lie in one slot, and a script is one atomic step.
+
+local home = string.sub(KEYS[1], 1, -#'leases' - 1)
+local indexes = {leases = KEYS[1], unknown = KEYS[2], dead = KEYS[3], settled = KEYS[4]}
+local FIRST_RECORD = 5
+
+-- How long a settled record stays after its retention, if no reaper comes: its key is still seen to have been used.
+local MARGIN = 24 * 3600 * 1000
+-- Index entries of records that have gone by themselves: so many are removed with each new one.
+local TRIMMED = 16
+
+local function argument(position)
+    local given = ARGV[position]
+    local kind, value = string.sub(given, 1, 1), string.sub(given, 2)
+    if kind == '' then
+        return nil
+    elseif kind == 'i' then
+        return tonumber(value)
+    elseif kind == 'j' then
+        return cjson.decode(value)
+    end
+    return value
+end
+
+local p = {table:parameters}
+
+local clock = p.now
+if not clock then
+    local time = redis.call('TIME')
+    clock = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Numbers are written out: Lua would make 1.8e+12 of a time.
+local function text(value)
+    if type(value) == 'number' then
+        return string.format('%.0f', value)
+    end
+    return value
+end
+
+local function number(value)
+    return tonumber(value) or 0
+end
+
+local function base_of(name)
+    return string.sub(name, #home + 1)
+end
+
+local function load(name)
+    local flat = redis.call('HGETALL', name)
+    if #flat == 0 then
+        return nil
+    end
+    local record = {}
+    for i = 1, #flat, 2 do
+        record[flat[i]] = flat[i + 1]
+    end
+    return record
+end
+
+local function pointer(provider_id)
+    return home .. 'provider:' .. redis.sha1hex(provider_id)
+end
+
+local function index_of(record)
+    if {from:lease_end}[record.state] then
+        return 'leases', record.locked_until
+    elseif record.state == {state:unknown} then
+        return 'unknown', record.reconcile_after
+    elseif {from:reap}[record.state] then
+        return 'settled', record.expires_at
+    end
+    return 'dead', record.last_run_at
+end
+
+-- The index entries of records that are gone have outlived retention and margin. A few at a time: no script may
+-- hold the server up.
+local function trim()
+    local gone = redis.call(
+        'ZRANGE', indexes.settled, '-inf', text(clock - 2 * MARGIN), 'BYSCORE', 'LIMIT', 0, TRIMMED)
+    for _, base in ipairs(gone) do
+        if redis.call('EXISTS', home .. base) == 0 then
+            redis.call('ZREM', indexes.settled, base)
+        end
+    end
+end
+
+-- Where a record belongs now, and for how long it is kept.
+local function place(name, record)
+    local where, score = index_of(record)
+    local base = base_of(name)
+    for index, set in pairs(indexes) do
+        if index == where then
+            redis.call('ZADD', set, text(number(score)), base)
+        else
+            redis.call('ZREM', set, base)
+        end
+    end
+    if record.provider_id then
+        redis.call('SET', pointer(record.provider_id), base)
+    end
+    if where == 'settled' then
+        -- Counted from now, not a date: a test's clock is not the server's.
+        local life = text(math.max(number(record.expires_at) - clock, 0) + MARGIN)
+        redis.call('PEXPIRE', name, life)
+        if record.provider_id then
+            redis.call('PEXPIRE', pointer(record.provider_id), life)
+        end
+        trim()
+    else
+        redis.call('PERSIST', name)
+    end
+end
+
+-- Writes columns into a record; false empties one.
+local function change(name, record, columns)
+    local written, emptied = {}, {}
+    for column, value in pairs(columns) do
+        if value == false then
+            emptied[#emptied + 1] = column
+            record[column] = nil
+        else
+            written[#written + 1] = column
+            written[#written + 1] = text(value)
+            record[column] = text(value)
+        end
+    end
+    if #written > 0 then
+        redis.call('HSET', name, unpack(written))
+    end
+    if #emptied > 0 then
+        redis.call('HDEL', name, unpack(emptied))
+    end
+    place(name, record)
+end
+
+local function remove(name, record)
+    local base = base_of(name)
+    for _, set in pairs(indexes) do
+        redis.call('ZREM', set, base)
+    end
+    if record.provider_id and redis.call('GET', pointer(record.provider_id)) == base then
+        redis.call('DEL', pointer(record.provider_id))
+    end
+    redis.call('DEL', name)
+end
+
+-- The record of this statement's scope and key. Names are digests: that it is the same key is looked at, too.
+local function mine()
+    local record = load(KEYS[FIRST_RECORD])
+    if record and p.key and (record.scope ~= p.scope or record.key ~= p.key) then
+        error('the record under this digest is that of another key')
+    end
+    return record
+end
+
+-- The record, if this attempt is still the current one and its state is one of those.
+local function held(attempt, states)
+    local record = mine()
+    if record and record.attempt == attempt and states[record.state] then
+        return record
+    end
+    return nil
+end
+
+-- The record of this operation id, if its state is one of those and, where an attempt is named, that is current.
+local function operation(states)
+    local record = load(KEYS[FIRST_RECORD])
+    if record and record.id == p.operation_id and states[record.state]
+        and (not p.attempt or record.attempt == p.attempt) then
+        return record
+    end
+    return nil
+end
+
+local numbers = {table:numbers}
+local binary = {table:binary}
+
+-- A value as it goes over the wire: numbers as they are, text and bytes told apart by a letter in front.
+local function value_of(record, column)
+    local value = record[column]
+    if value == nil then
+        return false
+    elseif numbers[column] and tonumber(value) then
+        return tonumber(value)
+    elseif binary[column] then
+        return 'b' .. value
+    end
+    return 't' .. value
+end
+
+-- A row: these values, then the columns of the record in their order.
+local function row(first, record)
+    local values = {}
+    for i, value in ipairs(first) do
+        values[i] = value
+    end
+    for _, column in ipairs({table:columns}) do
+        values[#values + 1] = value_of(record or {}, column)
+    end
+    return values
+end

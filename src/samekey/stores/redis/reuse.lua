@@ -1,0 +1,21 @@
+-- durable
+-- A new life of a key whose retention is over, whether or not the reaper has been by.
+local record = mine()
+if not record or record.attempt ~= p.seen then
+    return {}
+end
+local over = {from:expire}[record.state] and number(record.expires_at) <= clock
+if not over and not {from:claim}[record.state] then
+    return {}
+end
+change(KEYS[FIRST_RECORD], record, {
+    state = {to:claim}, mode = p.mode, attempt = p.attempt, attempts = 1,
+    tenant = p.tenant, endpoint = p.endpoint, fingerprint = p.fingerprint,
+    fingerprint_version = p.fingerprint_version,
+    recovery_point = false, locked_until = clock + p.lease_ms,
+    answer_version = false, answer_status = false, answer_headers = false, answer_body = false,
+    error_code = false, downstream = p.downstream or false, provider_id = false,
+    reconcile_after = false, reconcile_tries = false,
+    created_at = clock, last_run_at = clock, completed_at = false, expires_at = clock + p.ttl_ms,
+})
+return {row({clock}, record)}
