@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 # The suite starts servers and processes of its own; more than four at once gain nothing.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: demo test check format docs bench clean
+.PHONY: demo test torture check format docs bench clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -18,6 +18,17 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS)
+
+# The reference service under load and faults, judged from outside: a minute on SQLite and on PostgreSQL at the
+# same time, with a seed that is known and with one that is not.
+SEEDS   ?= 7 $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6))')
+torture: $(VENV)/.installed
+	@set -e; for seed in $(SEEDS); do \
+		$(BIN)/samekey torture service --seconds 60 --seed $$seed & sqlite=$$!; \
+		$(BIN)/samekey torture service --seconds 60 --seed $$seed --url postgresql: & postgres=$$!; \
+		failed=0; wait $$sqlite || failed=1; wait $$postgres || failed=1; \
+		[ $$failed = 0 ]; \
+	done
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,4 +1,7 @@
-"""``samekey torture outbox``: kill workers for a while, then ask the provider's ledger what came of it."""
+"""``samekey torture outbox``: kill workers for a while, then ask the provider's ledger what came of it.
+
+``samekey torture service`` is in a file of its own, ``torture_service.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from ..testing.torture import CouldNotRun, Plan, Progress, Verdict, torture_outbox
+from .torture_service import service_command
 
 HELD, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 
@@ -28,6 +32,9 @@ torture_app = typer.Typer(
 @torture_app.callback()
 def torture() -> None:
     """Torture this version of samekey on your own database, and see for yourself."""
+
+
+torture_app.command("service")(service_command)
 
 
 @torture_app.command("outbox")

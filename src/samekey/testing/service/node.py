@@ -1,0 +1,75 @@
+"""The entry of a service's process in the torture: with a clock that is wrong, it runs a server or a worker.
+
+    python -m samekey.testing.service.node --skew 90 app examples.payments.app:app --port 8000
+    python -m samekey.testing.service.node --skew -90 worker examples.payments.app:idempotency --lease 2
+
+What follows ``worker`` is the real command's own. One thing cannot be said there and is set here: the pauses
+of the reconciler, which are half a minute and more for users, and must fit into a run that takes a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from datetime import timedelta
+
+import samekey.workers.reconciler as reconciling
+from samekey.core.backoff import Backoff
+from samekey.testing.processes import LOOPBACK
+
+RECONCILING = {
+    "batch": 5,
+    "timeout": timedelta(seconds=3),
+    "backoff": Backoff(first=timedelta(seconds=1), longest=timedelta(seconds=4)),
+    "max_tries": 200,
+}
+"""In the place of users' minutes and hours; so many tries because faults come every few seconds here."""
+
+
+def shift_clock(seconds: float) -> None:
+    """From here on ``time.time()`` is wrong in this process. Leases must not care: the store's rules."""
+    real, real_ns = time.time, time.time_ns
+    vars(time).update(time=lambda: real() + seconds, time_ns=lambda: real_ns() + int(seconds * 1e9))
+
+
+def hurry_reconciler() -> None:
+    """The defaults of the reconciler in proportion to a lease of seconds."""
+    defaults = reconciling.Reconciler.__init__.__kwdefaults__
+    assert defaults is not None and set(RECONCILING) <= set(defaults), "the reconciler's options were renamed"
+    defaults.update(RECONCILING)
+    reconciling.SAFETY = timedelta(seconds=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A process of the service that is tortured.")
+    parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("role", choices=("app", "worker"))
+    parser.add_argument("target")
+    options, rest = parser.parse_known_args()
+    shift_clock(options.skew)
+    sys.path.insert(0, os.getcwd())
+    if options.role == "app":
+        import uvicorn
+
+        port = argparse.ArgumentParser()
+        port.add_argument("--port", type=int, required=True)
+        uvicorn.run(
+            options.target,
+            host=LOOPBACK,
+            port=port.parse_args(rest).port,
+            access_log=False,
+            log_level="info",
+            timeout_graceful_shutdown=5,
+        )
+    else:
+        from samekey.cli import main as samekey_command
+
+        hurry_reconciler()
+        sys.argv = ["samekey", "worker", options.target, *rest]
+        samekey_command()
+
+
+if __name__ == "__main__":
+    main()

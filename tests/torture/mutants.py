@@ -1,0 +1,141 @@
+"""The reference service with one promise of samekey switched off, chosen by ``SAMEKEY_MUTANT``.
+
+The torture runs it as ``tests.torture.mutants:app``. Each mutant breaks one mechanism in the service's own
+processes, from outside, before the service is imported; where the break opens only for an instant, it is held
+open a little longer. Without a choice nothing is changed: the control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import samekey.engine.attempt as attempt_module
+import samekey.engine.engine as engine_module
+import samekey.engine.gate as gate_module
+import samekey.engine.jobs as jobs_module
+import samekey.engine.operation as operation_module
+from samekey.core.claim import downstream_base
+from samekey.edges import asgi
+from samekey.engine.atomic import LockedAtomic
+from samekey.engine.flow import Commit, Pause, ask
+from samekey.engine.keeper import Keeper
+from samekey.engine.way import Finished, Handled, keep
+from samekey.stores.sql.queries import Queries
+
+VARIABLE = "SAMEKEY_MUTANT"
+INSTANT = 0.15
+"""Seconds for which a gap is held open."""
+
+
+def without_fencing() -> None:
+    """Whoever once held a key may still complete, fail, free or renew it: no attempt is compared."""
+    build = Queries.build
+
+    def unfenced(self: Queries, name: str, sql: str) -> Any:
+        return build(self, name, re.sub(r"\band (k\.)?attempt = :attempt(::text)?(?!\w)", "", sql))
+
+    vars_of(Queries, build=unfenced)
+
+
+def without_heartbeat() -> None:
+    """A lease is never renewed, however well its holder is."""
+    vars_of(Keeper, _renew_due=lambda self: None)
+
+
+def without_fingerprint() -> None:
+    """The body does not count: any request with the key is the same request."""
+    whole = vars(gate_module)["fingerprint"]
+    vars_of(gate_module, fingerprint=lambda parts, rules: whole(replace(parts, body=None), rules))
+
+
+def without_atomic_commit() -> None:
+    """The handler's writes are committed first, and their record after them."""
+    together = LockedAtomic._commit
+
+    def apart(self: LockedAtomic, running: Any, handled: Handled, answer: Any) -> Any:
+        if type(self) is not LockedAtomic:
+            return (yield from together(self, running, handled, answer))
+        yield Commit(running.session)
+        yield Pause(INSTANT)
+        kept, seen = keep(answer, handled, running.rules.policy), running.opened.seen
+        expires_at = yield from ask(lambda: self._atomic.remember(running.claim, seen, kept))
+        return Finished(self._sent(running, answer, expires_at or running.expires_at))
+
+    vars_of(LockedAtomic, _commit=apart)
+
+
+def without_persisting_first() -> None:
+    """The answer is sent, and only then made durable."""
+    persist = asgi._Guarded._finish
+
+    async def send_first(self: Any, *, streamed: bool) -> None:
+        chunks = list(self._chunks)
+        await self._deliver(self._answer())
+        await asyncio.sleep(INSTANT)
+        self._chunks = chunks
+        self._deliver = _nothing
+        await persist(self, streamed=streamed)
+
+    vars_of(asgi._Guarded, _finish=send_first)
+
+
+async def _nothing(_answer: Any) -> None:
+    """The client has its answer already."""
+
+
+def without_downstream_key() -> None:
+    """The provider gets a new key with every call, and so cannot recognise a second one."""
+
+    def ever_new(scope: str, key: str, _step: str) -> str:
+        return f"{downstream_base(scope, key)}-{secrets.token_hex(16)}"
+
+    for module in (attempt_module, jobs_module, operation_module):
+        vars_of(module, downstream_key=ever_new)
+
+
+def without_tenant() -> None:
+    """All callers share one scope."""
+    resolve = vars(engine_module)["tenant_of"]
+
+    def everybody(exchange: Any, policy: Any) -> Any:
+        found = resolve(exchange, policy)
+        return "everybody" if isinstance(found, str) else found
+
+    vars_of(engine_module, tenant_of=everybody)
+
+
+def vars_of(owner: Any, **changed: Any) -> None:
+    """Sets attributes, and fails if one was not there: then the mutant would change nothing."""
+    for name, value in changed.items():
+        assert hasattr(owner, name), f"{owner} has no {name} any more"
+        setattr(owner, name, value)
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "fencing": without_fencing,
+    "heartbeat": without_heartbeat,
+    "fingerprint": without_fingerprint,
+    "atomic_commit": without_atomic_commit,
+    "persist_before_send": without_persisting_first,
+    "downstream_key": without_downstream_key,
+    "tenant": without_tenant,
+}
+
+chosen = os.environ.get(VARIABLE)
+if chosen:
+    MUTANTS[chosen]()
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when a server or a worker asks for it: by then the mutant is in place.
+    if name in ("app", "idempotency"):
+        import examples.payments.app as service
+
+        return getattr(service, name)
+    raise AttributeError(name)

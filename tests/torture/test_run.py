@@ -1,0 +1,97 @@
+"""``samekey torture service`` itself: short real runs on both stores, and runs that cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samekey.testing.service.nodes import CouldNotRun
+from samekey.testing.service.plan import Plan
+from samekey.testing.service.run import torture_service
+
+COMMAND = [sys.executable, "-m", "samekey.cli", "torture", "service"]
+
+
+def run_command(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *options],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+
+
+def test_postgresql_holds(tmp_path: Path) -> None:
+    """A server of its own, restarted and cut off in the middle of its commits."""
+    options = ("--url", "postgresql:", "--seconds", "10", "--fault-every", "0.7", "--clients", "16")
+    ran = run_command(*options, "--seed", "2", "--json", "--report", str(tmp_path))
+    found = json.loads(ran.stdout)
+    assert (ran.returncode, found["held"], found["findings"]) == (0, True, {}), (
+        tmp_path / "report.txt"
+    ).read_text()
+    assert (found["store"], found["seed"]) == ("postgresql", 2)
+    assert len(found["timeline"]) >= 5
+    assert found["operations"].keys() >= {"payment", "order", "transfer"}
+    assert found["sent"].keys() >= {"first", "race", "late"}
+    assert (tmp_path / "report.json").exists()
+    assert (tmp_path / "timeline.svg").read_text().startswith("<svg ")
+
+
+def test_sqlite_holds_and_shows_its_progress() -> None:
+    """On a terminal, with every option from the environment and a seed of its own choice."""
+    ran = run_command(
+        SAMEKEY_TORTURE_SECONDS="10",
+        SAMEKEY_TORTURE_FAULT_EVERY="0.7",
+        SAMEKEY_TORTURE_CLIENTS="16",
+        FORCE_COLOR="1",
+        TERM="xterm",
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    first, *_, last = ran.stdout.splitlines()
+    assert first.startswith("seed ")
+    assert last == "held: one effect and one answer for every key"
+    assert "load and faults" in ran.stdout and "operations settled" in ran.stdout
+
+
+def test_a_broken_promise_is_told_with_its_seed() -> None:
+    options = ("--app", "tests.torture.mutants:app", "--seconds", "3", "--fault-every", "0", "--seed", "5")
+    ran = run_command(*options, SAMEKEY_MUTANT="tenant")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    *_, broken, seed, command = ran.stdout.splitlines()
+    assert broken.startswith("BROKEN: ") and "refused_without_cause" in broken
+    assert seed == "seed 5; run it again with:"
+    assert command.strip().startswith("samekey torture service --seconds 3 --seed 5 --clients 24")
+    assert "422 as if the key were taken, with another tenant's key" in ran.stdout
+
+
+def test_no_verdict_is_neither() -> None:
+    ran = run_command("--app", "tests.torture.nowhere:app", "--seconds", "1")
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert "does not start" in ran.stderr and "tests.torture.nowhere" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("postgresql://nobody@127.0.0.1:9/nowhere", "cannot be reached"),
+        ("mongodb://nowhere", "does not know the store"),
+    ],
+)
+def test_a_store_that_cannot_be_used(url: str, sentence: str) -> None:
+    with pytest.raises(CouldNotRun, match=sentence):
+        torture_service(Plan(url=url))
+
+
+def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "precious.db"
+    path.write_bytes(b"precious")
+    with pytest.raises(CouldNotRun, match="is there already"):
+        torture_service(Plan(url=f"sqlite:///{path}"))
+    assert path.read_bytes() == b"precious"
