@@ -62,7 +62,10 @@ LAYERS = {
     "core": Layer(frozenset({"errors"}), frozenset({"rfc8785", "http_sf"}), PURE),
     # Programs ask nothing of the machine; their SQL is read from files of this package.
     "stores": Layer(frozenset({"core", "errors"}), stdlib=PURE | {"importlib"}),
-    "drivers": Layer(frozenset({"core", "errors"}), frozenset({"asyncpg", "psycopg"})),
+    "drivers": Layer(
+        frozenset({"core", "errors"}),
+        frozenset({"asyncpg", "psycopg", "asyncmy", "pymysql", "redis", "botocore", "aiobotocore"}),
+    ),
     "response": Layer(frozenset({"core", "errors"}), stdlib=PURE),
     "evidence": Layer(frozenset({"core", "response", "errors"}), stdlib=PURE | {"base64"}),
     "encryption": Layer(frozenset({"drivers", "errors"}), frozenset({"cryptography"})),

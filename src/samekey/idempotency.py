@@ -32,17 +32,21 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 class Idempotency(Engine):
     """Idempotency keys on one store.
 
-    ``url``: ``sqlite:///app.db``, ``sqlite:///:memory:`` or ``postgresql://…``. SQLite creates its tables
-    by itself; on PostgreSQL run ``samekey migrate URL`` once.
+    ``url``: ``sqlite:///app.db``, ``sqlite:///:memory:``, ``postgresql://…`` or ``mysql://…``, which carry
+    every mode; ``redis://…``, ``redis+cluster://…`` or ``dynamodb://…``, which keep keys only and carry
+    leased work. SQLite creates its tables by itself; elsewhere run ``samekey migrate URL`` once.
 
     ``policy``: ``ietf()`` (the default), ``stripe()`` or ``stripe_v2()``, with any overrides.
 
-    ``prepared_statements``: False behind a pooler in transaction mode that cannot keep them (pgbouncer before
-    1.21). ``timeout`` bounds each wait for the store, ``pool_size`` the connections of each of its pools.
+    ``prepared_statements``: PostgreSQL's are prepared unless a pooler is found in between; False never
+    prepares. ``timeout`` bounds each wait for the store, ``pool_size`` the connections of each of its pools.
 
     ``digest_secret``: keys the short digests that stand for keys in logs.
 
     ``encryption``: encrypts stored requests and answers, see ``samekey.encryption``.
+
+    ``cache``: ``redis://…``, a Redis in front of a SQL store that answers replays; ``cache_in_progress=True``
+    lets it answer duplicates of leased work in its first seconds too. See ``docs/stores/cached.md``.
     """
 
     # Declaring handlers

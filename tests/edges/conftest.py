@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from samekey.testing import mariadb
 from tests.edges.apps import Kind, Setup, build
 from tests.edges.callers import Client, LoopThread
 from tests.edges.world import Store, Stores, World
@@ -40,6 +41,13 @@ def stores(tmp_path_factory: pytest.TempPathFactory, loop: LoopThread) -> Iterat
 @pytest.fixture(scope="session")
 def postgres_stores(postgres_session_url: str, loop: LoopThread) -> Iterator[Stores]:
     found = Stores(postgres_session_url, loop)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def mariadb_stores(mariadb_server: mariadb.NamedServer, loop: LoopThread) -> Iterator[Stores]:
+    found = Stores(mariadb_server.create_database(), loop)
     yield found
     found.close()
 

@@ -19,9 +19,10 @@ every_kind = pytest.mark.parametrize("kind", FRAMEWORKS)
 Play = Callable[..., tuple[list[Got], Store, World]]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def both(request: pytest.FixtureRequest) -> Stores:
-    name = "stores" if request.param == "sqlite" else "postgres_stores"
+    """Every transactional store."""
+    name = "stores" if request.param == "sqlite" else f"{request.param}_stores"
     stores: Stores = request.getfixturevalue(name)
     return stores
 

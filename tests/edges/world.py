@@ -17,6 +17,7 @@ from samekey import Idempotency, Operation, Policy, current_operation, ietf, str
 from samekey.core.claim import scope_part
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import migrate
+from samekey.testing import mariadb
 from tests.edges.callers import LoopThread, Pairs
 
 JSON: Pairs = ((b"content-type", b"application/json"),)
@@ -87,7 +88,7 @@ class World:
             await asyncio.to_thread(self.hold)
         if mode == "atomic":
             connection = current_operation().connection
-            if store.dialect == "sqlite":
+            if store.dialect != "postgres":
                 await connection.execute(store.insert, (self.name, number))
             else:
                 await connection.execute("insert into effects values ($1, $2)", self.name, number)
@@ -127,6 +128,8 @@ class Store:
                     return connection.execute(sql.replace("{keys}", "samekey_keys"), parameters).fetchall()
             finally:
                 connection.close()
+        if self.dialect == "mysql":
+            return mariadb.ask(self.address, sql.replace("{keys}", "samekey_keys"), parameters)
         text = sql.replace("{keys}", "samekey.keys").replace("?", "%s")
         with psycopg.connect(self.address) as other:
             cursor = other.execute(text.encode(), parameters)
@@ -153,7 +156,7 @@ def open_store(url: str, policy: Policy | None = None, **options: Any) -> Store:
     """A store with its tables, and one for the handlers' effects."""
     idempotency = Idempotency(url, policy=policy, **options)
     dialect = idempotency.drivers.dialect
-    if dialect == "postgres":
+    if dialect != "sqlite":  # which makes its tables by itself
         run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
     store = Store(idempotency, dialect, url.removeprefix("sqlite:///") if dialect == "sqlite" else url)
     store.ask("create table if not exists effects (world text not null, run int not null)")

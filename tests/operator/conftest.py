@@ -1,13 +1,16 @@
-"""One world for each test, on SQLite and on PostgreSQL."""
+"""One world for each test, on every transactional store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from samekey.testing import mariadb
 from samekey.testing.postgres import NamedServer
 from tests.operator.world import TABLES, World
+from tests.thrift import leave_out
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +29,27 @@ def pg_url(operator_postgres_url: str) -> str:
     return operator_postgres_url
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(scope="session")
+def operator_mariadb_url(mariadb_server: mariadb.NamedServer) -> str:
+    """One migrated database for the tests of this folder; each test finds its tables empty."""
+    url = mariadb_server.create_database()
+    World(url).close()
+    return url
+
+
+@pytest.fixture
+def maria_url(operator_mariadb_url: str) -> str:
+    world = World(operator_mariadb_url)
+    for name in TABLES:
+        world.sql(f"delete from {world.table(name)}")
+    world.close()
+    return operator_mariadb_url
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def store_url(request: pytest.FixtureRequest) -> str:
-    name = "sqlite_url" if request.param == "sqlite" else "pg_url"
-    url: str = request.getfixturevalue(name)
+    names = {"sqlite": "sqlite_url", "postgres": "pg_url", "mariadb": "maria_url"}
+    url: str = request.getfixturevalue(names[request.param])
     return url
 
 
@@ -52,3 +72,13 @@ def lite(sqlite_url: str) -> Iterator[World]:
     made = World(sqlite_url)
     yield made
     made.close()
+
+
+NOT_ON_MARIADB = {
+    "test_worker_against_reaper_in_two_processes",
+    "test_two_reapers_in_two_processes",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out(config, items, Path(__file__).parent, NOT_ON_MARIADB)

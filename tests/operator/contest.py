@@ -129,7 +129,8 @@ class Node:
 
     async def happened(self, key: str) -> bool:
         cast = "::text" if self.engine.drivers.dialect == "postgres" else ""
-        return bool(await self.sql(f"select key from effects where key = :key{cast}", key=key))
+        column = self.engine.queries.column("key")
+        return bool(await self.sql(f"select 1 from effects where {column} = :key{cast}", key=key))
 
     async def _evidence(self, key: str) -> Any:
         return Executed(Response(201, {"done": key})) if await self.happened(key) else NotExecuted

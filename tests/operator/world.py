@@ -28,6 +28,7 @@ from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.operator import Operator, Transition
 from samekey.stores.sql.phases import Phases, StoredInput
 from samekey.stores.sql.upkeep import Upkeep
+from samekey.testing import mariadb
 
 T = TypeVar("T")
 
@@ -90,12 +91,14 @@ class World:
                     return connection.execute(statement, parameters).fetchall()
             finally:
                 connection.close()
+        if self.engine.drivers.dialect == "mysql":
+            return mariadb.ask(self.url, statement, parameters)
         with psycopg.connect(self.url, autocommit=True) as connected:
             cursor = connected.execute(statement.replace("?", "%s").encode(), parameters)
             return cursor.fetchall() if cursor.description else []
 
     def table(self, name: str) -> str:
-        return f"samekey_{name}" if self.engine.drivers.dialect == "sqlite" else f"samekey.{name}"
+        return self.engine.queries.expand(f"{{{name}}}")
 
     def count(self, table: str, condition: str = "1 = 1") -> int:
         return int(self.sql(f"select count(*) from {{{table}}} where {condition}")[0][0])
@@ -160,7 +163,7 @@ class World:
         key = key or secrets.token_hex(8)
         claim = claim_of(key, Mode.DEFERRED, MINUTE, ttl, TENANT, "POST /transfers")
         moment, job = self.now + at, secrets.token_hex(16)
-        if self.engine.drivers.dialect == "sqlite":
+        if self.engine.drivers.dialect != "postgres":  # where the claim commits first
             decision = self.run(lambda: self.keys.claim(claim, self.engine.policy, now=moment))
             assert isinstance(decision, Execute)
             record = decision.record

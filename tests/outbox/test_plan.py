@@ -28,6 +28,10 @@ PARAMETERS: dict[str, dict[str, Value]] = {
 }
 
 
+# MariaDB's plans are looked at in tests/stores/test_mariadb.py.
+pytestmark = pytest.mark.parametrize("outbox", ["sqlite", "postgres"], indirect=True)
+
+
 @pytest.fixture
 def full(outbox: Outbox) -> Outbox:
     """Many done jobs, few live ones, and no statistics."""

@@ -25,6 +25,7 @@ from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
 from samekey.drivers.run import run
 from samekey.stores.sql.jobs import Job
 from samekey.stores.sql.migrations import migrate
+from samekey.testing import mariadb
 from samekey.workers.outbox import OutboxWorker
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.callers import AsgiClient, Client, Got, LoopThread, Request, WsgiClient
@@ -71,7 +72,7 @@ class Outbox:
 
     def __post_init__(self) -> None:
         self.idempotency = Idempotency(self.url, **self.options)
-        if self.dialect == "postgres":
+        if self.dialect != "sqlite":  # which makes its tables by itself
             run(self.idempotency.drivers.sync, lambda: migrate(self.idempotency.queries))
         self.ask("create table if not exists orders (note text not null)")
 
@@ -167,6 +168,9 @@ class Outbox:
                     return connection.execute(text, parameters).fetchall()
             finally:
                 connection.close()
+        if self.dialect == "mysql":
+            text = sql.replace("{keys}", "samekey_keys").replace("{jobs}", "samekey_jobs")
+            return mariadb.ask(self.url, text, parameters)
         text = sql.replace("{keys}", "samekey.keys").replace("{jobs}", "samekey.jobs").replace("?", "%s")
         with psycopg.connect(self.url) as other:
             cursor = other.execute(text.encode(), parameters)

@@ -20,12 +20,39 @@ from tests.phased.world import World, clear, count, execute, kept, prepare, ride
 
 
 @pytest.fixture(scope="module")
-def urls(prepared_postgres: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One prepared database of each kind; every run has a key of its own."""
-    sqlite = f"sqlite:///{tmp_path_factory.mktemp('crashes') / 'rides.db'}"
-    prepare(sqlite)
+def sqlite_rides(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('crashes') / 'rides.db'}"
+    prepare(url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def postgresql_rides(prepared_postgres: str) -> str:
     clear(prepared_postgres)
-    return {"sqlite": sqlite, "postgresql": prepared_postgres}
+    return prepared_postgres
+
+
+@pytest.fixture(scope="module")
+def mysql_rides(prepared_mysql: str) -> str:
+    clear(prepared_mysql)
+    return prepared_mysql
+
+
+class Prepared(dict[str, str]):
+    """One prepared database of each kind, made when it is asked for: every run has a key of its own."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        super().__init__()
+        self._request = request
+
+    def __missing__(self, store: str) -> str:
+        url: str = self._request.getfixturevalue(f"{store}_rides")
+        return url
+
+
+@pytest.fixture
+def urls(request: pytest.FixtureRequest) -> Prepared:
+    return Prepared(request)
 
 
 @pytest.fixture

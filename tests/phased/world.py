@@ -20,6 +20,7 @@ import psycopg
 from samekey import Idempotency, Response
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import migrate
+from samekey.testing import mariadb
 from samekey.testing.crash import Points
 from samekey.workers.completer import Completer
 from tests.edges.callers import Got, LoopThread, Request, call_asgi, call_wsgi
@@ -51,6 +52,8 @@ def execute(url: str, sql: str) -> list[Any]:
         sql = sql.replace("samekey.", "samekey_")
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as connection, connection:
             return connection.execute(sql).fetchall()
+    if url.startswith("mysql"):
+        return mariadb.ask(url, sql.replace("samekey.", "samekey_"))
     here = (os.getpid(), url)
     if here not in _servers:
         _servers[here] = psycopg.connect(url, autocommit=True)
@@ -196,11 +199,11 @@ class World:
     def insert(self, table: str) -> Callable[..., Any]:
         """A phase's own write, in the words of whichever driver the connection belongs to."""
         sql = f"insert into {table} (label) values ({{}})"
-        postgres = self.url.startswith("postgres")
+        postgres, sqlite = self.url.startswith("postgres"), self.url.startswith("sqlite")
 
         def sync_write(connection: Any, label: str) -> str:
             self.reach(f"before {table}")
-            connection.execute(sql.format("%s" if postgres else "?"), (label,))
+            connection.execute(sql.format("?" if sqlite else "%s"), (label,))
             self.reach(f"inside {table}")
             return label
 
@@ -209,7 +212,7 @@ class World:
             if postgres:
                 await connection.execute(sql.format("$1"), label)
             else:
-                await connection.execute(sql.format("?"), (label,))
+                await connection.execute(sql.format("?" if sqlite else "%s"), (label,))
             self.reach(f"inside {table}")
             return label
 

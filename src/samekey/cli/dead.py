@@ -5,6 +5,7 @@ A job's id and its operation's id are both accepted everywhere: they mean the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,8 +14,10 @@ import typer
 from ..core.policy import ietf
 from ..core.problem import Refusal as ProblemRefusal
 from ..core.problem import refuse
+from ..core.program import Program
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
+from ..stores.protocols import Actor
 from ..stores.sql.operator import DeadJob
 from .describe import described_job, next_step, print_jobs, print_timeline
 from .keys import answer_from
@@ -59,15 +62,19 @@ class Letter:
 
 def _letter(store: Store, letter_id: str) -> Letter:
     """What the id means, whether it is dead or not."""
-    job = store.ask(lambda: store.operator.job(letter_id))
+    job = store.ask(lambda: store.operator.job(letter_id)) if store.has_tables else None
     if job is not None:
         return Letter(job, store.record(job.operation_id))
     record = store.record(letter_id)
     if record is None:
         raise Refusal(f"There is no job and no operation {letter_id}. Nothing was changed.")
-    jobs = store.ask(lambda: store.operator.jobs_of(record.id))
+    jobs = _jobs_of(store, record.id)
     dead = sorted((job for job in jobs if job.state == "dead"), key=lambda job: not job.answers)
     return Letter(dead[0] if dead else None, record)
+
+
+def _jobs_of(store: Store, operation_id: str) -> Sequence[DeadJob]:
+    return store.ask(lambda: store.operator.jobs_of(operation_id)) if store.has_tables else []
 
 
 # ------------------------------------------------------------------ list and show
@@ -86,8 +93,8 @@ def list_command(
     """List dead jobs, and dead operations that have no job."""
     with sentences(), open_store(url, schema, timeout) as store:
         now = store.now()
-        jobs = store.ask(lambda: store.operator.dead_jobs(limit=limit))
-        records = store.ask(lambda: store.operator.find(state=str(State.DEAD_LETTER), limit=limit))
+        jobs = store.ask(lambda: store.operator.dead_jobs(limit=limit)) if store.has_tables else []
+        records = store.ask(lambda: store.finding.find(state=str(State.DEAD_LETTER), limit=limit))
         told = {job.operation_id for job in jobs if job.answers}
         alone = [record for record in records if record.id not in told]
         if as_json:
@@ -149,7 +156,7 @@ def show_command(
         letter = _letter(store, letter_id)
         job, record = letter.job, letter.record
         found = store.by_id(letter.operation_id)
-        jobs = store.ask(lambda: store.operator.jobs_of(letter.operation_id))
+        jobs = _jobs_of(store, letter.operation_id)
         if as_json:
             print_json(
                 {
@@ -175,7 +182,8 @@ def show_command(
                 ]
             )
             say("")
-        print_timeline(found.timeline)
+        if store.has_tables:
+            print_timeline(found.timeline)
         if jobs:
             say("")
             print_jobs(jobs)
@@ -275,9 +283,7 @@ def discard_command(
         if job is not None:
             discarded = store.act(lambda: store.operator.discard_dead_job(job.id, answer, who))
         else:
-            discarded = store.act(
-                lambda: store.operator.discard_dead_operation(letter.operation_id, answer, who)
-            )
+            discarded = store.act(lambda: _discarded(store, letter, answer, who))
         if not discarded:
             raise Refusal("Somebody else was faster. Nothing was changed.")
         record = store.record(letter.operation_id)
@@ -285,6 +291,13 @@ def discard_command(
             say(f"{letter_id} is given up; every retry gets {answer.status}.")
         else:
             say(f"{letter_id} is given up; its operation stays as it is.")
+
+
+def _discarded(store: Store, letter: Letter, answer: Answer, who: Actor) -> Program[bool]:
+    if store.has_tables:
+        return store.operator.discard_dead_operation(letter.operation_id, answer, who)
+    assert letter.record is not None
+    return store.finding.executed(letter.operation_id, answer, who, attempt=letter.record.attempt)
 
 
 def _refuse_living(letter: Letter) -> None:

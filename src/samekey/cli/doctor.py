@@ -8,22 +8,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 
 from ..core.policy import milliseconds
-from ..drivers.url import Drivers
-from ..errors import SchemaMismatch
+from ..errors import ConfigurationError, SchemaMismatch
 from ..idempotency import Idempotency
 from ..ops.doctor import Figures, Finding, examine, lease_advice, span
-from ..stores.sql.migrations import check
-from .output import REFUSED, Json, print_facts, print_json, say, sentences
+from ..stores.redis.check import server_facts, weaknesses_of
+from ..stores.redis.finding import RedisFinding
+from ..stores.redis.scripts import RedisStatements
+from .output import REFUSED, Json, print_facts, print_json, quietly, say, sentences
 from .target import DIGEST_SECRET, Schema, Store, Timeout, application, open_store
 
 MEASURED = 10_000
 """Runs whose durations are looked at: enough for a 99th percentile, read in a moment."""
+REDIS_FACTS = frozenset(
+    {"redis_version", "valkey_version", "maxmemory_policy", "aof_enabled", "appendfsync", "used_memory_human"}
+)
 PROBES = 3
 """Looks at the store's clock; the quickest is the truest."""
 
@@ -70,8 +74,7 @@ def _opened(
         return
     idempotency = application(app)
     try:
-        drivers: Drivers = idempotency.drivers
-        yield Store(drivers, idempotency.queries.schema, DIGEST_SECRET), idempotency
+        yield Store(idempotency.store, DIGEST_SECRET), idempotency
     finally:
         idempotency.close()
 
@@ -79,19 +82,46 @@ def _opened(
 def _read(store: Store, idempotency: Idempotency | None) -> Figures:
     dialect = store.drivers.dialect
     try:
-        store.ask(lambda: check(store.queries))
+        with quietly():
+            store.ask(store.opened.check)
     except SchemaMismatch as problem:
         return Figures(dialect=dialect, schema_problem=str(problem))
-    operator = store.operator
-    return Figures(
+    except ConfigurationError:
+        if store.has_tables:
+            raise
+        # A key store that is refused for being unsafe: just what the doctor is to tell about.
+    figures = Figures(
         dialect=dialect,
-        overview=store.ask(operator.overview),
-        facts=store.ask(operator.server_facts),
-        durations=store.ask(lambda: operator.durations(limit=MEASURED)),
+        overview=store.ask(store.finding.overview),
         skew_ms=_skew(store),
         lease_ms=None if idempotency is None else milliseconds(idempotency.policy.lease),
-        unknown_endpoints=store.ask(operator.unknown_endpoints),
         lookups=None if idempotency is None else frozenset(idempotency.lookups),
+    )
+    if store.has_tables:
+        return replace(
+            figures,
+            facts=store.ask(store.operator.server_facts),
+            durations=store.ask(lambda: store.operator.durations(limit=MEASURED)),
+            unknown_endpoints=store.ask(store.operator.unknown_endpoints),
+        )
+    return _read_redis(store, figures) if dialect == "redis" else figures
+
+
+def _read_redis(store: Store, figures: Figures) -> Figures:
+    statements = RedisStatements()
+    finding = RedisFinding(statements)
+    facts = store.ask(lambda: server_facts(statements))
+    return replace(
+        figures,
+        facts={
+            f"{server} {name}": value
+            for server, found in facts.items()
+            for name, value in found.items()
+            if server and name in REDIS_FACTS
+        },
+        weaknesses=[(weakness.code, weakness.says, weakness.advice) for weakness in weaknesses_of(facts)],
+        durations=store.ask(lambda: finding.durations(limit=MEASURED)),
+        unknown_endpoints=store.ask(finding.unknown_endpoints),
     )
 
 

@@ -38,6 +38,7 @@ from .output import (
 from .target import (
     DIGEST_SECRET,
     ActorName,
+    CacheUrl,
     DigestSecret,
     EncryptionKeys,
     Found,
@@ -91,7 +92,7 @@ def list_command(
     with sentences(), open_store(url, schema, timeout, digest_secret) as store:
         now = store.now()
         records = store.ask(
-            lambda: store.operator.find(
+            lambda: store.finding.find(
                 state=None if state is None else str(state),
                 tenant=None if tenant is None else scope_part(tenant),
                 key=key,
@@ -175,8 +176,9 @@ def show_command(
             say("The record is gone; this is its timeline.")
         else:
             print_facts(facts(store, found.record, reveal=reveal, body=body))
-        say("")
-        print_timeline(found.timeline)
+        if store.has_tables:
+            say("")
+            print_timeline(found.timeline)
         if jobs:
             say("")
             print_jobs(jobs)
@@ -207,7 +209,7 @@ def _find(
 
 def _events(store: Store, record: Record | None) -> list[dict[str, Any]]:
     """What the provider has said too early."""
-    if record is None:
+    if record is None or not store.has_tables:
         return []
     waiting = store.ask(lambda: store.operator.waiting_evidence(record.id, since=record.created_at))
     return [
@@ -217,7 +219,7 @@ def _events(store: Store, record: Record | None) -> list[dict[str, Any]]:
 
 
 def _jobs(store: Store, record: Record | None) -> list[DeadJob]:
-    if record is None or record.mode is not Mode.DEFERRED:
+    if record is None or record.mode is not Mode.DEFERRED or not store.has_tables:
         return []
     return [*store.ask(lambda: store.operator.jobs_of(record.id))]
 
@@ -267,6 +269,7 @@ def resolve_command(
     actor_name: ActorName = None,
     dry_run: DryRun = False,
     schema: Schema = "samekey",
+    cache: CacheUrl = None,
     timeout: Timeout = 30,
     encryption_key: EncryptionKeys = None,
 ) -> None:
@@ -277,7 +280,7 @@ def resolve_command(
     answer = None if not_executed else answer_from(status, body, content_type, declined=declined)
     if not_executed and (status is not None or body):
         raise typer.BadParameter("what never happened has no answer: leave out --status and --body.")
-    with sentences(), open_store(url, schema, timeout, encryption_keys=encryption_key) as store:
+    with sentences(), open_store(url, schema, timeout, encryption_keys=encryption_key, cache=cache) as store:
         record = _to_resolve(store, operation_id, not_executed=not_executed)
         if answer is not None:
             store.refuse_plain_answers()
@@ -287,10 +290,10 @@ def resolve_command(
             say(f"It would become {becomes}{told}. It is {record.state} and stays so: this was a dry run.")
             return
         if answer is None:
-            moved = store.act(lambda: store.operator.not_executed(record.id, who, attempt=record.attempt))
+            moved = store.act(lambda: store.finding.not_executed(record.id, who, attempt=record.attempt))
         else:
             moved = store.act(
-                lambda: store.operator.executed(
+                lambda: store.finding.executed(
                     record.id, answer, who, provider_id=provider_id, attempt=record.attempt
                 )
             )
@@ -302,6 +305,7 @@ def resolve_command(
                 + ". Nothing was changed."
             )
         say(f"{operation_id} was {record.state} and is {becomes} now{told}.")
+        _note_yourself(store)
 
 
 def _to_resolve(store: Store, operation_id: str, *, not_executed: bool) -> Record:
@@ -358,11 +362,12 @@ def evict_command(
     actor_name: ActorName = None,
     dry_run: DryRun = False,
     schema: Schema = "samekey",
+    cache: CacheUrl = None,
     timeout: Timeout = 30,
 ) -> None:
     """Drop a stored answer. The fact stays: a retry is told that it was done, and is not run."""
     who = actor(actor_name, reason)
-    with sentences(), open_store(url, schema, timeout) as store:
+    with sentences(), open_store(url, schema, timeout, cache=cache) as store:
         record = store.record(operation_id)
         if record is None:
             raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
@@ -371,6 +376,12 @@ def evict_command(
         if dry_run:
             say("Its answer, if it has one, would be dropped. It stays: this was a dry run.")
             return
-        if not store.act(lambda: store.operator.evict(record.id, who)):
+        if not store.act(lambda: store.finding.evict(record.id, who)):
             raise Refusal("It has no stored answer any more: there is nothing to evict. Nothing was changed.")
         say(f"The answer of {operation_id} was dropped; a retry is told that it was done.")
+        _note_yourself(store)
+
+
+def _note_yourself(store: Store) -> None:
+    if not store.has_tables:
+        say(f"{store.opened.name} keeps no audit: write down elsewhere who did this, and why.")

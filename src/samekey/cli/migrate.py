@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from ..drivers.run import run
-from ..drivers.url import drivers_for
+from ..drivers.url import Drivers, drivers_for
+from ..engine.store import open_store
 from ..errors import SamekeyError
+from ..stores.dynamodb import table
+from ..stores.dynamodb.statements import DynamoStatements
 from ..stores.sql.migrations import check, code_version, migrate, script
 from ..stores.sql.queries import queries_for
 
@@ -43,6 +47,12 @@ def migrate_command(
 
 def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool) -> None:
     drivers = drivers_for(url)
+    if drivers.dialect == "redis":
+        _nothing_to_migrate(url)
+        return
+    if drivers.dialect == "dynamodb":
+        _migrate_dynamodb(drivers, url, print_definition=print_sql, check_only=check_only)
+        return
     queries = queries_for(drivers.dialect, schema)
     if print_sql:
         typer.echo(script(queries), nl=False)
@@ -55,3 +65,29 @@ def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool) -> Non
         typer.echo(f"The tables have version {code_version(drivers.dialect)}.")
     finally:
         drivers.sync.close()
+
+
+def _migrate_dynamodb(drivers: Drivers, url: str, *, print_definition: bool, check_only: bool) -> None:
+    if print_definition:
+        typer.echo(table.as_json(urlsplit(url).path.removeprefix("/")), nl=False)
+        return
+    statements = DynamoStatements()
+    try:
+        if not check_only:
+            for done in run(drivers.sync, lambda: table.migrate(statements)):
+                typer.echo(done)
+        for sentence in run(drivers.sync, lambda: table.check(statements)):
+            typer.echo(f"samekey: {sentence}", err=True)
+        typer.echo("The table is as it must be.")
+    finally:
+        drivers.sync.close()
+
+
+def _nothing_to_migrate(url: str) -> None:
+    """The server is looked at all the same: that is what a deployment runs this command for."""
+    store = open_store(url)
+    try:
+        run(store.drivers.sync, store.check)
+        typer.echo(f"{store.name} has no tables: there is nothing to migrate. The server can be used.")
+    finally:
+        store.drivers.sync.close()

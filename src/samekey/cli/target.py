@@ -18,20 +18,19 @@ import typer
 from ..core.claim import scope_of, scope_part
 from ..core.program import Program, Unreadable
 from ..core.record import Record
+from ..core.states import State
 from ..drivers.encrypted import Cipher, EncryptedDriver
 from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..drivers.sqlite import SQLiteDriver
-from ..drivers.url import Drivers, drivers_for
 from ..encryption import fernet
-from ..errors import ConfigurationError, SamekeyError
+from ..engine.store import Store as OpenedStore
+from ..engine.store import cached
+from ..engine.store import open_store as open_engine_store
+from ..errors import ConfigurationError, CorruptRecord, SamekeyError
 from ..idempotency import Idempotency
 from ..stores.protocols import Actor
-from ..stores.sql.keys import Keys
-from ..stores.sql.migrations import check
 from ..stores.sql.operator import Named, Operator, Transition
-from ..stores.sql.queries import queries_for
-from ..stores.sql.upkeep import Upkeep
 
 T = TypeVar("T")
 
@@ -61,6 +60,14 @@ EncryptionKeys = Annotated[
         envvar="SAMEKEY_ENCRYPTION_KEYS",
         help="The Fernet keys of your Idempotency, newest first, if it encrypts: repeat the option, or put "
         "spaces between them in the variable.",
+    ),
+]
+CacheUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        envvar="SAMEKEY_CACHE_URL",
+        help="The cache of your Idempotency, if it has one: redis://…",
     ),
 ]
 ActorName = Annotated[
@@ -132,16 +139,30 @@ class _NoKey:
 class Store:
     """One store, as an operator's command uses it. It reads what it has the keys for, and shows the rest."""
 
-    def __init__(self, drivers: Drivers, schema: str, secret: str, cipher: Cipher | None = None) -> None:
-        self.drivers = drivers
-        self._reader = EncryptedDriver(drivers.sync, cipher or _NoKey())
-        self._writer: Driver = drivers.sync if cipher is None else self._reader
+    def __init__(
+        self, opened: OpenedStore, secret: str, cipher: Cipher | None = None, acting: Driver | None = None
+    ) -> None:
+        """``acting``: what acts go through, where a cache must hear of them. Looks never ask a cache."""
+        self.opened = opened
+        self.drivers = opened.drivers
+        self._reader = EncryptedDriver(opened.drivers.sync, cipher or _NoKey())
+        acting = acting or opened.drivers.sync
+        self._writer: Driver = acting if cipher is None else EncryptedDriver(acting, cipher)
         self._has_keys = cipher is not None
-        self.queries = queries_for(drivers.dialect, schema)
-        self.keys = Keys(self.queries)
-        self.operator = Operator(self.keys)
-        self.upkeep = Upkeep(self.keys)
+        self.keys = opened.keys
+        self.finding = opened.finding
+        self.upkeep = opened.tending
         self._secret = secret.encode()
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether there are jobs, events and a timeline beside the keys."""
+        return self.opened.transactional is not None
+
+    @property
+    def operator(self) -> Operator:
+        """What only tables can keep."""
+        return self.opened.tables.operator
 
     def ask(self, factory: Callable[[], Program[T]]) -> T:
         """Looks."""
@@ -153,15 +174,28 @@ class Store:
 
     def refuse_plain_answers(self) -> None:
         """An answer that an operator writes must be no easier to read than those beside it."""
-        if not self._has_keys and isinstance(self.ask(self.operator.newest_answer), Unreadable):
+        if not self._has_keys and self._has_encrypted_answers():
             raise Refusal(
                 "The answers in this store are encrypted, and yours would not be. Give --encryption-key. "
                 "Nothing was changed."
             )
 
+    def _has_encrypted_answers(self) -> bool:
+        if self.has_tables:
+            return isinstance(self.ask(self.operator.newest_answer), Unreadable)
+        for record in self.ask(lambda: self.finding.find(state=str(State.COMPLETED), limit=20)):
+            if record.withheld:
+                try:
+                    self.ask(lambda record=record: self.keys.read(record.scope, record.key))  # type: ignore[misc]
+                except CorruptRecord:
+                    return True
+        return False
+
     def now(self) -> int:
         """The store's clock, in milliseconds."""
-        rows = self.drivers.sync.execute(self.queries.statement("clock", None))
+        if not self.has_tables:
+            return self.ask(self.finding.overview).now
+        rows = self.drivers.sync.execute(self.opened.tables.queries.statement("clock", None))
         assert isinstance(rows[0][0], int)
         return rows[0][0]
 
@@ -171,22 +205,24 @@ class Store:
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:12]
 
     def record(self, operation_id: str) -> Record | None:
-        return self.ask(lambda: self.operator.by_id(operation_id))
+        return self.ask(lambda: self.finding.by_id(operation_id))
 
     def by_id(self, operation_id: str) -> Found:
         record = self.record(operation_id)
         if record is not None:
             # By its key: an index leads there, and former lives of the key belong to its story.
             return Found(record, self._timeline(record.scope, record.key))
+        if not self.has_tables:
+            return Found(None, [])
         return Found(None, [*self.ask(lambda: self.operator.timeline_of(operation_id))])
 
     def by_key(self, tenant: str, key: str) -> Found:
         part = scope_part(tenant)
         scope = scope_of(part)
-        record = self.ask(lambda: self.operator.by_key(scope, key))
+        record = self.ask(lambda: self.finding.by_key(scope, key))
         if record is None:
             # The scope may hold more than the tenant.
-            records = self.ask(lambda: self.operator.find(tenant=part, key=key, limit=2))
+            records = self.ask(lambda: self.finding.find(tenant=part, key=key, limit=2))
             if len(records) > 1:
                 raise Refusal(
                     "This tenant has used the key at several endpoints: use keys list, then the id."
@@ -195,6 +231,8 @@ class Store:
         if record is not None:
             return Found(record, self._timeline(record.scope, record.key))
         timeline = self._timeline(scope, key)
+        if not self.has_tables:
+            return Found(None, [])
         return Found(None, timeline or [*self.ask(lambda: self.operator.timeline_of_key(part, key))])
 
     def by_digest(self, digest: str) -> Found:
@@ -202,11 +240,14 @@ class Store:
         wanted = digest.strip().lower()
         for named in self._every_key():
             if self.digest(named) == wanted:
-                record = self.ask(lambda named=named: self.operator.by_key(named.scope, named.key))  # type: ignore[misc]
+                record = self.ask(lambda named=named: self.finding.by_key(named.scope, named.key))  # type: ignore[misc]
                 return Found(record, self._timeline(named.scope, named.key))
         return Found(None, [])
 
     def _every_key(self) -> Iterator[Named]:
+        if not self.has_tables:
+            yield from self._every_record()
+            return
         before = 2**62
         while before:
             names, before = self.ask(
@@ -219,7 +260,24 @@ class Store:
             yield from names
             after = (names[-1].scope, names[-1].key)
 
+    def _every_record(self) -> Iterator[Named]:
+        """Page by page, from the newest; those of one moment may come twice."""
+        seen: set[str] = set()
+        before: int | None = None
+        while True:
+            records = self.ask(
+                lambda before=before: self.finding.find(created_before=before, limit=PAGE)  # type: ignore[misc]
+            )
+            fresh = [record for record in records if record.id not in seen]
+            if not fresh:
+                return
+            yield from (Named(record.scope, record.key, record.tenant) for record in fresh)
+            seen = {record.id for record in records}
+            before = records[-1].created_at + 1
+
     def _timeline(self, scope: str, key: str) -> list[Transition]:
+        if not self.has_tables:
+            return []
         return [*self.ask(lambda: self.operator.timeline(scope, key))]
 
 
@@ -246,18 +304,20 @@ def open_store(
     encryption_keys: list[str] | None = None,
     *,
     checked: bool = True,
+    cache: str | None = None,
 ) -> Iterator[Store]:
     """The store of a URL; its tables fit, if that is to be ``checked``."""
     cipher = fernet(*encryption_keys) if encryption_keys else None
-    drivers = drivers_for(url, pool_size=4, timeout=timeout)
+    opened = open_engine_store(url, schema=schema, pool_size=4, timeout=timeout)
+    driver = opened.drivers.sync
+    acting = cached(opened.drivers, schema, cache).sync
     try:
-        driver = drivers.sync
         if isinstance(driver, SQLiteDriver) and not Path(driver.path).exists():
             # SQLite would make one, empty, and everything would look fine.
             raise ConfigurationError(f"There is no SQLite database {driver.path}.")
-        store = Store(drivers, schema, secret, cipher)
+        store = Store(opened, secret, cipher, acting)
         if checked:
-            store.ask(lambda: check(store.queries))
+            store.ask(opened.check)
         yield store
     finally:
-        drivers.sync.close()
+        acting.close()

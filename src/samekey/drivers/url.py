@@ -1,4 +1,4 @@
-"""URL in, drivers out: ``sqlite:///app.db``, ``sqlite:///:memory:``, ``postgresql://…``."""
+"""URL in, drivers out: ``sqlite:///app.db``, ``sqlite:///:memory:``, ``postgresql://…``, ``mysql://…``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 from ..core.program import Dialect
 from ..errors import ConfigurationError
 from .protocol import AsyncDriver, Driver
+from .redis_url import SCHEMES as REDIS_SCHEMES
+from .redis_url import read_url
 from .sqlite import AsyncSQLiteDriver, SQLiteDriver
 
 
@@ -31,9 +33,16 @@ def drivers_for(
         return Drivers("sqlite", driver, AsyncSQLiteDriver(driver))
     if scheme in ("postgresql", "postgres"):
         return _postgres(url, pool_size, timeout, prepared_statements)
+    if scheme in ("mysql", "mariadb"):
+        return _mysql(url, pool_size, timeout)
+    if scheme in REDIS_SCHEMES:
+        return _redis(url, pool_size, timeout)
+    if scheme == "dynamodb":
+        return _dynamodb(url, pool_size, timeout)
     raise ConfigurationError(
-        f"samekey does not know the store {scheme!r}. Use sqlite:///app.db, sqlite:///:memory: or "
-        "postgresql://user@host/database."
+        f"samekey does not know the store {scheme!r}. Use sqlite:///app.db, sqlite:///:memory:, "
+        "postgresql://user@host/database, mysql://user@host/database, "
+        "redis://host/0 or dynamodb://region/table."
     )
 
 
@@ -71,4 +80,49 @@ def _postgres(url: str, pool_size: int, timeout: float, prepared_statements: boo
         "postgres",
         PsycopgDriver(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements),
         AsyncpgDriver(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements),
+    )
+
+
+def _mysql(url: str, pool_size: int, timeout: float) -> Drivers:
+    missing = [name for name in ("asyncmy", "pymysql") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"MySQL and MariaDB need {' and '.join(missing)}: pip install 'samekey[mysql]'."
+        )
+    from .asyncmy import AsyncmyDriver
+    from .pymysql import PyMySQLDriver
+
+    return Drivers(
+        "mysql",
+        PyMySQLDriver(url, pool_size=pool_size, timeout=timeout),
+        AsyncmyDriver(url, pool_size=pool_size, timeout=timeout),
+    )
+
+
+def _redis(url: str, pool_size: int, timeout: float) -> Drivers:
+    if importlib.util.find_spec("redis") is None:
+        raise ConfigurationError("Redis and Valkey need redis: pip install 'samekey[redis]'.")
+    from .redis import AsyncRedisDriver, RedisDriver
+
+    read = read_url(url)
+    return Drivers(
+        "redis",
+        RedisDriver(read, pool_size=pool_size, timeout=timeout),
+        AsyncRedisDriver(read, pool_size=pool_size, timeout=timeout),
+    )
+
+
+def _dynamodb(url: str, pool_size: int, timeout: float) -> Drivers:
+    missing = [name for name in ("aiobotocore", "botocore") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(f"DynamoDB needs {' and '.join(missing)}: pip install 'samekey[dynamodb]'.")
+    from .dynamodb import AsyncDynamoDriver, DynamoDriver
+    from .dynamodb_clock import Clock
+    from .dynamodb_url import DynamoURL
+
+    table, clock = DynamoURL.parse(url), Clock()
+    return Drivers(
+        "dynamodb",
+        DynamoDriver(table, clock, pool_size=pool_size, timeout=timeout),
+        AsyncDynamoDriver(table, clock, pool_size=pool_size, timeout=timeout),
     )

@@ -42,6 +42,7 @@ from ..errors import (
     StoreError,
 )
 from ..stores.sql.jobs import Jobs
+from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.migrations import migrate
 from ..stores.sql.queries import Queries
@@ -60,6 +61,7 @@ from .lookups import LookupLimit
 from .operation import Running
 from .phased import Definition, PhasedWay, Run
 from .phases import AsyncPhasedOperation, PhasedOperation
+from .proven import ProvenAtomic, ProvenDeferred
 from .reconcile import DirectResolver, NotingResolver, Resolver
 from .rules import Rules
 from .status import status_answer
@@ -74,6 +76,13 @@ Lookup = Callable[[Record], Any]
 
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
+
+_TRANSACTIONAL: dict[str, tuple[Callable[[SQLKeys, Keeper], Way], Callable[[SQLKeys, Keeper], Way]]] = {
+    "postgres": (LockedAtomic, LockedDeferred),
+    "sqlite": (ClaimedAtomic, ClaimedDeferred),
+    "mysql": (ProvenAtomic, ProvenDeferred),
+}
+"""Atomic and deferred work, by what a database offers to keep duplicates away (see ``atomic.py``)."""
 
 
 class Engine:
@@ -90,6 +99,8 @@ class Engine:
         prepared_statements: bool = True,
         digest_secret: bytes = b"samekey",
         encryption: Cipher | None = None,
+        cache: str | None = None,
+        cache_in_progress: bool = False,
     ) -> None:
         self.url = url
         self.policy = policy or ietf()
@@ -100,6 +111,8 @@ class Engine:
             timeout=timeout,
             prepared_statements=prepared_statements,
             encryption=encryption,
+            cache=cache,
+            cache_in_progress=cache_in_progress,
         )
         self.drivers = self.store.drivers
         self.keys = self.store.keys
@@ -122,11 +135,11 @@ class Engine:
     def _join_tables(self, tables: Tables) -> None:
         """The ways that need a transaction, and what only tables can keep."""
         keys, keeper = tables.keys, self.keeper
-        locked = self.drivers.dialect == "postgres"
+        atomic, deferred = _TRANSACTIONAL[self.drivers.dialect]
         self._ways |= {
             Mode.PHASED: self._ways[Mode.LEASED],  # its claim; the phases are their own way on
-            Mode.ATOMIC: LockedAtomic(keys, keeper) if locked else ClaimedAtomic(keys, keeper),
-            Mode.DEFERRED: LockedDeferred(keys, keeper) if locked else ClaimedDeferred(keys, keeper),
+            Mode.ATOMIC: atomic(keys, keeper),
+            Mode.DEFERRED: deferred(keys, keeper),
         }
         self._phases = PhasedWay(keys, keeper)
         self._outbox = Jobs(keys)

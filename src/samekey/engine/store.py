@@ -6,22 +6,37 @@ and nothing else: there is no transaction that a handler's writes could share, s
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.policy import Policy
 from ..core.program import Program
 from ..core.states import Mode
+from ..drivers.batched import AsyncBatchedDriver
 from ..drivers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
 from ..drivers.url import Drivers, drivers_for
 from ..errors import ConfigurationError
+from ..stores.cached import identity
+from ..stores.dynamodb.finding import DynamoFinding
+from ..stores.dynamodb.statements import DynamoStatements
+from ..stores.dynamodb.table import check as check_dynamodb
+from ..stores.dynamodb.upkeep import DynamoUpkeep
 from ..stores.keys import Keys
 from ..stores.protocols import Finding, Tending
+from ..stores.redis.check import check as check_redis
+from ..stores.redis.finding import RedisFinding
+from ..stores.redis.scripts import RedisStatements
+from ..stores.redis.upkeep import RedisUpkeep
 from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.migrations import check
 from ..stores.sql.operator import Operator
 from ..stores.sql.queries import Queries, queries_for
 from ..stores.sql.upkeep import Upkeep
+from .breaker import Breaker
+
+logger = logging.getLogger("samekey")
 
 LEASED_MODES = (Mode.LEASED, Mode.REPEATABLE)
 
@@ -82,9 +97,13 @@ def open_store(
     timeout: float = 5.0,
     prepared_statements: bool = True,
     encryption: Cipher | None = None,
+    cache: str | None = None,
+    cache_in_progress: bool = False,
 ) -> Store:
     """The store that a URL names. Nothing is connected yet."""
     drivers = drivers_for(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements)
+    drivers = _batched(drivers, schema)
+    drivers = cached(drivers, schema, cache, in_progress=cache_in_progress)
     if encryption is not None:
         drivers = Drivers(
             drivers.dialect,
@@ -94,8 +113,42 @@ def open_store(
     return store_on(drivers, schema)
 
 
+def cached(drivers: Drivers, schema: str, cache: str | None, *, in_progress: bool = False) -> Drivers:
+    """With a Redis in front that answers replays. Below encryption: it sees what the database sees."""
+    if cache is None:
+        if in_progress:
+            raise ConfigurationError("cache_in_progress needs a cache: give cache='redis://…' too.")
+        return drivers
+    if drivers.dialect not in _SQL:
+        raise ConfigurationError(f"A cache stands in front of a transactional store only. {_ADVICE}")
+    if importlib.util.find_spec("redis") is None:
+        raise ConfigurationError("The cache needs redis: pip install 'samekey[redis]'.")
+    from ..drivers.cached import with_cache
+    from ..drivers.redis_cache import CacheUrl
+
+    which = identity(queries_for(drivers.dialect, schema))
+    url = CacheUrl.parse(cache)
+    return with_cache(drivers, url, which, schema=schema, in_progress=in_progress, breaker=Breaker)
+
+
+_SQL = ("sqlite", "postgres", "mysql")
+
+
+def _batched(drivers: Drivers, schema: str) -> Drivers:
+    """Where the dialect knows how: what many requests want at once goes to the database together."""
+    if drivers.dialect != "postgres":
+        return drivers
+    queries = queries_for(drivers.dialect, schema)
+    together = {name: queries[f"{name}_many"] for name in ("find", "reserve")}
+    return Drivers(drivers.dialect, drivers.sync, AsyncBatchedDriver(drivers.aio, together))
+
+
 def store_on(drivers: Drivers, schema: str = "samekey") -> Store:
     """The store behind drivers that are there already."""
+    if drivers.dialect == "redis":
+        return _redis_store(drivers)
+    if drivers.dialect == "dynamodb":
+        return _dynamodb_store(drivers)
     queries = queries_for(drivers.dialect, schema)
     keys = SQLKeys(queries)
     operator = Operator(keys)
@@ -110,4 +163,42 @@ def store_on(drivers: Drivers, schema: str = "samekey") -> Store:
     )
 
 
-_NAMES = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
+def _redis_store(drivers: Drivers) -> Store:
+    statements = RedisStatements()
+    return Store(
+        name=_NAMES[drivers.dialect],
+        drivers=drivers,
+        keys=Keys(statements),
+        finding=RedisFinding(statements),
+        tending=RedisUpkeep(statements),
+        check=lambda: _said_aloud(check_redis(statements)),
+        transactional=None,
+    )
+
+
+def _dynamodb_store(drivers: Drivers) -> Store:
+    statements = DynamoStatements()
+    return Store(
+        name=_NAMES[drivers.dialect],
+        drivers=drivers,
+        keys=Keys(statements),
+        finding=DynamoFinding(statements),
+        tending=DynamoUpkeep(statements),
+        check=lambda: _said_aloud(check_dynamodb(statements)),
+        transactional=None,
+    )
+
+
+def _said_aloud(check: Program[list[str]]) -> Program[None]:
+    """What is wrong and still allowed goes to the log, where whoever runs the application looks."""
+    for sentence in (yield from check):
+        logger.warning(sentence)
+
+
+_NAMES = {
+    "sqlite": "SQLite",
+    "postgres": "PostgreSQL",
+    "mysql": "MySQL",
+    "redis": "Redis",
+    "dynamodb": "DynamoDB",
+}

@@ -65,6 +65,8 @@ class Figures:
     schema_problem: str | None = None
     overview: Overview | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    weaknesses: Sequence[tuple[str, str, str]] = ()
+    """Of a key store: what can make it forget, as code, sentence and advice."""
     durations: Sequence[int] = ()
     """How long recent operations ran, in milliseconds."""
     skew_ms: int = 0
@@ -91,7 +93,8 @@ class LeaseAdvice:
 def examine(figures: Figures) -> list[Finding]:
     """Everything that is wrong, the gravest first."""
     if figures.schema_problem is not None:
-        return [Finding("tables", "problem", figures.schema_problem, "samekey migrate URL")]
+        advice = _LAYOUT if figures.dialect == "redis" else "samekey migrate URL"
+        return [Finding("tables", "problem", figures.schema_problem, advice)]
     assert figures.overview is not None
     found = [
         *_workers(figures.overview),
@@ -101,6 +104,10 @@ def examine(figures: Figures) -> list[Finding]:
         *_clock(figures),
         *(_postgres(figures) if figures.dialect == "postgres" else _sqlite(figures)),
     ]
+    if figures.dialect == "redis":
+        # Settled records go by themselves there.
+        found = [finding for finding in found if finding.code not in ("no_reaper", "growing")]
+        found += _redis(figures)
     return sorted(found, key=lambda finding: finding.level != "problem")
 
 
@@ -333,6 +340,16 @@ def _sqlite(figures: Figures) -> Iterator[Finding]:
             "cannot be had, and SQLite's locks cannot be trusted either.",
             "a local disk, or PostgreSQL",
         )
+
+
+_LAYOUT: Final = "the URL that the application uses"
+_ONLY_NOTED: Final = frozenset({"fsync", "unseen"})
+"""A second of claims that a crash of the machine may lose, and what could not be looked at."""
+
+
+def _redis(figures: Figures) -> Iterator[Finding]:
+    for code, says, advice in figures.weaknesses:
+        yield Finding(code, "note" if code in _ONLY_NOTED else "problem", says, advice)
 
 
 def _many(count: int, noun: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import random
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,7 +77,8 @@ class Reconciler:
 
     async def look(self) -> list[Looked]:
         """One batch; gives what became of each."""
-        lease_ms = milliseconds(self._timeout * self._batch + SAFETY)
+        # As long as the batch can take at most: if this process dies, the others wait that long.
+        lease_ms = milliseconds(self._timeout * math.ceil(self._batch / AT_ONCE) + SAFETY)
         taken = await run_async(
             self._engine.drivers.aio,
             lambda: self._resolver.finding.take_unknown(batch=self._batch, lease_ms=lease_ms),

@@ -1,0 +1,27 @@
+"""Stories that cost whole processes are told on some stores only.
+
+They are about the code around a store, which is the same for all of them. The store's own part in them is in
+the tests that stay: one conformance suite, one crash enumerator, one race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+
+import pytest
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], folder: Path, names: Container[str]) -> None:
+    """Takes tests of a folder out of the run: by their name, or by name and parameters."""
+    left = [
+        item
+        for item in items
+        if folder in item.path.parents
+        and isinstance(item, pytest.Function)
+        and any(mark in item.name for mark in ("mysql", "mariadb"))
+        and (item.originalname in names or item.name in names)
+    ]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
