@@ -165,7 +165,7 @@ def refund_killed(tour: Tour) -> None:
         "phased",
         ("in_progress", "request"),
         ("in_progress", "completer"),
-        ("completed", "completer", "request"),
+        ("completed", "completer"),
     )
 
 

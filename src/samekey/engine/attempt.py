@@ -45,6 +45,7 @@ from ..errors import (
     StoreError,
 )
 from ..response import answer_of
+from ..stores.protocols import Actor
 from ..stores.sql.phases import Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in
@@ -83,6 +84,7 @@ class Run:
         self.captured = captured
         self.attempts = attempts
         self._unattended = unattended
+        self._actor = Actor("completer") if unattended else None
         """No client waits for it: the completer runs it, and would come back at once."""
         self._phases = work.phases
         self._position = 0
@@ -312,6 +314,7 @@ class Run:
                 kept,
                 ttl_ms=policy.ttl_ms,
                 from_creation=policy.ttl_from == "creation",
+                actor=self._actor,
             )
         )
         if expires_at is None:
@@ -366,7 +369,7 @@ class Run:
             yield from self._settle(lambda: keys.fail(lease, code))
         elif self.attempts >= self.definition.max_attempts:
             logger.error("%s has been tried %d times; an operator must look", self, self.attempts)
-            yield from self._settle(lambda: phases.give_up(lease, error_code=code))
+            yield from self._settle(lambda: phases.give_up(lease, error_code=code, actor=self._actor))
         else:
             yield from self._let_go(self._backoff_ms(), code)
 

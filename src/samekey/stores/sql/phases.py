@@ -14,7 +14,9 @@ from ...core.phases import Phase, decode_phases
 from ...core.program import BEGIN, Program, Value
 from ...core.record import Answer, Lease, Record, decode_record
 from ...errors import CorruptRecord, EscapedTransaction, LeaseLost
+from ..protocols import Actor
 from .keys import Keys
+from .operator import act_as, act_end
 from .queries import Queries
 
 
@@ -213,10 +215,24 @@ class Phases:
         )
         return bool(rows)
 
-    def give_up(self, lease: Lease, *, error_code: str, now: int | None = None) -> Program[bool]:
+    def give_up(
+        self, lease: Lease, *, error_code: str, actor: Actor | None = None, now: int | None = None
+    ) -> Program[bool]:
         """All attempts are used up: an operator decides."""
+        yield from self._begin_as(actor)
         rows = yield self._queries.statement("give_up", now, **_fence(lease), error_code=error_code)
+        yield from self._end_as(actor)
         return bool(rows)
+
+    def _begin_as(self, actor: Actor | None) -> Program[None]:
+        """Whoever acts is named in the audit; where nobody is given it is the request."""
+        if actor is not None:
+            yield BEGIN
+            yield from act_as(self._queries, actor)
+
+    def _end_as(self, actor: Actor | None) -> Program[None]:
+        if actor is not None:
+            yield from act_end(self._queries)
 
     def complete(
         self,
@@ -226,16 +242,19 @@ class Phases:
         *,
         ttl_ms: int,
         from_creation: bool = False,
+        actor: Actor | None = None,
         now: int | None = None,
     ) -> Program[int | None]:
         """Stores the final answer; input and phases have done their work and go."""
         yield BEGIN
+        yield from self._begin_as(actor)
         expires_at = yield from self._keys.complete(
             lease, answer, ttl_ms=ttl_ms, from_creation=from_creation, now=now
         )
         if expires_at is not None:
             yield self._queries.statement("drop_input", now, operation_id=operation_id)
             yield self._queries.statement("drop_phases", now, operation_id=operation_id)
+        yield from self._end_as(actor)
         return expires_at
 
     def release(self, lease: Lease, operation_id: str, *, now: int | None = None) -> Program[bool]:
