@@ -19,7 +19,10 @@ if os.environ.get("CI"):
 
 # Before anything imports them: the bodies of the conformance suite assert as tests do.
 pytest.register_assert_rewrite(
-    *(f"samekey.testing.conformance_{part}" for part in ("subject", "claims", "leases", "records"))
+    *(
+        f"samekey.testing.conformance_{part}"
+        for part in ("subject", "claims", "leases", "records", "transactions")
+    )
 )
 
 

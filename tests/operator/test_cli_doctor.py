@@ -15,7 +15,7 @@ from samekey.stores.protocols import Actor
 from tests.operator.command import Ran, samekey
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, SECOND, World
 
-MACHINE = {"fsync_off", "no_idle_timeout"}
+MACHINE = {"fsync_off", "no_idle_timeout", "lazy_flush"}
 """What is found on a throwaway server whatever one does."""
 
 

@@ -173,3 +173,31 @@ def test_a_lease_that_is_too_short() -> None:
 )
 def test_durations_as_people_say_them(ms: int, text: str) -> None:
     assert span(ms) == text
+
+
+# --- MySQL and MariaDB ----------------------------------------------------------------------------
+
+
+SOUND_MYSQL = {
+    "read_only": "0",
+    "innodb_flush_log_at_trx_commit": "1",
+    "log_bin": "1",
+    "sync_binlog": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "code"),
+    [
+        ("read_only", "1", "standby"),
+        ("innodb_flush_log_at_trx_commit", "2", "lazy_flush"),
+        ("sync_binlog", "0", "lazy_binlog"),
+    ],
+)
+def test_what_a_mysql_server_should_not_be_set_to(fact: str, value: str, code: str) -> None:
+    assert codes(dialect="mysql", facts=SOUND_MYSQL) == []
+    assert codes(dialect="mysql", facts={**SOUND_MYSQL, fact: value}) == [code]
+
+
+def test_without_a_binary_log_it_need_not_be_flushed() -> None:
+    assert codes(dialect="mysql", facts={**SOUND_MYSQL, "log_bin": "0", "sync_binlog": "0"}) == []

@@ -21,7 +21,7 @@ from ..stores.redis.check import server_facts, weaknesses_of
 from ..stores.redis.finding import RedisFinding
 from ..stores.redis.scripts import RedisStatements
 from .output import REFUSED, Json, print_facts, print_json, quietly, say, sentences
-from .target import DIGEST_SECRET, Schema, Store, Timeout, application, open_store
+from .target import DIGEST_SECRET, STORE_URL, Schema, Store, Timeout, application, open_store
 
 MEASURED = 10_000
 """Runs whose durations are looked at: enough for a 99th percentile, read in a moment."""
@@ -35,7 +35,7 @@ PROBES = 3
 def doctor_command(
     url: Annotated[
         str | None,
-        typer.Option("--url", envvar="SAMEKEY_URL", help="The store: sqlite:///app.db or postgresql://…"),
+        typer.Option("--url", envvar="SAMEKEY_URL", help=STORE_URL),
     ] = None,
     app: Annotated[
         str | None,

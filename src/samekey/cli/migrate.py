@@ -15,10 +15,11 @@ from ..stores.dynamodb import table
 from ..stores.dynamodb.statements import DynamoStatements
 from ..stores.sql.migrations import check, code_version, migrate, script
 from ..stores.sql.queries import queries_for
+from .target import STORE_URL
 
 
 def migrate_command(
-    url: Annotated[str, typer.Argument(envvar="SAMEKEY_URL", help="sqlite:///app.db or postgresql://…")],
+    url: Annotated[str, typer.Argument(envvar="SAMEKEY_URL", help=STORE_URL)],
     schema: Annotated[
         str, typer.Option(envvar="SAMEKEY_SCHEMA", help="The PostgreSQL schema that holds the tables.")
     ] = "samekey",

@@ -34,9 +34,8 @@ from ..stores.sql.operator import Named, Operator, Transition
 
 T = TypeVar("T")
 
-Url = Annotated[
-    str, typer.Option("--url", envvar="SAMEKEY_URL", help="The store: sqlite:///app.db or postgresql://…")
-]
+STORE_URL: Final = "The store: sqlite:///app.db, postgresql://…, mysql://…, redis://… or dynamodb://…"
+Url = Annotated[str, typer.Option("--url", envvar="SAMEKEY_URL", help=STORE_URL)]
 Schema = Annotated[
     str,
     typer.Option("--schema", envvar="SAMEKEY_SCHEMA", help="The PostgreSQL schema that holds the tables."),

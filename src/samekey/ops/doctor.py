@@ -102,12 +102,11 @@ def examine(figures: Figures) -> list[Finding]:
         *_growth(figures, figures.overview),
         *_lease(figures),
         *_clock(figures),
-        *(_postgres(figures) if figures.dialect == "postgres" else _sqlite(figures)),
+        *_SERVERS.get(figures.dialect, _nothing)(figures),
     ]
     if figures.dialect == "redis":
         # Settled records go by themselves there.
         found = [finding for finding in found if finding.code not in ("no_reaper", "growing")]
-        found += _redis(figures)
     return sorted(found, key=lambda finding: finding.level != "problem")
 
 
@@ -350,6 +349,40 @@ _ONLY_NOTED: Final = frozenset({"fsync", "unseen"})
 def _redis(figures: Figures) -> Iterator[Finding]:
     for code, says, advice in figures.weaknesses:
         yield Finding(code, "note" if code in _ONLY_NOTED else "problem", says, advice)
+
+
+def _mysql(figures: Figures) -> Iterator[Finding]:
+    facts = figures.facts
+    if facts.get("read_only", "0") not in ("0", "OFF"):
+        yield Finding(
+            "standby",
+            "problem",
+            "This server is read-only, as replicas are: nothing can be claimed on it, and it may lag behind.",
+            "a URL of the primary",
+        )
+    if facts.get("innodb_flush_log_at_trx_commit", "1") != "1":
+        yield Finding(
+            "lazy_flush",
+            "problem",
+            "innodb_flush_log_at_trx_commit is not 1: after a crash the database may have forgotten keys "
+            "whose answers were sent, and their retries run again.",
+            "innodb_flush_log_at_trx_commit = 1",
+        )
+    if facts.get("log_bin", "0") not in ("0", "OFF") and facts.get("sync_binlog", "1") != "1":
+        yield Finding(
+            "lazy_binlog",
+            "note",
+            "sync_binlog is not 1: after a crash the replicas may lack what this server has committed.",
+            "sync_binlog = 1",
+        )
+
+
+def _nothing(figures: Figures) -> Iterator[Finding]:
+    yield from ()
+
+
+_SERVERS: Final = {"postgres": _postgres, "sqlite": _sqlite, "mysql": _mysql, "redis": _redis}
+"""What each kind of server may be set to that it should not be."""
 
 
 def _many(count: int, noun: str) -> str:
