@@ -70,7 +70,8 @@ def test_everything_that_nobody_does(world: World) -> None:
     }
     ran = doctor(world)
     assert ran.code == 1
-    more = world.url.startswith("post") and "fsync is off" in ran.out
+    # A throwaway server is set to be fast, and the doctor says so.
+    more = any(said in ran.out for said in ("fsync is off", "innodb_flush_log_at_trx_commit is not 1"))
     assert ran.out.startswith(f"{8 + more} things need attention.")
     assert "→ samekey dead list" in ran.out
 
