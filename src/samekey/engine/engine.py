@@ -44,7 +44,6 @@ from ..errors import (
 from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.limits import Limits
-from ..stores.sql.migrations import migrate
 from ..stores.sql.queries import Queries
 from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
@@ -146,7 +145,7 @@ class Engine:
         self._limits = Limits(keys)
         self.resolver = NotingResolver(tables.operator)
         if self.drivers.dialect == "sqlite":
-            run(self.drivers.sync, lambda: migrate(self.queries))
+            self.migrate()
 
     @property
     def queries(self) -> Queries:
@@ -438,6 +437,13 @@ class Engine:
         return run(self.drivers.sync, lambda: self.keys.read_by_provider_id(provider_id))
 
     # Starting and stopping
+
+    def migrate(self) -> None:
+        """Creates the tables, or brings them up to date, as ``samekey migrate`` does.
+
+        Safe to run twice, and in several processes at once. SQLite's are made without it.
+        """
+        run(self.drivers.sync, self.store.migrate)
 
     def check(self) -> None:
         """Raises ``SchemaMismatch`` if the tables do not fit this version. Good at start-up."""

@@ -22,6 +22,7 @@ from ..stores.cached import identity
 from ..stores.dynamodb.finding import DynamoFinding
 from ..stores.dynamodb.statements import DynamoStatements
 from ..stores.dynamodb.table import check as check_dynamodb
+from ..stores.dynamodb.table import migrate as migrate_dynamodb
 from ..stores.dynamodb.upkeep import DynamoUpkeep
 from ..stores.keys import Keys
 from ..stores.protocols import Finding, Tending
@@ -30,7 +31,7 @@ from ..stores.redis.finding import RedisFinding
 from ..stores.redis.scripts import RedisStatements
 from ..stores.redis.upkeep import RedisUpkeep
 from ..stores.sql.keys import Keys as SQLKeys
-from ..stores.sql.migrations import check
+from ..stores.sql.migrations import check, migrate
 from ..stores.sql.operator import Operator
 from ..stores.sql.queries import Queries, queries_for
 from ..stores.sql.upkeep import Upkeep
@@ -62,6 +63,8 @@ class Store:
     tending: Tending
     check: Callable[[], Program[None]]
     """Raises a sentence where the store cannot be used as it is."""
+    migrate: Callable[[], Program[object]]
+    """Makes the tables, or brings them up to date. Safe to run twice, and two at once."""
     transactional: Tables | None
 
     @property
@@ -159,6 +162,7 @@ def store_on(drivers: Drivers, schema: str = "samekey") -> Store:
         finding=operator,
         tending=Upkeep(keys),
         check=lambda: check(queries),
+        migrate=lambda: migrate(queries),
         transactional=Tables(queries, keys, operator),
     )
 
@@ -172,6 +176,7 @@ def _redis_store(drivers: Drivers) -> Store:
         finding=RedisFinding(statements),
         tending=RedisUpkeep(statements),
         check=lambda: _said_aloud(check_redis(statements)),
+        migrate=lambda: check_redis(statements),  # there is nothing to make
         transactional=None,
     )
 
@@ -185,6 +190,7 @@ def _dynamodb_store(drivers: Drivers) -> Store:
         finding=DynamoFinding(statements),
         tending=DynamoUpkeep(statements),
         check=lambda: _said_aloud(check_dynamodb(statements)),
+        migrate=lambda: migrate_dynamodb(statements),
         transactional=None,
     )
 

@@ -1,0 +1,27 @@
+"""Tables made from the application's own code, as ``samekey migrate`` makes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from samekey import Idempotency
+from samekey.errors import SchemaMismatch
+
+
+@pytest.mark.parametrize("fixture", ["postgres_url", "mariadb_url"])
+def test_the_tables_are_made_once(fixture: str, request: pytest.FixtureRequest) -> None:
+    idempotency = Idempotency(request.getfixturevalue(fixture))
+    with pytest.raises(SchemaMismatch, match="samekey migrate"):
+        idempotency.check()
+    idempotency.migrate()
+    idempotency.migrate()
+    idempotency.check()
+    assert idempotency.once(tenant="t", key="k", run=lambda: 7) == 7
+    idempotency.close()
+
+
+def test_on_sqlite_they_are_there_already(sqlite_url: str) -> None:
+    idempotency = Idempotency(sqlite_url)
+    idempotency.check()
+    idempotency.migrate()
+    idempotency.close()
