@@ -51,13 +51,11 @@ async def create_order(wanted: OrderRequest, account: Account) -> HTTPResponse:
     """Orders something that is in stock."""
     operation = current_operation()
     run = database.within(operation.connection)
-    taken = await run(
-        "update stock set quantity = quantity - $2 where item = $1 and quantity >= $2 returning quantity",
-        wanted.item,
-        wanted.quantity,
-    )
-    if not taken:
+    # Locked until the commit: another order of the same item waits here, and reads what this one has left.
+    left = await run("select quantity from stock where item = $1 for update", wanted.item)
+    if not left or left[0][0] < wanted.quantity:
         return as_http(problem(409, "There is not so much in stock."))
+    await run("update stock set quantity = quantity - $2 where item = $1", wanted.item, wanted.quantity)
     order = Order(operation.id, wanted.item, wanted.quantity, wanted.reference)
     await run(
         "insert into orders (id, account, item, quantity, reference) values ($1, $2, $3, $4, $5)",

@@ -155,8 +155,10 @@ async def settle(run: Run, payment: Payment) -> None:
     )
 
 
-async def find(run: Run, payment_id: str) -> Payment | None:
+async def find(run: Run, payment_id: str, *, lock: bool = False) -> Payment | None:
+    """By its id; with ``lock``, nobody else changes it until the transaction ends."""
     if not is_id(payment_id):
         return None
-    rows = await run(f"select {COLUMNS} from payments where id = $1", payment_id)  # noqa: S608
+    locked = " for update" if lock else ""
+    rows = await run(f"select {COLUMNS} from payments where id = $1{locked}", payment_id)  # noqa: S608
     return Payment(*rows[0]) if rows else None

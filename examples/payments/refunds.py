@@ -88,19 +88,15 @@ async def refund_payment(op: AsyncPhasedOperation, wanted: RefundRequest) -> Res
 async def reserve(connection: Any, account: str, refund: Refund) -> list[Any] | None:
     """None if the amount is reserved, else a status and a sentence."""
     run = database.within(connection)
-    payment = await payments.find(run, refund.payment)
+    # Locked, because another refund of the same payment may want the same rest of it.
+    payment = await payments.find(run, refund.payment, lock=True)
     if payment is None or payment.account != account:
         return [404, "There is no such payment."]
     if payment.status != "succeeded":
         return [409, f"The payment is {payment.status}; only one that succeeded can be refunded."]
-    # Decided in the statement, not by what was read: another refund may come in between.
-    reserved = await run(
-        "update payments set refunded = refunded + $2 where id = $1 and refunded + $2 <= amount returning id",
-        refund.payment,
-        refund.amount,
-    )
-    if not reserved:
+    if payment.refunded + refund.amount > payment.amount:
         return [409, "Less than that is left of the payment."]
+    await run("update payments set refunded = refunded + $2 where id = $1", refund.payment, refund.amount)
     await run(
         "insert into refunds (id, account, payment, amount, reference, status) "
         "values ($1, $2, $3, $4, $5, $6)",

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from samekey.testing.postgres import NamedServer
+from samekey.testing import mariadb, postgres
 from tests.payments.running import Service, service
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+@pytest.fixture(scope="session", params=["sqlite", "postgres", "mariadb"])
 def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path_factory.mktemp('payments') / 'payments.db'}"
-    server: NamedServer = request.getfixturevalue("postgres_server")
+    server: postgres.NamedServer | mariadb.NamedServer = request.getfixturevalue(f"{request.param}_server")
     return server.create_database()
 
 
@@ -26,7 +26,7 @@ def running(shared_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield found
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def fresh_url(request: pytest.FixtureRequest) -> str:
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
