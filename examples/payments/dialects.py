@@ -166,7 +166,7 @@ class MySQL:
     """A server of MySQL or MariaDB."""
 
     text = "varbinary(256)"
-    """Bytes, for under most collations ``tea``, ``Tea`` and ``tea `` are one item. 64 letters of any kind fit."""
+    """Bytes, because under most collations ``tea``, ``Tea`` and ``tea `` are one item."""
     serial = "bigint auto_increment primary key"
     now = "select timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000"
     migrates = True

@@ -100,7 +100,7 @@ def check(queries: Queries) -> Program[None]:
             f"The tables of samekey have version {there}, which needs code of version "
             f"{versions[there]} or newer; this is {ours}. Upgrade samekey in this process."
         )
-    if queries.dialect == "postgres":
+    if "missing_rights" in queries:
         rows = yield Statement(queries["missing_rights"], {"schema_name": queries.schema})
         if rows[0][0] is not None:
             raise ConfigurationError(

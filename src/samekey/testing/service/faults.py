@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ..postgres import PostgresServer, PostgresUnavailable
+from ..mariadb import MariaDBUnavailable
+from ..postgres import PostgresUnavailable
 from ..processes import ProcessFailed
 from ..provider import FAULTS as PROVIDER_FAULTS
 from ..proxy import FaultProxy, cut_after, cut_and_delay, cut_before
@@ -98,9 +99,8 @@ class Injector:
             if kind == "kill_provider":
                 world.restart_provider()
             else:
-                assert isinstance(world.server, PostgresServer)
-                world.server.restart("fast" if kind == "restart_fast" else "immediate")
-        except (ProcessFailed, PostgresUnavailable) as error:
+                world.restart_database(crash=kind == "restart_immediate")
+        except (ProcessFailed, PostgresUnavailable, MariaDBUnavailable) as error:
             raise CouldNotRun(str(error)) from error
 
     @staticmethod
@@ -138,7 +138,7 @@ class Injector:
 
     def _proxy(self, victim: Member, kind: FaultKind) -> FaultProxy:
         proxy = victim.provider_proxy if kind.endswith("_provider") else victim.database_proxy
-        assert proxy is not None, "only PostgreSQL is reached through a proxy"
+        assert proxy is not None, "a file is not reached through a proxy"
         return proxy
 
     async def _last(

@@ -19,14 +19,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
-from ..postgres import NamedServer, PostgresServer, PostgresUnavailable
+from .. import mariadb, postgres
 from ..processes import LOOPBACK, GuardedProcess, ProcessFailed, free_port, wait_until
 from ..provider import Provider
 from ..proxy import FaultProxy
+from .links import MySQLProxy
 from .plan import Plan
+
+Server: TypeAlias = postgres.NamedServer | mariadb.NamedServer
 
 ACCOUNTS: Final = {"token-ada": "ada", "token-bob": "bob", "token-cleo": "cleo"}
 """The tenants, by their tokens."""
@@ -37,6 +40,8 @@ starts while commits are being lost ends, and is started again."""
 STEADY: Final = 10.0
 """Seconds after which a process has run, and its next end is a new story."""
 READY_WITHIN: Final = 60.0
+SHUTDOWN_WITHIN: Final = 20.0
+"""Seconds for a database to shut down in order; then it is killed."""
 
 
 class CouldNotRun(Exception):
@@ -50,7 +55,7 @@ class Member:
         self.name = f"{role} {index}"
         self.role = role
         self.port = free_port() if role == "app" else None
-        self.database_proxy = FaultProxy.before(world.database_url) if world.plan.postgres else None
+        self.database_proxy = _proxy_before(world.database_url) if world.server is not None else None
         provider = urlsplit(world.provider.url)
         self.provider_proxy = FaultProxy(LOOPBACK, provider.port or 80)
         self._world = world
@@ -165,7 +170,7 @@ class World:
         self.plan = plan
         self.directory = directory
         self.secret = secrets.token_hex(16)
-        self.server: NamedServer | None = None
+        self.server: Server | None = None
         self.database_url = f"sqlite:///{directory / 'payments.db'}"
         self.members: list[Member] = []
         self._recognised = 0
@@ -183,21 +188,27 @@ class World:
             world = cls(plan, directory)
             try:
                 world._start(stack)
-            except (ProcessFailed, PostgresUnavailable, TimeoutError) as error:
+            except (
+                ProcessFailed,
+                postgres.PostgresUnavailable,
+                mariadb.MariaDBUnavailable,
+                TimeoutError,
+            ) as error:
                 raise CouldNotRun(f"The service could not be started: {error}") from error
             yield world
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         plan = self.plan
-        if plan.postgres:
-            self.server = stack.enter_context(self._server())
+        if plan.store is None:
+            scheme = (plan.url or "").partition(":")[0]
+            raise CouldNotRun(
+                f"The torture does not know the store {scheme!r}: use postgresql:, mysql: or sqlite:///."
+            )
+        if plan.store != "sqlite":
+            self.server = self._server()
+            stack.callback(self.server.stop)
             self.database_url = self.server.create_database()
         elif plan.url is not None:
-            if not plan.url.startswith("sqlite:///"):
-                scheme = plan.url.partition(":")[0]
-                raise CouldNotRun(
-                    f"The torture does not know the store {scheme!r}: use postgresql: or sqlite:///."
-                )
             path = Path(plan.url.removeprefix("sqlite:///"))
             if path.exists():
                 raise CouldNotRun(
@@ -228,18 +239,22 @@ class World:
         for node in self.nodes[1:]:
             self._await(node)
 
-    def _server(self) -> NamedServer:
-        url = self.plan.url
+    def _server(self) -> Server:
+        url, mysql = self.plan.url, self.plan.store == "mysql"
         assert url is not None
-        if url in ("postgresql:", "postgres:"):
-            return PostgresServer.start()
+        if self.plan.own_server:
+            return mariadb.MariaDBServer.start() if mysql else postgres.PostgresServer.start()
         import psycopg
+        import pymysql  # type: ignore[import-untyped]
 
         try:
+            if mysql:
+                with mariadb.connected(url):
+                    return mariadb.NamedServer(url)
             psycopg.connect(url, connect_timeout=10).close()
-        except psycopg.Error as error:
+        except (psycopg.Error, pymysql.err.Error) as error:
             raise CouldNotRun(f"The server cannot be reached: {' '.join(str(error).split())}") from error
-        return NamedServer(url)
+        return postgres.NamedServer(url)
 
     def _await(self, node: Member, *, again: bool = True) -> None:
         """Until it listens. ``again``: a start that fails, while the database comes back, is tried again."""
@@ -289,6 +304,20 @@ class World:
         self.provider.kill9()
         self.provider.start_again()
 
+    def restart_database(self, *, crash: bool) -> None:
+        """A new start on what its files say, after a crash or a shutdown in order."""
+        server = self.server
+        if isinstance(server, postgres.PostgresServer):
+            server.restart("immediate" if crash else "fast")
+            return
+        assert isinstance(server, mariadb.MariaDBServer)
+        if not crash:
+            os.kill(server.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                wait_until(lambda: not server.running, SHUTDOWN_WITHIN)
+        server.kill()
+        server.start_again()
+
     def recognised(self) -> int:
         """How often the provider was asked for something again, and knew it by its key."""
         return self._recognised + self.provider.figures()["replays"]
@@ -312,3 +341,8 @@ class World:
         for log in [*self.directory.glob("*.log"), *self.directory.glob("provider/*")]:
             with contextlib.suppress(OSError):
                 shutil.copy(log, directory / log.name)
+
+
+def _proxy_before(url: str) -> FaultProxy:
+    """Of the kind that understands the store's protocol."""
+    return (FaultProxy if url.startswith("postgres") else MySQLProxy).before(url)

@@ -34,6 +34,15 @@ DATABASE_FAULTS: Final[frozenset[str]] = frozenset(get_args(DatabaseFault))
 RESTARTS: Final[frozenset[str]] = frozenset({"restart_fast", "restart_immediate"})
 NETWORK_FAULTS: Final[frozenset[str]] = frozenset(get_args(NetworkFault))
 
+STORES: Final[Mapping[str, str]] = {
+    "sqlite": "sqlite",
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+}
+"""By the scheme of a URL."""
+
 WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "kill_node": 6,
     "kill_worker": 6,
@@ -78,7 +87,8 @@ class Plan:
     """One run."""
 
     url: str | None = None
-    """None: a SQLite file of its own; ``postgresql:``: a server of its own; else a server that is there."""
+    """None: a SQLite file of its own; ``postgresql:``, ``mysql:``: a server of its own; else a server that is
+    there."""
     seconds: float = 60.0
     """Of load with faults; settling and judging come after."""
     seed: int = 0
@@ -110,8 +120,14 @@ class Plan:
     """Seconds between the provider's entry and its answer: the time in which a death hurts most."""
 
     @property
-    def postgres(self) -> bool:
-        return self.url is not None and self.url.startswith("postgres")
+    def store(self) -> str | None:
+        """Which of the stores that can be tortured; None if it is none of them."""
+        return STORES.get((self.url or "sqlite:").partition(":")[0])
+
+    @property
+    def own_server(self) -> bool:
+        """Whether the server is started for this run alone."""
+        return self.url is not None and self.url.removesuffix(":") in STORES
 
     @property
     def settle_within(self) -> float:
@@ -126,9 +142,9 @@ class Plan:
     def possible(self) -> dict[FaultKind, int]:
         """What this store can be given: a file has no connections, somebody's server is not ours to stop."""
         excluded: frozenset[str] = frozenset()
-        if not self.postgres:
+        if self.store == "sqlite":
             excluded = DATABASE_FAULTS
-        elif self.url not in ("postgresql:", "postgres:"):
+        elif not self.own_server:
             excluded = RESTARTS
         return {kind: weight for kind, weight in self.faults.items() if weight and kind not in excluded}
 

@@ -115,7 +115,7 @@ class _Run:
         )
         return Report(
             plan=plan,
-            store="postgresql" if plan.postgres else "sqlite",
+            store=str(plan.store),
             histories=clients.histories,
             befell=injector.befell,
             findings=judge(evidence),

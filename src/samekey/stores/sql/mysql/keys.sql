@@ -200,3 +200,13 @@ where table_schema = database() and table_name = 'samekey_schema_versions'
 -- A migration that was cut short begins again, each statement of it if it is not there yet.
 insert into {versions} (version, min_compatible) values (:version, :min_compatible)
 on duplicate key update min_compatible = :min_compatible
+
+-- name: missing_rights
+-- Asks for what every request needs and touches nothing: a right that is missing is an error, which names it.
+update {keys} set attempts = attempts where 1 = 0
+-- then
+delete from {keys} where 1 = 0
+-- then
+insert into {keys} select * from {keys} where 1 = 0
+-- then
+select null
