@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m examples.demo
 
 test: $(VENV)/.installed
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # The reference service under load and faults, judged from outside: a minute on SQLite and on PostgreSQL at the
 # same time, with a seed that is known and with one that is not.

@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = parser.parse_args(arguments).steps
     if unknown := sorted(set(wanted) - set(names)):
         parser.error(f"there is no step {', '.join(unknown)}; there are {', '.join(names)}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way of being stopped cleans up
+    # Either way of being stopped cleans up; a shell starts what it puts into the background with SIGINT off.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     screen = Screen()
     try:
         with tempfile.TemporaryDirectory(prefix="samekey-demo-") as directory:

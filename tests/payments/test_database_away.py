@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 
-from samekey.testing.postgres import NamedServer
 from samekey.testing.processes import wait_until
 from samekey.testing.proxy import FaultProxy, cut_after, cut_before
+from samekey.testing.service.links import MySQLProxy
 from tests.payments.running import Service, service, unique
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(
+    scope="module", params=[("postgres", FaultProxy), ("mariadb", MySQLProxy)], ids=lambda one: one[0]
+)
 def proxied(
-    postgres_server: NamedServer, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Service, FaultProxy]]:
-    url = postgres_server.create_database()
+    name, kind = request.param
+    url = request.getfixturevalue(f"{name}_server").create_database()
     with (
-        FaultProxy.before(url) as proxy,
+        kind.before(url) as proxy,
         service(proxy.url_for(url), tmp_path_factory.mktemp("proxied")) as found,
     ):
         yield found, proxy

@@ -236,12 +236,12 @@ def test_nobody_sees_anything_of_another_account(running: Service) -> None:
 @pytest.mark.parametrize(
     "sent", [b"", b"token-of-ann", b"Basic token-of-ann", b"Bearer token-of-eve", b"Bearer \xff"]
 )
-def test_a_token_is_needed(running: Service, sent: bytes) -> None:
+def test_a_token_is_needed(quiet: Service, sent: bytes) -> None:
     headers = [(b"Authorization", sent), (b"Idempotency-Key", unique("key").encode())]
     for path in ("/payments", f"/payments/{'0' * 32}/refunds", "/orders", "/transfers"):
-        assert httpx2.post(running.url + path, headers=headers, json={}).status_code == 401
-        assert httpx2.get(running.url + path, headers=headers).status_code == 401
-    assert httpx2.get(f"{running.url}/idempotency/{'0' * 32}", headers=headers).status_code == 401
+        assert httpx2.post(quiet.url + path, headers=headers, json={}).status_code == 401
+        assert httpx2.get(quiet.url + path, headers=headers).status_code == 401
+    assert httpx2.get(f"{quiet.url}/idempotency/{'0' * 32}", headers=headers).status_code == 401
 
 
 def test_lists_have_pages(running: Service) -> None:
@@ -278,16 +278,16 @@ def test_lists_have_pages(running: Service) -> None:
         (f"/payments/{'0' * 32}/refunds", refund(amount=-1)),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_not_remembered(running: Service, path: str, body: Any) -> None:
+def test_what_makes_no_sense_is_refused_and_not_remembered(quiet: Service, path: str, body: Any) -> None:
     key = unique("key")
-    refused = running.post(path, key, body)
+    refused = quiet.post(path, key, body)
     assert refused.status_code == 422
-    assert "Idempotent-Replayed" not in running.post(path, key, body).headers
+    assert "Idempotent-Replayed" not in quiet.post(path, key, body).headers
 
 
-def test_a_key_is_needed(running: Service) -> None:
+def test_a_key_is_needed(quiet: Service) -> None:
     for path, body in (("/payments", payment()), ("/orders", order()), ("/transfers", transfer())):
-        refused = running.post(path, None, body)
+        refused = quiet.post(path, None, body)
         assert (refused.status_code, refused.json()["code"]) == (400, "missing")
 
 

@@ -35,7 +35,13 @@ def test_a_run_sees_every_kind_of_fault() -> None:
 
 @pytest.mark.parametrize(
     ("url", "never"),
-    [(None, DATABASE_FAULTS), ("postgresql://db/x", RESTARTS), ("postgresql:", frozenset())],
+    [
+        (None, DATABASE_FAULTS),
+        ("postgresql://db/x", RESTARTS),
+        ("postgresql:", frozenset()),
+        ("mysql://db/x", RESTARTS),
+        ("mysql:", frozenset()),
+    ],
 )
 def test_each_store_gets_what_it_can_be_given(url: str | None, never: frozenset[str]) -> None:
     seen = {one.kind for one in schedule(Plan(seconds=2000, url=url, seed=3))}

@@ -1,4 +1,4 @@
-"""``samekey torture service`` itself: short real runs on both stores, and runs that cannot be."""
+"""``samekey torture service`` itself: short real runs on each store, and runs that cannot be."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from samekey.testing.mariadb import MariaDBServer, NamedServer
 from samekey.testing.service.nodes import CouldNotRun
-from samekey.testing.service.plan import Plan
+from samekey.testing.service.plan import DATABASE_FAULTS, Plan
 from samekey.testing.service.run import torture_service
 
 COMMAND = [sys.executable, "-m", "samekey.cli", "torture", "service"]
@@ -42,6 +43,15 @@ def test_postgresql_holds(tmp_path: Path) -> None:
     assert found["sent"].keys() >= {"first", "race", "late"}
     assert (tmp_path / "report.json").exists()
     assert (tmp_path / "timeline.svg").read_text().startswith("<svg ")
+
+
+def test_mysql_holds(mariadb_server: NamedServer, tmp_path: Path) -> None:
+    """The same on MariaDB; without restarts if the server is somebody's."""
+    url = "mysql:" if isinstance(mariadb_server, MariaDBServer) else mariadb_server.url
+    report = torture_service(Plan(url=url, seconds=10, seed=4, fault_every=0.7, clients=16), keep=tmp_path)
+    assert report.held, report.text()
+    assert report.store == "mysql"
+    assert {one.kind for one in report.befell} & DATABASE_FAULTS
 
 
 def test_sqlite_holds_and_shows_its_progress() -> None:
@@ -81,6 +91,7 @@ def test_no_verdict_is_neither() -> None:
     ("url", "sentence"),
     [
         ("postgresql://nobody@127.0.0.1:9/nowhere", "cannot be reached"),
+        ("mysql://nobody@127.0.0.1:9/nowhere", "cannot be reached"),
         ("mongodb://nowhere", "does not know the store"),
     ],
 )

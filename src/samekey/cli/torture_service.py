@@ -30,7 +30,8 @@ def service_command(
         typer.Option(
             envvar="SAMEKEY_TORTURE_URL",
             help="postgresql: or mysql: for a throwaway server, which is also restarted; a whole URL for a "
-            "server that is there (in a database of its own, dropped at the end); a SQLite file if not given.",
+            "server that is there (in a database of its own, dropped at the end); a SQLite file if not "
+            "given.",
         ),
     ] = None,
     seconds: Annotated[

@@ -223,8 +223,12 @@ class MariaDBServer(NamedServer):
         roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED
         parent = MEMORY if roomy and "TMPDIR" not in os.environ else None
         self.directory = Path(tempfile.mkdtemp(prefix="samekey-mariadb-", dir=parent))
+        # Its own: a server that starts clears temporary tables away, also those of another one beside it.
+        self.temporary = self.directory / "tmp"
+        self.temporary.mkdir()
         if os.geteuid() == 0:
             shutil.chown(self.directory, user)
+            shutil.chown(self.temporary, user)
         self.data = self.directory / "data"
         self.log = self.directory / "server.log"
         atexit.register(self.stop)
@@ -252,7 +256,7 @@ class MariaDBServer(NamedServer):
 
     def _common(self) -> list[str]:
         user = [f"--user={self._user}"] if os.geteuid() == 0 else []  # it refuses root if nobody says so
-        return ["--no-defaults", f"--datadir={self.data}", *user]
+        return ["--no-defaults", f"--datadir={self.data}", f"--tmpdir={self.temporary}", *user]
 
     def _initialise(self) -> None:
         installer = _installer()
