@@ -5,8 +5,6 @@ row, whatever is tried how often.
 """
 
 from samekey import Idempotency
-from samekey.drivers.run import run
-from samekey.stores.sql.migrations import migrate
 
 from .database import Database
 
@@ -72,4 +70,4 @@ def prepare(database: Database, idempotency: Idempotency) -> None:
             row = f"values ('{item}', {quantity}) on conflict (item) do nothing"
             execute(f"insert into stock (item, quantity) {row}")
         if dialect.migrates:
-            run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+            idempotency.migrate()

@@ -161,6 +161,16 @@ def test_what_is_sold_out_cannot_be_ordered(running: Service) -> None:
     assert running.get("/stock").json()["stock"]["cake"] == 12
 
 
+def test_text_is_taken_letter_by_letter(running: Service) -> None:
+    """Whatever the database's collation says, and whatever its driver makes of signs that mean something."""
+    for item in ("Tea", "tea ", " tea"):
+        assert running.post("/orders", unique("key"), order(item=item)).status_code == 409
+    for reference in (f"é'\\\"%s$1? {unique('sign')}", "😀" * 64):
+        made = running.post("/orders", unique("key"), order(reference=reference)).json()
+        assert made["reference"] == reference
+        assert running.get(f"/orders/{made['id']}").json() == made
+
+
 # --- transfers: leased
 
 
