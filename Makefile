@@ -20,7 +20,7 @@ test: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # The reference service under load and faults, judged from outside: a minute on SQLite and on PostgreSQL at the
-# same time, with a seed that is known and with one that is not.
+# same time, with a seed that is known and with one that is not. `samekey torture service --url mysql:` is MariaDB.
 SEEDS   ?= 7 $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6))')
 torture: $(VENV)/.installed
 	@set -e; for seed in $(SEEDS); do \

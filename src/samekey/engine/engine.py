@@ -39,6 +39,7 @@ from ..errors import (
     NotSerialisable,
     SamekeyError,
     SchemaMismatch,
+    StoreBusy,
     StoreError,
 )
 from ..stores.sql.jobs import Jobs
@@ -73,6 +74,8 @@ T = TypeVar("T")
 Lookup = Callable[[Record], Any]
 """Finds out what became of an operation; see ``samekey.evidence``. It may be async."""
 
+_MIGRATORS_WAIT = 15
+"""How often a migration waits for another one: a minute, which is long for a few statements."""
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
 
@@ -443,7 +446,14 @@ class Engine:
 
         Safe to run twice, and in several processes at once. SQLite's are made without it.
         """
-        run(self.drivers.sync, self.store.migrate)
+        for _ in range(_MIGRATORS_WAIT):
+            try:
+                run(self.drivers.sync, self.store.migrate)
+                return
+            except StoreBusy as error:
+                # Each try has waited some seconds for whoever migrates now.
+                busy = error
+        raise busy
 
     def check(self) -> None:
         """Raises ``SchemaMismatch`` if the tables do not fit this version. Good at start-up."""
