@@ -212,14 +212,14 @@ def walk(store: Subject, **options: Any) -> None:
 
 def test_sqlite_tells_the_story_of_the_model() -> None:
     drivers = migrated("sqlite:///:memory:")
-    walk(SyncSubject(drivers.sync, Keys(QUERIES), QUERIES), max_examples=250)
+    walk(SyncSubject(drivers.sync, Keys(QUERIES), QUERIES), max_examples=120)
     drivers.sync.close()
 
 
 def test_postgresql_tells_the_story_of_the_model(migrated_postgres: str) -> None:
     drivers = migrated(migrated_postgres)
     queries = queries_for(drivers.dialect)
-    walk(SyncSubject(drivers.sync, Keys(queries), queries), max_examples=100)
+    walk(SyncSubject(drivers.sync, Keys(queries), queries), max_examples=60)
     drivers.sync.close()
 
 

@@ -19,17 +19,8 @@ from ..drivers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
 from ..drivers.url import Drivers, drivers_for
 from ..errors import ConfigurationError
 from ..stores.cached import identity
-from ..stores.dynamodb.finding import DynamoFinding
-from ..stores.dynamodb.statements import DynamoStatements
-from ..stores.dynamodb.table import check as check_dynamodb
-from ..stores.dynamodb.table import migrate as migrate_dynamodb
-from ..stores.dynamodb.upkeep import DynamoUpkeep
 from ..stores.keys import Keys
 from ..stores.protocols import Finding, Tending
-from ..stores.redis.check import check as check_redis
-from ..stores.redis.finding import RedisFinding
-from ..stores.redis.scripts import RedisStatements
-from ..stores.redis.upkeep import RedisUpkeep
 from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.migrations import check, migrate
 from ..stores.sql.operator import Operator
@@ -167,7 +158,15 @@ def store_on(drivers: Drivers, schema: str = "samekey") -> Store:
     )
 
 
+# Imported where they are used: most applications have one store, and start-up should be quick.
+
+
 def _redis_store(drivers: Drivers) -> Store:
+    from ..stores.redis.check import check as check_redis
+    from ..stores.redis.finding import RedisFinding
+    from ..stores.redis.scripts import RedisStatements
+    from ..stores.redis.upkeep import RedisUpkeep
+
     statements = RedisStatements()
     return Store(
         name=_NAMES[drivers.dialect],
@@ -182,6 +181,12 @@ def _redis_store(drivers: Drivers) -> Store:
 
 
 def _dynamodb_store(drivers: Drivers) -> Store:
+    from ..stores.dynamodb.finding import DynamoFinding
+    from ..stores.dynamodb.statements import DynamoStatements
+    from ..stores.dynamodb.table import check as check_dynamodb
+    from ..stores.dynamodb.table import migrate as migrate_dynamodb
+    from ..stores.dynamodb.upkeep import DynamoUpkeep
+
     statements = DynamoStatements()
     return Store(
         name=_NAMES[drivers.dialect],
