@@ -2,8 +2,8 @@
 PYTHON  ?= $(shell command -v python3.11 || command -v python3)
 VENV    ?= .venv
 BIN     := $(VENV)/bin
-# The suite starts servers and processes of its own; more than four at once gain nothing.
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ "$$n" -gt 4 ] && n=4; echo $$n)
+# One more than there are cores: many tests wait for a lease or a process. More than four gain nothing.
+WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
 .PHONY: demo test torture check format docs bench clean
 .DEFAULT_GOAL := test

@@ -31,7 +31,7 @@ def run_command(*options: str, **environment: str) -> subprocess.CompletedProces
 
 def test_postgresql_holds(tmp_path: Path) -> None:
     """A server of its own, restarted and cut off in the middle of its commits."""
-    options = ("--url", "postgresql:", "--seconds", "10", "--fault-every", "0.7", "--clients", "16")
+    options = ("--url", "postgresql:", "--seconds", "7", "--fault-every", "0.5", "--clients", "16")
     ran = run_command(*options, "--seed", "2", "--json", "--report", str(tmp_path))
     found = json.loads(ran.stdout)
     assert (ran.returncode, found["held"], found["findings"]) == (0, True, {}), (
@@ -48,7 +48,7 @@ def test_postgresql_holds(tmp_path: Path) -> None:
 def test_mysql_holds(mariadb_server: NamedServer, tmp_path: Path) -> None:
     """The same on MariaDB; without restarts if the server is somebody's."""
     url = "mysql:" if isinstance(mariadb_server, MariaDBServer) else mariadb_server.url
-    report = torture_service(Plan(url=url, seconds=10, seed=4, fault_every=0.7, clients=16), keep=tmp_path)
+    report = torture_service(Plan(url=url, seconds=7, seed=4, fault_every=0.5, clients=16), keep=tmp_path)
     assert report.held, report.text()
     assert report.store == "mysql"
     assert {one.kind for one in report.befell} & DATABASE_FAULTS
@@ -57,7 +57,7 @@ def test_mysql_holds(mariadb_server: NamedServer, tmp_path: Path) -> None:
 def test_sqlite_holds_and_shows_its_progress() -> None:
     """On a terminal, with every option from the environment and a seed of its own choice."""
     ran = run_command(
-        SAMEKEY_TORTURE_SECONDS="10",
+        SAMEKEY_TORTURE_SECONDS="6",
         SAMEKEY_TORTURE_FAULT_EVERY="0.7",
         SAMEKEY_TORTURE_CLIENTS="16",
         FORCE_COLOR="1",
