@@ -164,7 +164,8 @@ def test_a_holder_that_rolls_back_under_waiters_leaves_one_winner(url: str, labe
             lambda: (
                 all(one.done() for one in waiting)
                 or ask(url, "select count(*) from information_schema.innodb_lock_waits")[0][0] > 0
-            )
+            ),
+            interval=0.15,  # what it shows is made anew only after a tenth of a second without a reader
         )
         holder.rollback()
         told = [one.result() for one in waiting]
