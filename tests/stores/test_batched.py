@@ -166,6 +166,25 @@ def test_who_gives_up_does_not_take_the_others_along(migrated_postgres: str) -> 
     drive(migrated_postgres, story)
 
 
+@pytest.mark.parametrize("many", [1, 4])
+def test_a_batch_that_is_torn_down_leaves_nobody_waiting(migrated_postgres: str, many: int) -> None:
+    async def story(counting: Counting, batched: AsyncBatchedDriver) -> None:
+        torn = [asyncio.CancelledError()]
+
+        def tear(_: Statement) -> Exception | None:
+            if torn:
+                raise torn.pop()
+            return None
+
+        counting.fails = tear
+        async with asyncio.timeout(30):
+            decisions = await claims(batched, [new_claim() for _ in range(many)])
+        # It counts as a lost connection, so each is tried again.
+        assert all(isinstance(decision, Execute) for decision in decisions)
+
+    drive(migrated_postgres, story)
+
+
 def test_it_serves_one_event_loop_after_another(migrated_postgres: str) -> None:
     drivers = migrated(migrated_postgres)
     batched = AsyncBatchedDriver(drivers.aio, TOGETHER)

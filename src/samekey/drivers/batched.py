@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.program import Query, Row, Statement, Value
-from ..errors import StoreUnavailable, TransactionConflict
+from ..errors import ConnectionLost, StoreUnavailable, TransactionConflict
 from .protocol import AsyncDriver, AsyncSession
 
 UNDER_WAY = 2
@@ -105,6 +105,11 @@ class _Queue:
             # One that the database refuses must not fail the others.
             for statement, answer in batch:
                 await self._send_alone(statement, answer)
+        except BaseException:
+            # Torn down in the middle: nobody may wait for ever for an answer that does not come.
+            for _, answer in batch:
+                _fail(answer, ConnectionLost("The statement was given up in the middle."))
+            raise
         else:
             shares: list[list[Row]] = [[] for _ in batch]
             for number, *row in rows:
@@ -117,8 +122,11 @@ class _Queue:
     async def _send_alone(self, statement: Statement, answer: asyncio.Future[Sequence[Row]]) -> None:
         try:
             rows = await self._driver.execute(statement)
-        except BaseException as error:
+        except Exception as error:
             _fail(answer, error)
+        except BaseException:
+            _fail(answer, ConnectionLost("The statement was given up in the middle."))
+            raise
         else:
             if not answer.done():
                 answer.set_result(rows)
