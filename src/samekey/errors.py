@@ -24,6 +24,7 @@
     │   ├── OutcomeUnknown          raise it: nobody can tell, a retry must not run
     │   ├── CommitRefused           atomic work tried to end its transaction and was stopped
     │   ├── EscapedTransaction      atomic work ended its own transaction
+    │   ├── OperationOver           what an operation lent was used after its end
     │   ├── LeaseLost               somebody else has taken the operation; stop here
     │   ├── NotSerialisable         an input, a payload or a result that cannot be stored
     │   ├── DefinitionChanged       phases that do not fit what was recorded, or an unknown version
@@ -193,6 +194,17 @@ class EscapedTransaction(HandlerError):
 
     status = 409
     code = "outcome_unknown"
+
+
+class OperationOver(HandlerError):
+    """The connection of an operation was used after its end, when it had been cut. Nothing was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This operation is over and its connection was cut, so nothing was sent. Await every task and join "
+            "every thread that uses the connection before the handler returns; what comes after it needs a "
+            "connection of your own."
+        )
 
 
 class LeaseLost(HandlerError):
