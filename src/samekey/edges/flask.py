@@ -16,7 +16,7 @@ _DEEPEST = 64
 
 def find_route(app: Any, environ: dict[str, Any]) -> Found:
     """Asks Flask's router before it runs; ``app`` is the Flask object or its ``wsgi_app``."""
-    flask_app = _behind(app)
+    flask_app = behind(app)
     views, make_adapter = (getattr(flask_app, n, None) for n in ("view_functions", "create_url_adapter"))
     if views is None or make_adapter is None:
         return None
@@ -29,7 +29,7 @@ def find_route(app: Any, environ: dict[str, Any]) -> Found:
     return Route(_view(views.get(rule.endpoint), environ["REQUEST_METHOD"]), rule.rule)
 
 
-def _behind(app: Any) -> Any:
+def behind(app: Any) -> Any:
     """The application behind other middleware, which keeps what it wraps as ``app`` (Werkzeug's does)."""
     for _ in range(_DEEPEST):
         found = getattr(app, "__self__", app)
@@ -44,7 +44,7 @@ def _behind(app: Any) -> Any:
 def note_errors(app: Any) -> None:
     """Flask makes a 500 of what a view raises and tells only its signal. Where the edge claims, the error
     decides what may be done again: a time-out is not a failure."""
-    flask, flask_app = sys.modules.get("flask"), _behind(app)
+    flask, flask_app = sys.modules.get("flask"), behind(app)
     if flask is not None and isinstance(flask_app, flask.Flask):
         flask.got_request_exception.connect(_note_error, flask_app, weak=False)
 

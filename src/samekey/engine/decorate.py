@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from ..core.problem import Refusal, refuse
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 GUARD = "__samekey_guard__"
 """The attribute that marks a decorated handler, so that the edge leaves its claim to it."""
+ENGINE = "__samekey_engine__"
+"""Beside it: whose decorator it was."""
 
 
 def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
@@ -71,7 +74,7 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
                 _current.reset(token)
 
         guarded = guarded_sync
-    setattr(guarded, GUARD, rules)
+    _mark(guarded, engine, handler, rules)
     return guarded
 
 
@@ -122,8 +125,24 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
         for parameter in shown
     ]
     endpoint.__signature__ = inspect.Signature(parameters)
-    setattr(endpoint, GUARD, definition.rules)
+    _mark(endpoint, engine, function, definition.rules)
     return endpoint
+
+
+def _mark(guarded: Any, engine: Engine, handler: Any, rules: Rules) -> None:
+    """What the edge and the checks at start-up see. A route that calls the bare function is unguarded."""
+    setattr(guarded, GUARD, rules)
+    setattr(guarded, ENGINE, engine)
+    while handler is not None and identity(handler) not in engine.declared:
+        engine.declared[identity(handler)] = handler
+        handler = getattr(handler, "__wrapped__", None)
+
+
+def identity(handler: Any) -> tuple[int, int]:
+    """Which function it is. A method is made anew whenever it is looked up, and is the same all the same."""
+    if isinstance(handler, MethodType):
+        return id(handler.__func__), id(handler.__self__)
+    return id(handler), 0
 
 
 def _settle(exchange: Exchange, finished: Finished) -> Any:
@@ -138,6 +157,11 @@ def _settle(exchange: Exchange, finished: Finished) -> Any:
 def check_undecorated(handler: Any) -> None:
     if not callable(handler):
         raise ConfigurationError("Decorate a function: @idempotency.atomic above def or async def.")
+    if isinstance(handler, type):
+        raise ConfigurationError(
+            f"{handler.__qualname__} is a class, and a decorator of samekey guards one function. Decorate "
+            "its methods (def post, def patch)."
+        )
     if getattr(handler, GUARD, None) is not None:
         raise ConfigurationError(f"{handler!r} is declared twice; keep one decorator of samekey.")
 

@@ -126,6 +126,8 @@ class Engine:
         self._ready = False
         leased = Leased(self.keys, self.keeper)
         self._ways: dict[Mode, Way] = {Mode.LEASED: leased, Mode.REPEATABLE: leased}
+        self.declared: dict[tuple[int, int], Any] = {}
+        """By identity, the bare functions that were declared: no route may call one past its guard."""
         self.jobs = JobRegistry()
         self.lookups: dict[str | None, Lookup] = {}
         self.ledgers: list[Ledgers] = []

@@ -1,0 +1,206 @@
+"""What can be seen to be wrong before the first request: declarations that would have no effect.
+
+A guard that nobody reaches looks like a guard. So each edge looks at the application that it wraps when it
+starts, and refuses to start where a request would run past what was declared. Every problem is a sentence
+that says what to change. It runs no handler and touches no store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from ..engine.decorate import ENGINE, GUARD, identity
+from ..engine.engine import Engine
+from ..errors import ConfigurationError
+from .guards import RouteGuard
+from .walk import READ_ONLY, Place, Reached, plain, walk
+
+_NAMED: Final = 3
+"""So many routes are named in a sentence; the rest are counted."""
+
+
+def problems(
+    app: Any, idempotency: Engine, routes: Mapping[str, RouteGuard] | None = None, *, root: str = ""
+) -> list[str]:
+    """Every declaration that would have no effect, as a sentence with its fix.
+
+    ``app`` is what the middleware wraps, ``idempotency`` and ``routes`` are its options. ``root`` is the
+    prefix that a mount or the server has taken off by then, where that is known (``root_path``,
+    ``SCRIPT_NAME``): paths in ``routes`` may begin with it.
+    """
+    said = dict(routes or {})
+    reached = list(walk(app, Place()))
+    found = [*_second_middleware(reached, said)]
+    for one in _by_handler(reached):
+        found.extend(wrong_with(one, idempotency, said, root))
+    found.extend(_routes_without_effect(reached, idempotency, said, root))
+    return found
+
+
+def refuse(
+    app: Any, idempotency: Engine, routes: Mapping[str, RouteGuard] | None = None, *, root: str = ""
+) -> None:
+    """``ConfigurationError`` with every problem, if there is one."""
+    found = problems(app, idempotency, routes, root=root)
+    if found:
+        raise ConfigurationError("\n".join(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One handler at one path, with every method that leads to it."""
+
+    path: str
+    handler: Any
+    methods: frozenset[str]
+
+    def __str__(self) -> str:
+        changing = sorted(self.methods - READ_ONLY) or sorted(self.methods)
+        return f"{'/'.join(changing)} {self.path} ({_name(self.handler)})"
+
+
+def _by_handler(reached: Iterable[Reached]) -> Iterator[Declared]:
+    grouped: dict[tuple[str, tuple[int, int]], tuple[Any, set[str]]] = {}
+    for one in reached:
+        handler = plain(one.handler)
+        grouped.setdefault((one.path, identity(handler)), (handler, set()))[1].add(one.method)
+    for (path, _), (handler, methods) in grouped.items():
+        yield Declared(path, handler, frozenset(methods))
+
+
+def wrong_with(
+    one: Declared, idempotency: Engine, said: Mapping[str, RouteGuard], root: str = ""
+) -> Iterator[str]:
+    """What is wrong with how one handler is declared."""
+    of_path = next((said[path] for path in (one.path, f"{root}{one.path}") if path in said), None)
+    mark = mark_of(one.handler)
+    if mark is None:
+        if one.methods - READ_ONLY and _is_bare(one.handler, idempotency):
+            yield (
+                f"{one}: the route calls the function itself, past its decorator, so nothing guards it. The "
+                "decorators stand in the wrong order: write the route's (@app.post) above samekey's, so that "
+                "it is given the guarded function."
+            )
+    elif mark == "exempt":
+        if of_path in ("required", "optional"):
+            yield (
+                f"{one}: the handler is declared exempt, but routes={{{one.path!r}: {of_path!r}}}. Keep one "
+                "of the two."
+            )
+    else:
+        yield from _decorated(one, mark, idempotency, of_path)
+
+
+def _decorated(
+    one: Declared, engine: Engine | None, idempotency: Engine, of_path: RouteGuard | None
+) -> Iterator[str]:
+    guarded = idempotency.policy.methods
+    if engine is not None and engine is not idempotency:
+        yield (
+            f"{one}: the handler is decorated by another Idempotency than the middleware's, so its answer "
+            "would be lost. Make one Idempotency, and use it for both."
+        )
+    unguarded = sorted(one.methods - READ_ONLY - guarded)
+    if unguarded:
+        wanted = ", ".join(repr(method) for method in sorted({*guarded, *unguarded}))
+        yield (
+            f"{one}: the handler is decorated, but {_list(unguarded)} is not guarded ({_list(guarded)} is), "
+            "so every retry would run it. Route it by a guarded method, or guard this one in the policy: "
+            f"methods={{{wanted}}}."
+        )
+    elif not one.methods & guarded:
+        yield (
+            f"{one}: the handler is decorated, but {_list(one.methods)} is never guarded, so the decorator "
+            "has no effect. Remove it, or route what changes something by POST."
+        )
+    if of_path == "exempt":
+        yield (
+            f"{one}: the handler is decorated, but routes={{{one.path!r}: 'exempt'}}. Keep one of the two: "
+            "remove the decorator, or the entry in routes."
+        )
+    elif of_path is not None:
+        yield (
+            f"{one}: routes={{{one.path!r}: {of_path!r}}} has no effect, because the handler is decorated. "
+            f"Say it there: required={of_path == 'required'}."
+        )
+
+
+def mark_of(handler: Any) -> Engine | Literal["exempt"] | None:
+    """Whose decorator guards a handler; "exempt" or None where none does."""
+    handler = plain(handler)
+    mark = getattr(handler, GUARD, None)
+    if mark is None or mark == "exempt":
+        return "exempt" if mark else None
+    engine: Engine = getattr(handler, ENGINE)
+    return engine
+
+
+def _is_bare(handler: Any, idempotency: Engine) -> bool:
+    """Whether a handler without a mark is, or wraps, a function that was declared."""
+    seen: set[tuple[int, int]] = set()
+    while handler is not None and identity(handler) not in seen:
+        if identity(handler) in idempotency.declared:
+            return True
+        seen.add(identity(handler))
+        handler = getattr(handler, "__wrapped__", None)
+    return False
+
+
+def _second_middleware(reached: Iterable[Reached], said: Mapping[str, RouteGuard]) -> Iterator[str]:
+    """One request must meet one guard; whatever the outer one leaves alone may have its own."""
+    behind = sorted({one.path for one in reached if one.guards and said.get(one.path) != "exempt"})
+    if behind:
+        yield (
+            f"Two IdempotencyMiddlewares are around {_list(behind)}: both would answer for one key. Keep one "
+            "of them, or give the outer one routes={…: 'exempt'} for what the inner one guards."
+        )
+
+
+def _routes_without_effect(
+    reached: list[Reached], idempotency: Engine, said: Mapping[str, RouteGuard], root: str
+) -> Iterator[str]:
+    for path, guard in said.items():
+        wanted = {path, path.removeprefix(root)}
+        here = [one for one in reached if wanted & {one.path} or any(map(_taken_by(one.path), wanted))]
+        if not here:
+            known = sorted({one.path for one in reached})
+            yield (
+                f"routes={{{path!r}: {guard!r}}}: the application has no such route, so this has no effect. "
+                f"Name a path or a template as it has it: {_list(known) or 'it has none'}."
+            )
+        elif guard != "exempt" and not any(one.method in idempotency.policy.methods for one in here):
+            methods = {one.method for one in here}
+            yield (
+                f"routes={{{path!r}: {guard!r}}} has no effect: {_list(methods)} is not guarded "
+                f"({_list(idempotency.policy.methods)} are). Guard it too (the policy's `methods`), or leave "
+                "the entry out."
+            )
+
+
+_PARAMETER: Final = re.compile(r"{\w+(?::(\w+))?}|<(?:(\w+)(?:\([^<>]*\))?:)?\w+>")
+_ONE_SEGMENT: Final = frozenset({"", "str", "string", "int", "float", "uuid", "any", "default"})
+
+
+def _taken_by(template: str) -> Any:
+    """Whether a template of Starlette's or Flask's may take a path; a converter is not asked for its own."""
+    pattern, end = "", 0
+    for match in _PARAMETER.finditer(template):
+        converter = match[1] or match[2] or ""
+        pattern += re.escape(template[end : match.start()])
+        pattern += "[^/]+" if converter in _ONE_SEGMENT else ".*"
+        end = match.end()
+    return re.compile(pattern + re.escape(template[end:])).fullmatch
+
+
+def _list(names: Iterable[str]) -> str:
+    known = sorted(names)
+    shown = ", ".join(known[:_NAMED])
+    return shown if len(known) <= _NAMED else f"{shown} and {len(known) - _NAMED} more"
+
+
+def _name(handler: Any) -> str:
+    handler = plain(handler)
+    return str(getattr(handler, "__qualname__", type(handler).__qualname__))

@@ -1,0 +1,354 @@
+"""What would have no effect is seen before the first request, on real applications."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import flask
+import pytest
+from fastapi import APIRouter, FastAPI
+from flask.views import MethodView
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route, Router, WebSocketRoute
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+
+from samekey import ConfigurationError, Idempotency, Input, ietf
+from samekey.asgi import IdempotencyMiddleware
+from samekey.edges.startup import problems, refuse
+from samekey.tenants import single_tenant
+from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
+
+
+@pytest.fixture
+def idempotency(sqlite_url: str) -> Iterator[Idempotency]:
+    made = Idempotency(sqlite_url)
+    yield made
+    made.close()
+
+
+async def plain(request: Request) -> Response:
+    return Response("done")
+
+
+def view(**_: Any) -> str:
+    return "done"
+
+
+def fresh() -> Any:
+    """A handler that nobody has declared yet."""
+
+    async def handle(request: Request) -> Response:
+        return Response("done")
+
+    return handle
+
+
+def login_required(function: Any) -> Any:
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def only(found: list[str]) -> str:
+    assert len(found) == 1, found
+    return found[0]
+
+
+# ------------------------------------------------------------------ nothing is wrong
+
+
+def test_a_good_application_has_no_problems(idempotency: Idempotency) -> None:
+    app = FastAPI()
+    router = APIRouter(prefix="/v1")
+
+    @router.post("/pay/{number}")
+    @login_required
+    @idempotency.leased
+    async def pay(number: int) -> str:
+        return "paid"
+
+    @router.post("/ride")
+    @idempotency.phased("ride")
+    async def ride(op: Any, input: Input) -> Any:
+        return {}
+
+    class Orders(HTTPEndpoint):
+        @idempotency.atomic
+        async def post(self, request: Request) -> Response:
+            return Response("ordered")
+
+        async def get(self, request: Request) -> Response:
+            return Response("orders")
+
+        async def delete(self, request: Request) -> Response:
+            return Response("gone")
+
+    router.post("/hook")(idempotency.exempt(fresh()))
+    app.include_router(router)
+    app.router.routes.append(Route("/orders", Orders))
+    app.add_api_route("/form", idempotency.leased(fresh()), methods=["GET", "POST"])
+    app.add_api_route("/plain", plain, methods=["POST", "PUT"])
+    app.mount("/sub", Starlette(routes=[Route("/x/{y:path}", plain, methods=["POST"])]))
+    app.mount("/bare", Bare())
+    said: Any = {
+        "/plain": "required",
+        "/v1/hook": "exempt",
+        "/health": "exempt",
+        "/sub/x/{y:path}": "optional",
+        "/sub/x/one/two": "required",
+        "/bare/anything": "exempt",
+    }
+    app.get("/health")(fresh())
+    assert problems(app, idempotency, said) == []
+    refuse(app, idempotency, said)
+
+
+class Bare:
+    """An application that nobody can look into."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("nobody asks it")
+
+
+def test_a_good_flask_application_has_no_problems(idempotency: Idempotency) -> None:
+    app = flask.Flask("shop")
+    blueprint = flask.Blueprint("v1", "v1", url_prefix="/v1")
+
+    @blueprint.post("/pay/<int:number>")
+    @idempotency.leased
+    def pay(number: int) -> str:
+        return "paid"
+
+    class Orders(MethodView):
+        @idempotency.leased
+        def post(self) -> str:
+            return "ordered"
+
+        def put(self) -> str:
+            return "put"
+
+    class Whole(MethodView):
+        decorators = [idempotency.leased]  # noqa: RUF012 - as Flask has it
+
+        def get(self) -> str:
+            return "one"
+
+        def post(self) -> str:
+            return "ordered"
+
+    app.register_blueprint(blueprint)
+    app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
+    app.add_url_rule("/whole", view_func=Whole.as_view("whole"))
+    app.add_url_rule("/plain/<path:rest>", "plain", view, methods=["POST", "DELETE"])
+    said: Any = {"/plain/<path:rest>": "required", "/plain/a/b": "exempt"}
+    assert problems(app.wsgi_app, idempotency, said) == []
+    both = DispatcherMiddleware(app.wsgi_app, {"/other": app})
+    assert problems(both, idempotency, {**said, "/other/plain/<path:rest>": "exempt"}) == []
+
+
+# ------------------------------------------------------------------ the order of decorators
+
+
+def test_fastapi_routes_that_call_the_bare_function(idempotency: Idempotency) -> None:
+    app = FastAPI()
+    router = APIRouter()
+
+    @idempotency.leased
+    @app.post("/pay")
+    async def pay() -> str:
+        return "paid"
+
+    @idempotency.atomic
+    @login_required
+    @router.post("/order")
+    async def order() -> str:
+        return "ordered"
+
+    @idempotency.phased("ride")
+    @app.post("/ride")
+    async def ride(op: Any, input: Any) -> Any:
+        return {}
+
+    app.include_router(router, prefix="/v1")
+    found = problems(app, idempotency)
+    assert len(found) == 3 and all("wrong order" in one for one in found), found
+    assert {one.split(" (")[0] for one in found} == {"POST /pay", "POST /v1/order", "POST /ride"}
+    with pytest.raises(ConfigurationError, match=r"(?s)POST /pay.*above samekey's.*POST /ride"):
+        refuse(app, idempotency)
+
+
+def test_flask_routes_that_call_the_bare_function(idempotency: Idempotency) -> None:
+    app = flask.Flask("shop")
+    blueprint = flask.Blueprint("v1", "v1", url_prefix="/v1")
+
+    @idempotency.leased
+    @blueprint.post("/pay")
+    def pay() -> str:
+        return "paid"
+
+    class Orders(MethodView):
+        def post(self) -> str:
+            return "ordered"
+
+    made = Orders.as_view("orders")
+    app.add_url_rule("/orders", view_func=made)
+    idempotency.leased(made)
+    app.register_blueprint(blueprint)
+    found = problems(app.wsgi_app, idempotency)
+    assert sorted(one.split(" (")[0] for one in found) == ["POST /orders", "POST /v1/pay"]
+    assert all("wrong order" in one for one in found)
+
+
+def test_methods_of_an_object_are_known_again(idempotency: Idempotency) -> None:
+    class Payments:
+        async def pay(self, request: Request) -> Response:
+            return Response("paid")
+
+    payments, others = Payments(), Payments()
+    guarded = idempotency.leased(payments.pay)
+    good = [
+        Route("/good", guarded, methods=["POST"]),
+        Route("/another", others.pay, methods=["POST"]),
+    ]
+    assert problems(Starlette(routes=good), idempotency) == []
+    bad = [Route("/bad", payments.pay, methods=["POST"]), Route("/read", payments.pay)]
+    assert only(problems(Starlette(routes=bad), idempotency)).startswith("POST /bad (")
+
+
+# ------------------------------------------------------------------ methods
+
+
+def test_a_decorated_handler_on_a_method_that_is_not_guarded(idempotency: Idempotency) -> None:
+    decorated = idempotency.leased(fresh())
+
+    class Orders(HTTPEndpoint):
+        @idempotency.leased
+        async def delete(self, request: Request) -> Response:
+            return Response("gone")
+
+    routes: list[Any] = [Route("/put", decorated, methods=["POST", "PUT"]), Route("/orders", Orders)]
+    put, delete = problems(Starlette(routes=[Mount("/v1", routes=routes)]), idempotency)
+    assert put.startswith("POST/PUT /v1/put") and "PUT is not guarded (PATCH, POST is)" in put
+    assert "methods={'PATCH', 'POST', 'PUT'}" in put
+    assert delete.startswith("DELETE /v1/orders") and "DELETE is not guarded" in delete
+    reading = Starlette(routes=[Route("/get", decorated)])
+    assert "never guarded, so the decorator has no effect" in only(problems(reading, idempotency))
+
+    app = flask.Flask("shop")
+    app.add_url_rule("/put", "put", idempotency.leased(lambda: "done"), methods=["PUT"])
+    assert only(problems(app.wsgi_app, idempotency)).startswith("PUT /put")
+
+
+def test_a_method_that_the_policy_guards_is_fine(sqlite_url: str) -> None:
+    idempotency = Idempotency(sqlite_url, policy=ietf(methods={"POST", "PUT"}))
+    good = Starlette(routes=[Route("/x", idempotency.leased(fresh()), methods=["PUT", "POST"])])
+    assert problems(good, idempotency) == []
+    bad = Starlette(routes=[Route("/x", idempotency.leased(fresh()), methods=["PATCH"])])
+    assert "PATCH is not guarded" in only(problems(bad, idempotency))
+    idempotency.close()
+
+
+# ------------------------------------------------------------------ the routes option
+
+
+def test_routes_that_the_application_does_not_have(idempotency: Idempotency) -> None:
+    app = FastAPI(openapi_url=None)
+    app.post("/pay/{number}")(plain)
+    app.mount("/files", Starlette(routes=[Route("/up", plain, methods=["POST"])]))
+    found = problems(app, idempotency, {"/typo": "exempt", "/pays/1": "required", "/files/down": "required"})
+    assert len(found) == 3 and all("no such route" in one for one in found)
+    assert "/files/up, /pay/{number}" in found[0]
+
+    wsgi = flask.Flask("shop")
+    wsgi.add_url_rule("/pay/<int:number>", "pay", view, methods=["POST"])
+    assert problems(wsgi.wsgi_app, idempotency, {"/pay/7": "exempt"}) == []
+    assert "no such route" in only(problems(wsgi.wsgi_app, idempotency, {"/pay/7/x": "exempt"}))
+
+
+def test_a_prefix_that_a_mount_or_the_server_takes_off(idempotency: Idempotency) -> None:
+    app = Router(routes=[Route("/pay", plain, methods=["POST"])])
+    assert problems(app, idempotency, {"/api/pay": "required", "/pay": "required"}, root="/api") == []
+    assert "no such route" in only(problems(app, idempotency, {"/api/pay": "required"}))
+    decorated = Router(routes=[Route("/pay", idempotency.leased(fresh()), methods=["POST"])])
+    assert "Keep one" in only(problems(decorated, idempotency, {"/api/pay": "exempt"}, root="/api"))
+
+
+def test_routes_that_say_something_of_nothing(idempotency: Idempotency) -> None:
+    async def talk(socket: Any) -> None:
+        raise AssertionError("nobody talks")
+
+    app = Starlette(routes=[Route("/read", plain), WebSocketRoute("/talk", talk)])
+    said: Any = {"/read": "required", "/talk": "exempt"}
+    reading, talking = problems(app, idempotency, said)
+    assert "has no effect: GET, HEAD is not guarded" in reading
+    assert "no such route" in talking
+
+
+def test_what_is_said_twice(idempotency: Idempotency) -> None:
+    app = Starlette(
+        routes=[
+            Route("/decorated", idempotency.leased(fresh()), methods=["POST"]),
+            Route("/optional", idempotency.leased(fresh()), methods=["POST"]),
+            Route("/exempt", idempotency.exempt(fresh()), methods=["POST"]),
+        ]
+    )
+    said: Any = {"/decorated": "exempt", "/optional": "optional", "/exempt": "required"}
+    first, second, third = problems(app, idempotency, said)
+    assert "decorated, but routes={'/decorated': 'exempt'}" in first
+    assert "has no effect, because the handler is decorated" in second and "required=False" in second
+    assert "declared exempt, but routes={'/exempt': 'required'}" in third
+
+
+# ------------------------------------------------------------------ who guards
+
+
+def test_a_decorator_of_another_idempotency(idempotency: Idempotency, sqlite_url: str) -> None:
+    other = Idempotency(sqlite_url)
+    handlers = [other.leased(fresh()), other.phased("ride")(phases), login_required(other.atomic(fresh()))]
+    app = Starlette(routes=[Route(f"/{n}", one, methods=["POST"]) for n, one in enumerate(handlers)])
+    found = problems(app, idempotency)
+    assert len(found) == 3 and all("another Idempotency" in one for one in found)
+    assert problems(app, other) == []
+    wsgi = flask.Flask("shop")
+    wsgi.add_url_rule("/pay", "pay", other.leased(lambda: "done"), methods=["POST"])
+    assert "another Idempotency" in only(problems(wsgi.wsgi_app, idempotency))
+    other.close()
+
+
+def phases(op: Any, input: Input) -> Any:
+    return {}
+
+
+def test_two_middlewares_around_one_application(idempotency: Idempotency) -> None:
+    options: Any = {"idempotency": idempotency, "tenant": single_tenant()}
+    inner = FastAPI(openapi_url=None)
+    inner.post("/pay")(plain)
+    inner.add_middleware(IdempotencyMiddleware, **options)
+    assert "Two IdempotencyMiddlewares are around /pay" in only(problems(inner, idempotency))
+    outer = Starlette(routes=[Mount("/v1", inner), Route("/out", plain, methods=["POST"])])
+    assert "around /v1/pay:" in only(problems(outer, idempotency))
+    assert problems(outer, idempotency, {"/v1/pay": "exempt"}) == []
+
+    app = flask.Flask("shop")
+    app.add_url_rule("/pay", "pay", view, methods=["POST"])
+    app.wsgi_app = WsgiMiddleware(app.wsgi_app, **options)  # type: ignore[method-assign]
+    assert "Two IdempotencyMiddlewares" in only(problems(app.wsgi_app, idempotency))
+
+
+# ------------------------------------------------------------------ what is no function
+
+
+def test_a_class_is_not_decorated_as_a_whole(idempotency: Idempotency) -> None:
+    class Orders(HTTPEndpoint):
+        pass
+
+    for declare in (idempotency.leased, idempotency.atomic, idempotency.exempt):
+        with pytest.raises(ConfigurationError, match=r"Orders is a class.*Decorate its methods"):
+            declare(Orders)
