@@ -22,6 +22,7 @@ from samekey.core.decide import (
     Execute,
     Gone,
     Mismatch,
+    ModeChanged,
     Move,
     Outstanding,
     Replay,
@@ -106,6 +107,10 @@ class Case(NamedTuple):
     withheld: bool
     on_mismatch: OnMismatch
     after_expiry: AfterExpiry
+    phased: bool
+    """Whether the handler is made of phases now."""
+    begun: bool
+    """Whether a recovery point was passed."""
 
 
 CASES = [
@@ -120,6 +125,8 @@ CASES = [
         (False, True),
         get_args(OnMismatch),
         get_args(AfterExpiry),
+        (True, False),
+        (True, False),
     )
 ]
 
@@ -142,7 +149,11 @@ def expected(case: Case) -> type[object]:
         if case.lease > 0:
             return Outstanding  # D4
         # D11: the last millisecond of a lease is the one before its end.
-        return Resume if case.mode is Mode.PHASED else EndLease
+        if case.mode is not Mode.PHASED:
+            return EndLease
+        return Resume if case.phased else ModeChanged  # X3
+    if case.state is State.FAILED_RETRYABLE and case.mode is Mode.PHASED and case.begun and not case.phased:
+        return ModeChanged  # X3: what came before the effect that never happened stands
     if case.state is State.COMPLETED and case.withheld:
         return Withheld  # X8
     return {
@@ -160,11 +171,14 @@ def built(case: Case) -> tuple[Record, Claim, Policy]:
         record(case.state, case.mode),
         expires_at=NOW + case.expiry,
         locked_until=None if case.lease is None else NOW + case.lease,
+        recovery_point="ride_created" if case.begun else None,
         withheld=completed and case.withheld,
         answer=None if case.withheld or not completed else Answer(201, (), b"done"),
     )
     request = claim(
-        FIRST if case.same_request else OTHER, versions=("1",) if case.known_version else ("1:other",)
+        FIRST if case.same_request else OTHER,
+        Mode.PHASED if case.phased else Mode.LEASED,
+        versions=("1",) if case.known_version else ("1:other",),
     )
     return stored, request, Policy(on_mismatch=case.on_mismatch, after_expiry=case.after_expiry)
 
@@ -181,7 +195,7 @@ def test_the_whole_table(state: State) -> None:
 
 
 def test_the_table_is_whole() -> None:
-    assert len(CASES) == 7 * 5 * 2 * 2 * 3 * 4 * 2 * 3 * 2
+    assert len(CASES) == 7 * 5 * 2 * 2 * 3 * 4 * 2 * 3 * 2 * 2 * 2
     assert {expected(case) for case in CASES} == {*get_args(Verdict), *get_args(Move)}
 
 
@@ -266,7 +280,8 @@ def test_d8_after_expiry_the_fingerprint_binds_nobody(digest: bytes) -> None:
 def test_d11_the_mode_that_counts_is_the_recorded_one(mode: Mode) -> None:
     """A deployment that changes a handler's mode does not change what its old leases mean."""
     phased = replace(record(State.IN_PROGRESS, Mode.PHASED), locked_until=NOW)
-    assert isinstance(decide(phased, claim(mode=mode), Policy(), NOW), Resume)
+    taken_up = decide(phased, claim(mode=mode), Policy(), NOW)
+    assert isinstance(taken_up, Resume if mode is Mode.PHASED else ModeChanged)
     leased = replace(record(State.IN_PROGRESS, Mode.LEASED), locked_until=NOW)
     assert isinstance(decide(leased, claim(mode=mode), Policy(), NOW), EndLease)
 

@@ -11,7 +11,7 @@ import pytest
 from samekey import Backoff, ConfigurationError, Idempotency, Input, Response
 from samekey.testing.crash import Crash
 from tests.phased.provider import Provider, ProviderClient
-from tests.phased.world import World, count, end_lease, execute, now, snapshot, state_of
+from tests.phased.world import World, column, count, end_lease, execute, now, snapshot, state_of
 
 AT_ONCE = Backoff(first=timedelta(0))
 Steps = list[tuple[str, str]]
@@ -127,6 +127,124 @@ def test_phases_that_changed_under_one_version_are_refused(
     old.define(stepwise(old, client, V1, 1))
     assert old.post("k1").json() == {"version": 1}
     assert len(provider.journal()) == 1
+
+
+# ------------------------------------------------------------------ a handler that is phased no more
+
+
+def of_another_mode(world: World, mode: str) -> list[str]:
+    """The route again, with a handler of another mode; gives the list of its runs."""
+    runs: list[str] = []
+
+    def handle(*_: Any) -> Any:
+        runs.append(mode)
+        return _reply(world)
+
+    async def handle_async(*_: Any) -> Any:
+        return handle()
+
+    handler: Any = handle_async if world.is_async else handle
+    declare = {
+        "leased": world.engine.leased,
+        "repeatable": world.engine.leased(repeatable=True),
+        "atomic": world.engine.atomic,
+        "deferred": world.engine.deferred,
+        "undecorated": lambda function: function,
+    }[mode]
+    world.route("/rides", declare(handler))
+    return runs
+
+
+def _reply(world: World) -> Any:
+    if world.is_async:
+        from starlette.responses import Response as Reply
+
+        return Reply("done")
+    return "done"
+
+
+@pytest.mark.parametrize("mode", ["leased", "repeatable", "atomic", "deferred", "undecorated"])
+def test_a_handler_that_is_phased_no_more_does_not_begin_from_the_start(
+    make_world: Callable[..., World],
+    provider: Provider,
+    client: ProviderClient,
+    in_flight: None,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+) -> None:
+    world = make_world()
+    runs = of_another_mode(world, mode)
+    before = snapshot(world.url, "k1")
+    for _ in range(2):
+        got = world.post("k1")
+        assert (got.status, runs) == (500, []), got.body
+        assert b"nothing was done" in got.body
+    assert snapshot(world.url, "k1") == before, "the operation was left as it was"
+    assert "began as phased work and got as far as 'charge'" in caplog.text
+    assert world.post("k2").status in (200, 500) and runs == [mode], "a new key is not concerned"
+    old = make_world()
+    old.define(stepwise(old, client, V1, 1))
+    assert old.post("k1").json() == {"version": 1}
+    assert len(provider.journal()) == 1
+
+
+@pytest.mark.parametrize("mode", ["leased", "atomic"])
+def test_nor_where_one_of_its_effects_was_found_not_executed(
+    make_world: Callable[..., World], client: ProviderClient, in_flight: None, mode: str
+) -> None:
+    world = make_world()
+    execute(
+        world.url, "update samekey.keys set state = 'failed_retryable', locked_until = null where key = 'k1'"
+    )
+    runs, before = of_another_mode(world, mode), snapshot(world.url, "k1")
+    assert (world.post("k1").status, runs) == (500, [])
+    assert snapshot(world.url, "k1") == before
+    old = make_world()
+    old.define(stepwise(old, client, V1, 1))
+    assert old.post("k1").json() == {"version": 1}
+
+
+@pytest.mark.parametrize("mode", ["leased", "atomic"])
+def test_what_failed_before_its_first_phase_may_run_in_another_mode(
+    make_world: Callable[..., World], mode: str
+) -> None:
+    """Nothing was done, so nothing can be done twice."""
+    first = make_world()
+    first.define(_dies)
+    with pytest.raises(Crash):
+        first.post("k1")
+    execute(
+        first.url, "update samekey.keys set state = 'failed_retryable', locked_until = null where key = 'k1'"
+    )
+    assert column(first.url, "k1", "recovery_point") is None
+    world = make_world()
+    runs = of_another_mode(world, mode)
+    world.post("k1")
+    assert runs == [mode]
+
+
+async def _dies(op: Any, input: Input) -> Response:
+    raise Crash("before the first phase")
+
+
+def test_a_leased_handler_that_becomes_phased_may_run_where_nothing_happened(
+    make_world: Callable[..., World], client: ProviderClient
+) -> None:
+    from samekey import NotExecuted
+
+    first = make_world()
+
+    def fail(*_: Any) -> Any:
+        raise NotExecuted("not sent")
+
+    async def fail_async(*_: Any) -> Any:
+        raise NotExecuted("not sent")
+
+    first.route("/rides", first.engine.leased(fail_async if first.is_async else fail))
+    assert first.post("k1").status == 503 and state_of(first.url, "k1") == "failed_retryable"
+    world = make_world()
+    world.define(stepwise(world, client, V1, 1))
+    assert world.post("k1").json() == {"version": 1}
 
 
 def test_more_phases_at_the_end_fit_what_was_recorded(

@@ -85,6 +85,22 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class ModeChanged:
+    """It began as phases, some of which are done, and its handler is no longer made of phases."""
+
+    record: Record
+
+    @property
+    def detail(self) -> str:
+        done = "nowhere yet" if self.record.recovery_point is None else repr(self.record.recovery_point)
+        return (
+            f"This operation began as phased work and got as far as {done}; its handler now has another mode "
+            "and would begin from the start. It was left as it was. Keep the phased definition registered "
+            "and its route in place until its operations are done, or give the new handler its own route."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Retry:
     """To try next: win the right to run a failed operation again."""
 
@@ -112,7 +128,9 @@ class Reuse:
     record: Record
 
 
-Verdict: TypeAlias = Replay | Outstanding | Mismatch | Uncertain | Accepted | Gone | Withheld | Unreadable
+Verdict: TypeAlias = (
+    Replay | Outstanding | Mismatch | Uncertain | Accepted | Gone | Withheld | Unreadable | ModeChanged
+)
 """The request is answered without running anything."""
 
 Move: TypeAlias = Retry | Resume | EndLease | Reuse
@@ -143,22 +161,26 @@ def decide(record: Record, claim: Claim, policy: Policy, now: int) -> Verdict | 
         case State.PENDING:
             return Accepted(record)
         case State.FAILED_RETRYABLE:
-            return Retry(record)
+            # Found not executed: that one effect. What came before it stands.
+            begun = record.mode is Mode.PHASED and record.recovery_point is not None
+            return ModeChanged(record) if begun and claim.mode is not Mode.PHASED else Retry(record)
         case State.UNKNOWN | State.DEAD_LETTER:
             return Uncertain(record)
         case State.IN_PROGRESS:
-            return _in_progress(record, now)
+            return _in_progress(record, claim, now)
         case State.EXPIRED:
             return Gone(record)
         case _:
             assert_never(record.state)
 
 
-def _in_progress(record: Record, now: int) -> Verdict | Move:
+def _in_progress(record: Record, claim: Claim, now: int) -> Verdict | Move:
     if record.locked_until is None:
         return Unreadable("an operation in progress has no lease")
     if record.locked_until <= now:
-        return Resume(record) if record.mode is Mode.PHASED else EndLease(record)
+        if record.mode is not Mode.PHASED:
+            return EndLease(record)
+        return Resume(record) if claim.mode is Mode.PHASED else ModeChanged(record)
     return Outstanding(record.id, record.expires_at)
 
 

@@ -15,6 +15,7 @@ from .decide import (
     Accepted,
     Gone,
     Mismatch,
+    ModeChanged,
     Outstanding,
     Replay,
     Uncertain,
@@ -125,6 +126,12 @@ def verdict_answer(verdict: Verdict, policy: Policy) -> Answer:
                 ),
                 policy,
             )
+        case ModeChanged(record):
+            detail = (
+                "The operation began under another version of this service and cannot go on here, so nothing "
+                "was done. Retry with the same key; an operator must look at it."
+            )
+            return refuse(Refusal(500, detail, None, policy.unknown_retry_after, record.id), policy)
         case _:
             assert_never(verdict)
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from ..core.claim import Claim, scope_of, scope_part
 from ..core.decide import (
     Mismatch,
+    ModeChanged,
     Outstanding,
     Unreadable,
     Verdict,
@@ -293,6 +294,8 @@ class Engine:
             exchange.running = begun
         elif isinstance(begun, Unreadable):
             logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), begun.detail)
+        elif isinstance(begun, ModeChanged):
+            logger.error("Key %s: %s", self.digest(tenant, key), begun.detail)
         elif isinstance(begun, Mismatch):
             logger.warning("Key %s was used with another request", self.digest(tenant, key))
         self.events.emit(event_of(begun), tenant=tenant, mode=str(rules.mode), endpoint=exchange.endpoint)

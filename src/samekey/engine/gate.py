@@ -13,6 +13,7 @@ from ..core.decide import (
     Accepted,
     Gone,
     Mismatch,
+    ModeChanged,
     Outstanding,
     Replay,
     Uncertain,
@@ -125,7 +126,7 @@ def event_of(begun: Running | Verdict) -> str:
             return "reserve.in_progress"
         case Uncertain():
             return "reserve.unknown"
-        case Unreadable():
+        case Unreadable() | ModeChanged():
             return "store.error"
         case Replay() | Withheld() | Gone():
             return "reserve.replay"

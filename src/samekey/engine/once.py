@@ -20,6 +20,7 @@ from ..core.decide import (
     Accepted,
     Gone,
     Mismatch,
+    ModeChanged,
     Outstanding,
     Replay,
     Uncertain,
@@ -34,6 +35,7 @@ from ..core.states import Mode
 from ..errors import (
     ConfigurationError,
     CorruptRecord,
+    DefinitionChanged,
     KeyReused,
     LeaseLost,
     NotSerialisable,
@@ -238,3 +240,5 @@ def _earlier(verdict: Verdict) -> Any:
             raise ResultUnavailable("It was done before, but its result is no longer there. Nothing was run.")
         case Unreadable(detail):
             raise CorruptRecord(detail)
+        case ModeChanged():
+            raise DefinitionChanged(verdict.detail)

@@ -19,6 +19,7 @@ from ..core.decide import (
     Accepted,
     Gone,
     Mismatch,
+    ModeChanged,
     Outstanding,
     Replay,
     Uncertain,
@@ -261,6 +262,8 @@ def _decision(verdict: Verdict) -> str:
             return "gone"
         case Unreadable():
             return "unreadable"
+        case ModeChanged():
+            return "mode_changed"
         case _:
             assert_never(verdict)
 
