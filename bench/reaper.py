@@ -23,12 +23,12 @@ FILL = """
 insert into samekey.keys (
     scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt, attempts,
     answer_version, answer_status, answer_headers, answer_body,
-    created_at, last_run_at, completed_at, expires_at
+    created_at, last_run_at, completed_at, expires_at, ttl_ms, ttl_from, after_expiry
 )
 select
     '7:=tenant', n::text, md5(n::text), '=tenant', 'POST /payments', '\\x00'::bytea, '1', 'completed',
     'atomic', md5((n + 1)::text), 1, 1, 201, '[]'::bytea, '{"id": 1}'::bytea, 0, 0, 0,
-    case when n <= %(expired)s then 1 else 32503680000000 end
+    case when n <= %(expired)s then 1 else 32503680000000 end, 86400000, 'completion', 'new'
 from generate_series(1, %(rows)s) as n
 """
 

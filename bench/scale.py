@@ -51,12 +51,13 @@ FILL: Final = """
 insert into samekey.keys (
     scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt, attempts,
     answer_version, answer_status, answer_headers, answer_body,
-    created_at, last_run_at, completed_at, expires_at
+    created_at, last_run_at, completed_at, expires_at, ttl_ms, ttl_from, after_expiry
 )
 select
     'tenant-' || n %% 1000, 'fill-' || n, md5(n::text), '=tenant', 'POST /payments',
     decode(md5(n::text), 'hex'), '1', 'completed', 'leased', md5((n + 1)::text), 1, 1, 201,
-    '[]'::bytea, '{"id": "pay_8Qw1"}'::bytea, 0, 0, 0, 32503680000000
+    '[]'::bytea, '{"id": "pay_8Qw1"}'::bytea, 0, 0, 0, 32503680000000,
+    86400000, 'completion', 'new'
 from generate_series(%s::bigint, %s::bigint) as n
 """
 

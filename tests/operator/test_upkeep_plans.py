@@ -23,12 +23,13 @@ BATCH = 500
 FILL = """
     insert into samekey.keys (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt, attempts,
-        locked_until, reconcile_after, created_at, last_run_at, expires_at, answer_version
+        locked_until, reconcile_after, created_at, last_run_at, expires_at, answer_version,
+        ttl_ms, ttl_from, after_expiry
     )
     select '7:=tenant', 'key ' || n, 'id ' || n, '=tenant', 'POST /', '\\x00', '1',
         (array['in_progress', 'completed', 'completed', 'unknown', 'failed_retryable', 'pending',
                'expired'])[1 + n %% 7],
-        'leased', 'attempt ' || n, 1, due, due, n, due, due, 1
+        'leased', 'attempt ' || n, 1, due, due, n, due, due, 1, 1, 'completion', 'new'
     from (
         select n, case when n <= %s then n else 4102444800000 + n end as due
         from generate_series(1, %s) as n

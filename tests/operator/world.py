@@ -171,8 +171,10 @@ class World:
         else:
             self.sql(
                 "insert into {keys} (scope, key, id, tenant, endpoint, fingerprint, fingerprint_version,"
-                " state, mode, attempt, attempts, created_at, last_run_at, expires_at)"
-                " values (?, ?, ?, ?, ?, ?, '1', 'pending', 'deferred', ?, 1, ?, ?, ?)",
+                " state, mode, attempt, attempts, created_at, last_run_at, expires_at,"
+                " ttl_ms, ttl_from, after_expiry)"
+                " values (?, ?, ?, ?, ?, ?, '1', 'pending', 'deferred', ?, 1, ?, ?, ?, ?,"
+                " 'completion', 'new')",
                 claim.scope,
                 key,
                 claim.id,
@@ -183,6 +185,7 @@ class World:
                 moment,
                 moment,
                 moment + ttl,
+                ttl,
             )
         found = self.by_key(key)
         for number, job_id in enumerate([job, secrets.token_hex(16)] if second else [job]):

@@ -215,6 +215,8 @@ def test_a_batch_looks_into_the_index_whatever_is_known_about_the_table(postgres
         "attempt": ["a1", "a2"],
         "lease_ms": [1, 1],
         "ttl_ms": [1, 1],
+        "ttl_from": ["completion", "completion"],
+        "after_expiry": ["new", "new"],
         "downstream": ["d1", "d2"],
         "now": None,
     }
@@ -232,7 +234,8 @@ def test_a_batch_looks_into_the_index_whatever_is_known_about_the_table(postgres
 def _fill(queries: Queries, rows: int) -> str:
     return queries.expand(
         "insert into {keys} (scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode,"
-        " attempt, attempts, created_at, last_run_at, expires_at, completed_at, answer_version)"
+        " attempt, attempts, created_at, last_run_at, expires_at, completed_at, answer_version,"
+        " ttl_ms, ttl_from, after_expiry)"
         " select 's' || n, 'k' || n, 'x' || n, 't', 'e', 'f', '1', 'completed', 'leased', 'b' || n, 1, 1, 1,"
-        f" 2, 1, 1 from generate_series(1, {rows}) as n"
+        f" 2, 1, 1, 1, 'completion', 'new' from generate_series(1, {rows}) as n"
     )

@@ -156,8 +156,10 @@ def test_a_holder_that_rolls_back_under_waiters_leaves_one_winner(url: str, labe
     with connected(url, autocommit=False) as holder, ThreadPoolExecutor(6) as threads:
         holder.cursor().execute(
             "insert into samekey_keys (scope, `key`, id, tenant, endpoint, fingerprint, fingerprint_version,"
-            " state, mode, attempt, attempts, created_at, last_run_at, expires_at)"
-            f" values ('waiters', '{label}', '{label}', '', '', '', '', '', '', '', 0, 0, 0, 0)"
+            " state, mode, attempt, attempts, created_at, last_run_at, expires_at,"
+            " ttl_ms, ttl_from, after_expiry)"
+            f" values ('waiters', '{label}', '{label}', '', '', '', '', 'completed', 'leased', '', 0, 0, 0,"
+            " 0, 1, 'completion', 'new')"
         )
         waiting = [threads.submit(claim_it, number) for number in range(6)]
         wait_until(
@@ -348,11 +350,11 @@ def full(mariadb_server: NamedServer) -> Iterator[str]:
         url,
         "insert into samekey_keys (scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state,"
         " mode, attempt, attempts, locked_until, downstream, provider_id, reconcile_after, created_at,"
-        " last_run_at, expires_at)"
+        " last_run_at, expires_at, ttl_ms, ttl_from, after_expiry)"
         " select 'scope', seq, seq, '', '', '', '1',"
         " case seq mod 100 when 0 then 'unknown' when 1 then 'in_progress' else 'completed' end, 'leased',"
         " seq, 1, if(seq mod 100 = 1, seq, null), seq, seq, if(seq mod 100 = 0, seq, null), seq, seq,"
-        " 9999999999999 - seq from seq_1_to_5000",
+        " 9999999999999 - seq, 1, 'completion', 'new' from seq_1_to_5000",
     )
     ask(
         url,

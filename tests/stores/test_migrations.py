@@ -16,13 +16,14 @@ import pytest
 from samekey import Idempotency, ietf
 from samekey.core.decide import Execute
 from samekey.core.record import Answer
-from samekey.core.states import Mode
+from samekey.core.states import Mode, State
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.engine.rules import rules_from
 from samekey.errors import ConfigurationError, SchemaMismatch
+from samekey.stores.sql import migrations as module
 from samekey.stores.sql.keys import Keys
-from samekey.stores.sql.migrations import check, code_version, migrate, migrations, script
+from samekey.stores.sql.migrations import Migration, check, code_version, migrate, migrations, script
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing import mariadb
 from samekey.testing.conformance import new_claim
@@ -167,19 +168,104 @@ def test_the_script_fits_another_schema(postgres_url: str) -> None:
     assert ours == theirs.replace("Another", "Other")
 
 
-def test_every_older_version_is_brought_up_to_date(url: str, another: Callable[[], str]) -> None:
+MADE_UP = Migration(2, "made_up", 1, "alter table {keys} add column made_up bigint;\n")
+"""A next version of the schema, on which code of version 1 still runs."""
+
+
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the call on, this process is code of version 2."""
+
+    def upgrade() -> None:
+        first = {dialect: migrations(dialect) for dialect in ("sqlite", "postgres", "mysql")}
+        monkeypatch.setattr(module, "migrations", lambda dialect: (*first[dialect], MADE_UP))
+
+    return upgrade
+
+
+def test_an_older_version_is_brought_up_to_date(url: str, next_version: Callable[[], None]) -> None:
+    assert migrate_url(url) == [1]
+    next_version()
+    with pytest.raises(SchemaMismatch, match="have version 1, this code needs 2"):
+        check_url(url)
+    assert migrate_url(url) == [2]
+    check_url(url)
+    assert execute(url, queries_of(url).expand("select count(made_up) from {keys}")) == [(0,)]
+    assert describe(url)["versions"] == [(1, 1), (2, 1)]
+
+
+def test_old_code_runs_on_a_newer_schema_that_says_so(
+    url: str, next_version: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_version()
+    assert migrate_url(url) == [1, 2]
+    monkeypatch.undo()
+    check_url(url)
+    drivers, claim = drivers_for(url), new_claim()
+    keys = Keys(queries_of(url))
+    assert isinstance(run(drivers.sync, lambda: keys.claim(claim, ietf())), Execute)
+    drivers.sync.close()
+
+
+def test_the_script_brings_a_fresh_database_to_the_newest_version(
+    url: str, another: Callable[[], str], next_version: Callable[[], None]
+) -> None:
+    next_version()
+    other = another()
     migrate_url(url)
-    whole = script(queries_of(url))
-    end = "//\n\n" if whole.startswith("delimiter //") else ";\n\n"
-    parts = whole.split(end)
-    notes = [place for place, part in enumerate(parts) if part.startswith("insert into")]
-    for version, place in enumerate(notes[:-1], start=1):
-        old = another()
-        execute_script(old, end.join([*parts[: place + 1], ""]))
-        with pytest.raises(SchemaMismatch, match=f"have version {version}, this code needs"):
-            check_url(old)
-        assert migrate_url(old) == all_versions(url)[version:]
-        assert describe(old) == describe(url)
+    execute_script(other, script(queries_of(url)))
+    assert describe(other) == describe(url)
+
+
+# ------------------------------------------------------------------ what the database itself refuses
+
+CONSTRAINED = {
+    ("keys", "state"): [str(state) for state in State],
+    ("keys", "mode"): [str(mode) for mode in Mode],
+    ("keys", "ttl_from"): ["completion", "creation"],
+    ("keys", "after_expiry"): ["new", "ask", "gone"],
+    ("jobs", "state"): ["live", "done", "dead", "cancelled", "discarded"],
+}
+
+
+@pytest.mark.parametrize(("table", "column"), CONSTRAINED)
+def test_the_database_takes_the_known_words_and_no_other(url: str, table: str, column: str) -> None:
+    migrate_url(url)
+    execute(url, as_spelled(url, A_KEY))
+    execute(url, as_spelled(url, A_JOB))
+    change = queries_of(url).expand(f"update {{{table}}} set {column} = '%s'")
+    for word in CONSTRAINED[table, column]:
+        execute(url, change % word)
+    for wrong in ("", "Completed", "completed ", "surprise"):
+        with pytest.raises(Exception, match=r"(?i)check|constraint"):
+            execute(url, change % wrong)
+
+
+def test_the_database_takes_no_retention_of_nothing(url: str) -> None:
+    migrate_url(url)
+    execute(url, as_spelled(url, A_KEY))
+    with pytest.raises(Exception, match=r"(?i)check|constraint"):
+        execute(url, queries_of(url).expand("update {keys} set ttl_ms = 0"))
+
+
+def as_spelled(url: str, sql: str) -> str:
+    return queries_of(url).expand(sql.replace("key_column", queries_of(url).column("key")))
+
+
+A_KEY = """
+    insert into {keys} (
+        scope, key_column, id, life, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+        attempts, created_at, last_run_at, ttl_ms, ttl_from, after_expiry, expires_at
+    ) values (
+        's', 'k', 'i', 1, 't', 'e', 'f', '1', 'completed', 'leased', 'a', 1, 1, 1, 1, 'completion', 'new', 1
+    )
+"""
+A_JOB = """
+    insert into {jobs} (
+        id, operation_id, scope, key_column, tenant, name, payload, answers, state, attempts, due_at,
+        created_at
+    ) values ('j', 'i', 's', 'k', 't', 'n', 'p', 1, 'live', 0, 1, 1)
+"""
 
 
 # ------------------------------------------------------------------ when it does not fit

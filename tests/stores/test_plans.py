@@ -35,11 +35,12 @@ CLAIM = new_claim(scope="7:=tenant", key="key 5")
 FILL = """
     insert into samekey.keys (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt, attempts,
-        locked_until, downstream, provider_id, created_at, last_run_at, expires_at
+        locked_until, downstream, provider_id, created_at, last_run_at, expires_at,
+        ttl_ms, ttl_from, after_expiry
     )
     select '7:=tenant', 'key ' || n, 'id ' || n, '=tenant', 'POST /', '\\x00', '1',
         (array['in_progress', 'completed', 'completed', 'unknown', 'failed_retryable'])[1 + n %% 5],
-        'leased', 'attempt ' || n, 1, n, 'down ' || n, 'ch ' || n, n, n, n
+        'leased', 'attempt ' || n, 1, n, 'down ' || n, 'ch ' || n, n, n, n, 1, 'completion', 'new'
     from generate_series(1, %s) as n
 """
 

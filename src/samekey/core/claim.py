@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from .states import Mode
 
 _PLAIN_LIMIT: Final = 200
 """A longer scope part is hashed, so that no path or principal can outgrow a database's index row."""
+
+TtlFrom: TypeAlias = Literal["completion", "creation"]
+AfterExpiry: TypeAlias = Literal["new", "ask", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ class Claim:
     mode: Mode
     lease_ms: int
     ttl_ms: int
+    """How long the settled record is kept."""
+    ttl_from: TtlFrom = "completion"
+    """From when on that is counted."""
+    after_expiry: AfterExpiry = "new"
+    """What follows: it runs again (``new``), after asking the provider (``ask``), or never (``gone``)."""
 
 
 def scope_part(text: str) -> str:

@@ -110,6 +110,8 @@ def claim_of(
         mode=rules.mode,
         lease_ms=policy.lease_ms,
         ttl_ms=policy.ttl_ms,
+        ttl_from=policy.ttl_from,
+        after_expiry=policy.after_expiry,
     )
 
 

@@ -237,6 +237,8 @@ def claim_values(claim: Claim) -> dict[str, Value]:
         "attempt": claim.attempt,
         "lease_ms": claim.lease_ms,
         "ttl_ms": claim.ttl_ms,
+        "ttl_from": claim.ttl_from,
+        "after_expiry": claim.after_expiry,
         "downstream": base,
     }
 

@@ -23,11 +23,11 @@
 -- the second waits until the first has committed, which is this one statement.
 insert into {keys} (
     scope, `key`, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
-    attempts, locked_until, downstream, created_at, last_run_at, expires_at
+    attempts, locked_until, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at
 )
 select
     :scope, :key, :id, :tenant, :endpoint, :fingerprint, :fingerprint_version, {to:claim}, :mode,
-    :attempt, 1, {now} + :lease_ms, :downstream, {now}, {now}, {now} + :ttl_ms
+    :attempt, 1, {now} + :lease_ms, :downstream, 1, :ttl_ms, :ttl_from, :after_expiry, {now}, {now}, {now} + :ttl_ms
 from (select 1 as one) as one
 where not exists (select 1 from {keys} as k where k.scope = :scope and k.`key` = :key)
 on duplicate key update attempt = {keys}.attempt

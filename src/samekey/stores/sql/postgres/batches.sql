@@ -17,10 +17,10 @@ with wanted as (
     select * from unnest(
         :scope::text[], :key::text[], :id::text[], :tenant::text[], :endpoint::text[], :fingerprint::bytea[],
         :fingerprint_version::text[], :mode::text[], :attempt::text[], :lease_ms::bigint[], :ttl_ms::bigint[],
-        :downstream::text[]
+        :ttl_from::text[], :after_expiry::text[], :downstream::text[]
     ) with ordinality as w (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, mode, attempt, lease_ms, ttl_ms,
-        downstream, n
+        ttl_from, after_expiry, downstream, n
     )
 ), found as (
     select wanted.n, there.*
@@ -31,11 +31,11 @@ with wanted as (
 ), mine as (
     insert into {keys} as k (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
-        attempts, locked_until, downstream, created_at, last_run_at, expires_at
+        attempts, locked_until, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at
     )
     select
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, {to:claim}, mode, attempt,
-        1, {now} + lease_ms, downstream, {now}, {now}, {now} + ttl_ms
+        1, {now} + lease_ms, downstream, 1, ttl_ms, ttl_from, after_expiry, {now}, {now}, {now} + ttl_ms
     from wanted
     where not exists (select from found where found.n = wanted.n) and {durable}
     order by scope, key

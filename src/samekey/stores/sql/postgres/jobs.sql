@@ -11,12 +11,12 @@ with proof as materialized (
 ), written as (
     insert into {keys} as k (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
-        attempts, downstream, created_at, last_run_at, expires_at
+        attempts, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at
     )
     select
         :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
         :fingerprint_version::text, {to:accept}, :mode::text, :attempt::text, 1, :downstream::text,
-        {now}, {now}, {now} + :ttl_ms::bigint
+        1, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text, {now}, {now}, {now} + :ttl_ms::bigint
     from proof where proof.same
     on conflict (scope, key) do update set
         state = {to:accept}, mode = excluded.mode, attempt = excluded.attempt,

@@ -14,12 +14,13 @@ with found as (
 ), mine as (
     insert into {keys} as k (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
-        attempts, locked_until, downstream, created_at, last_run_at, expires_at
+        attempts, locked_until, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at
     )
     select
         :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
         :fingerprint_version::text, {to:claim}, :mode::text, :attempt::text, 1,
-        {now} + :lease_ms::bigint, :downstream::text, {now}, {now}, {now} + :ttl_ms::bigint
+        {now} + :lease_ms::bigint, :downstream::text, 1, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
+        {now}, {now}, {now} + :ttl_ms::bigint
     where not exists (select from found) and {durable}
     on conflict (scope, key) do nothing
     returning {record}
@@ -168,13 +169,14 @@ with proof as materialized (
     insert into {keys} as k (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
         attempts, answer_version, answer_status, answer_headers, answer_body, provider_id,
-        created_at, last_run_at, completed_at, expires_at
+        life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, completed_at, expires_at
     )
     select
         :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
         :fingerprint_version::text, {to:commit}, :mode::text, :attempt::text, 1,
         :answer_version::bigint, :answer_status::bigint, :answer_headers::bytea, :answer_body::bytea,
-        :provider_id::text, {now}, {now}, {now}, {now} + :ttl_ms::bigint
+        :provider_id::text, 1, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
+        {now}, {now}, {now}, {now} + :ttl_ms::bigint
     from proof where proof.same
     on conflict (scope, key) do update set
         state = {to:commit}, mode = excluded.mode, attempt = excluded.attempt,
@@ -208,13 +210,14 @@ select (
 insert into {keys} as k (
     scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt, attempts,
     answer_version, answer_status, answer_headers, answer_body, error_code, reconcile_after,
-    created_at, last_run_at, completed_at, expires_at
+    life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, completed_at, expires_at
 )
 select
     :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
     :fingerprint_version::text, :state::text, :mode::text, :attempt::text, 1,
     :answer_version::bigint, :answer_status::bigint, :answer_headers::bytea, :answer_body::bytea,
     :error_code::text, case when :state::text = 'unknown' then {now} end,
+    1, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
     {now}, {now}, case when :state::text = 'completed' then {now} end, {now} + :ttl_ms::bigint
 where (pg_try_advisory_xact_lock(:lock::bigint) or :state::text = 'unknown') and {durable}
 on conflict (scope, key) do update set

@@ -15,11 +15,11 @@ left join {keys} on scope = :scope and key = :key
 -- Insert or nothing. No row: somebody else was first, and the caller looks again.
 insert into {keys} (
     scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
-    attempts, locked_until, downstream, created_at, last_run_at, expires_at
+    attempts, locked_until, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at
 )
 select
     :scope, :key, :id, :tenant, :endpoint, :fingerprint, :fingerprint_version, {to:claim}, :mode,
-    :attempt, 1, {now} + :lease_ms, :downstream, {now}, {now}, {now} + :ttl_ms
+    :attempt, 1, {now} + :lease_ms, :downstream, 1, :ttl_ms, :ttl_from, :after_expiry, {now}, {now}, {now} + :ttl_ms
 where true
 on conflict (scope, key) do nothing
 returning {now}, 1, {record}

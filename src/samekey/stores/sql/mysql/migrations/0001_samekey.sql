@@ -1,0 +1,189 @@
+-- The keys. One row is one operation, the present life of its key; (scope, key) is its identity. Every statement of
+-- a migration may be run again: DDL commits by itself, so a migration that is cut short begins anew.
+-- Times are milliseconds since 1970 by this database's clock.
+-- Text is kept as bytes (UTF-8): no collation makes two keys one, no connection's character set changes any.
+create table if not exists samekey_keys (
+    scope               varbinary(1536) not null,
+    `key`               varbinary(1024) not null,
+    id                  varbinary(128) not null,
+    life                bigint not null default 1,
+    tenant              varbinary(512) not null,
+    endpoint            varbinary(1024) not null,
+    fingerprint         tinyblob not null,
+    fingerprint_version varbinary(255) not null,
+    state               varbinary(32) not null,
+    mode                varbinary(32) not null,
+    attempt             varbinary(255) not null,
+    attempts            bigint not null,
+    recovery_point      varbinary(1024),
+    locked_until        bigint,
+    answer_version      bigint,
+    answer_status       bigint,
+    answer_headers      longblob,
+    answer_body         longblob,
+    error_code          varbinary(1024),
+    downstream          varbinary(128),
+    provider_id         varbinary(1024),
+    reconcile_after     bigint,
+    reconcile_tries     bigint not null default 0,
+    created_at          bigint not null,
+    last_run_at         bigint not null,
+    completed_at        bigint,
+    -- What decides its end, as it was declared when this life began: nobody infers it from differences of times,
+    -- and no later setting changes it.
+    ttl_ms              bigint not null,
+    ttl_from            varbinary(16) not null,
+    after_expiry        varbinary(16) not null,
+    expires_at          bigint not null,
+    -- What the last change was signed with, for whoever made it to see that it did.
+    mark                varbinary(16),
+    primary key (scope, `key`),
+    -- What domain tables reference (on delete set null) and what the status resource shows.
+    unique key samekey_keys_id (id),
+    -- The sweeper and the completer: set while somebody holds the lease, and null otherwise.
+    key samekey_keys_lease (locked_until),
+    -- The reaper, in its order; the few that must not be deleted are passed over.
+    key samekey_keys_expiry (expires_at),
+    -- The reconciler: set while the outcome is unknown.
+    key samekey_keys_reconcile (reconcile_after),
+    -- Pending operations that nobody started, and what the machine gave up on.
+    key samekey_keys_state (state, last_run_at),
+    -- A record by what the provider knows of it.
+    key samekey_keys_downstream (downstream),
+    key samekey_keys_provider (provider_id),
+    constraint samekey_keys_known_state check (state in (
+        'pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'dead_letter', 'expired'
+    )),
+    constraint samekey_keys_known_mode check (mode in (
+        'atomic', 'leased', 'repeatable', 'phased', 'deferred'
+    )),
+    constraint samekey_keys_some_ttl check (ttl_ms > 0),
+    constraint samekey_keys_ttl_from check (ttl_from in ('completion', 'creation')),
+    constraint samekey_keys_after_expiry check (after_expiry in ('new', 'ask', 'gone'))
+) engine = InnoDB row_format = dynamic;
+
+-- The input of phased work, for the completer. Dropped when the operation completes.
+create table if not exists samekey_inputs (
+    operation_id varbinary(128) not null,
+    name         varbinary(512) not null,
+    version      bigint not null,
+    payload      longblob not null,
+    created_at   bigint not null,
+    mark         varbinary(16),
+    primary key (operation_id)
+) engine = InnoDB row_format = dynamic;
+
+-- The recovery points. An effect is written before its call (done = 0) and again after it (done = 1).
+create table if not exists samekey_phases (
+    operation_id varbinary(128) not null,
+    position     bigint not null,
+    name         varbinary(1024) not null,
+    kind         varbinary(32) not null,
+    done         bigint not null,
+    result       longblob,
+    provider_id  varbinary(1024),
+    intent_at    bigint not null,
+    done_at      bigint,
+    mark         varbinary(16),
+    primary key (operation_id, position),
+    constraint samekey_phases_kind check (kind in ('transaction', 'effect'))
+) engine = InnoDB row_format = dynamic;
+
+-- The outbox. A live job may be taken once due_at has come; taking it moves due_at by the lease. `attempts` counts
+-- takes, `entered` how often its function was begun.
+create table if not exists samekey_jobs (
+    id            varbinary(255) not null,
+    operation_id  varbinary(128) not null,
+    scope         varbinary(1536) not null,
+    `key`         varbinary(1024) not null,
+    tenant        varbinary(512) not null,
+    name          varbinary(512) not null,
+    payload       longblob not null,
+    answers       bigint not null,
+    state         varbinary(32) not null,
+    attempt       varbinary(512),
+    attempts      bigint not null,
+    entered       bigint not null default 0,
+    due_at        bigint not null,
+    provider_id   varbinary(1024),
+    error         longtext character set utf8mb4 collate utf8mb4_bin,
+    created_at    bigint not null,
+    first_run_at  bigint,
+    done_at       bigint,
+    mark          varbinary(16),
+    primary key (id),
+    key samekey_jobs_due (state, due_at),
+    key samekey_jobs_operation (operation_id),
+    key samekey_jobs_dead (state, created_at),
+    constraint samekey_jobs_known_state check (state in (
+        'live', 'done', 'dead', 'cancelled', 'discarded'
+    ))
+) engine = InnoDB row_format = dynamic;
+
+-- What was sent out, one row for each effect of an operation: the leased call (step ''), a phase, a job. The same
+-- downstream key may stand here twice, for two lives of a key.
+create table if not exists samekey_effects (
+    operation_id   varbinary(128) not null,
+    step           varbinary(1024) not null,
+    kind           varbinary(16) not null,
+    attempt        varbinary(512) not null,
+    tenant         varbinary(512) not null,
+    source         varbinary(255),
+    downstream_key varbinary(128) not null,
+    provider_id    varbinary(1024),
+    sent_at        bigint not null,
+    outcome        varbinary(16),
+    settled_at     bigint,
+    mark           varbinary(16),
+    primary key (operation_id, step),
+    key samekey_effects_downstream (downstream_key),
+    key samekey_effects_provider (provider_id),
+    constraint samekey_effects_kind check (kind in ('leased', 'phase', 'job')),
+    constraint samekey_effects_outcome check (outcome in ('executed', 'declined', 'not_executed'))
+) engine = InnoDB row_format = dynamic;
+
+-- Events of providers, kept once each by their id; those that came too early wait here.
+create table if not exists samekey_evidence (
+    event_id     varbinary(1024) not null,
+    operation_id varbinary(128),
+    outcome      longblob not null,
+    applied      bigint not null,
+    received_at  bigint not null,
+    mark         varbinary(16),
+    primary key (event_id),
+    key samekey_evidence_operation (operation_id)
+) engine = InnoDB row_format = dynamic;
+
+-- New keys per tenant in the running minute. Written only where such a limit is set.
+create table if not exists samekey_limits (
+    tenant varbinary(512) not null,
+    minute bigint not null,
+    used   bigint not null,
+    primary key (tenant)
+) engine = InnoDB row_format = dynamic;
+
+-- Every transition of every key, append-only. It outlives the key.
+create table if not exists samekey_audit (
+    id           bigint not null auto_increment,
+    at           bigint not null,
+    operation_id varbinary(128) not null,
+    scope        varbinary(1536) not null,
+    `key`        varbinary(1024) not null,
+    tenant       varbinary(512) not null,
+    from_state   varbinary(32),
+    to_state     varbinary(32),
+    attempt      varbinary(255),
+    actor        varbinary(1024) not null,
+    reason       longtext character set utf8mb4 collate utf8mb4_bin,
+    primary key (id),
+    key samekey_audit_key (scope, `key`, id),
+    key samekey_audit_operation (operation_id)
+) engine = InnoDB row_format = dynamic;
+
+-- Triggers, so that nothing can change a state without leaving its trace. Who acts is a variable of the session
+-- (operator.sql); without one it is a request.
+create trigger if not exists samekey_note_new after insert on samekey_keys for each row insert into samekey_audit (at, operation_id, scope, `key`, tenant, from_state, to_state, attempt, actor, reason) values (timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(3)) div 1000, new.id, new.scope, new.`key`, new.tenant, null, new.state, new.attempt, coalesce(@samekey_actor, 'request'), coalesce(@samekey_reason, convert(new.error_code using utf8mb4)));
+
+create trigger if not exists samekey_note_change after update on samekey_keys for each row begin if not (old.state <=> new.state and old.attempt <=> new.attempt) then insert into samekey_audit (at, operation_id, scope, `key`, tenant, from_state, to_state, attempt, actor, reason) values (timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(3)) div 1000, new.id, new.scope, new.`key`, new.tenant, old.state, new.state, new.attempt, coalesce(@samekey_actor, 'request'), coalesce(@samekey_reason, convert(new.error_code using utf8mb4))); end if; end;
+
+create trigger if not exists samekey_note_end after delete on samekey_keys for each row insert into samekey_audit (at, operation_id, scope, `key`, tenant, from_state, to_state, attempt, actor, reason) values (timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(3)) div 1000, old.id, old.scope, old.`key`, old.tenant, old.state, null, old.attempt, coalesce(@samekey_actor, 'request'), @samekey_reason);

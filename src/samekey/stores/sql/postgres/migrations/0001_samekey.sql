@@ -1,0 +1,176 @@
+-- The keys. One row is one operation, the present life of its key; (scope, key) is its identity and its shard key.
+-- Times are milliseconds since 1970 by this database's clock.
+create table {schema}.keys (
+    scope               text collate "C" not null,
+    key                 text collate "C" not null,
+    id                  text collate "C" not null,
+    life                bigint not null default 1,
+    tenant              text not null,
+    endpoint            text not null,
+    fingerprint         bytea not null,
+    fingerprint_version text not null,
+    state               text not null constraint keys_state check (state in (
+        'pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'dead_letter', 'expired'
+    )),
+    mode                text not null constraint keys_mode check (mode in (
+        'atomic', 'leased', 'repeatable', 'phased', 'deferred'
+    )),
+    attempt             text collate "C" not null,
+    attempts            bigint not null,
+    recovery_point      text,
+    locked_until        bigint,
+    answer_version      bigint,
+    answer_status       bigint,
+    answer_headers      bytea,
+    answer_body         bytea,
+    error_code          text,
+    downstream          text collate "C",
+    provider_id         text collate "C",
+    reconcile_after     bigint,
+    reconcile_tries     bigint not null default 0,
+    created_at          bigint not null,
+    last_run_at         bigint not null,
+    completed_at        bigint,
+    -- What decides its end, as it was declared when this life began: nobody infers it from differences of times,
+    -- and no later setting changes it.
+    ttl_ms              bigint not null constraint keys_ttl check (ttl_ms > 0),
+    ttl_from            text not null constraint keys_ttl_from check (ttl_from in ('completion', 'creation')),
+    after_expiry        text not null constraint keys_after_expiry check (after_expiry in ('new', 'ask', 'gone')),
+    expires_at          bigint not null,
+    primary key (scope, key)
+);
+
+-- What domain tables reference (on delete set null) and what the status resource shows.
+create unique index keys_id on {schema}.keys (id);
+
+-- The sweeper: leases that ran out.
+create index keys_lease on {schema}.keys (locked_until) where state = 'in_progress';
+-- The reaper: settled records past retention, and tombstones whose own time is over.
+create index keys_expiry on {schema}.keys (expires_at)
+    where state in ('completed', 'failed_retryable', 'expired');
+-- The reconciler: outcomes to find out.
+create index keys_reconcile on {schema}.keys (reconcile_after) where state = 'unknown';
+-- The reaper: pending operations that nobody started.
+create index keys_pending on {schema}.keys (last_run_at) where state = 'pending';
+-- The operators: what the machine gave up on.
+create index keys_dead on {schema}.keys (last_run_at) where state = 'dead_letter';
+-- A record by what the provider knows of it.
+create index keys_downstream on {schema}.keys (downstream) where downstream is not null;
+create index keys_provider on {schema}.keys (provider_id) where provider_id is not null;
+
+-- The input of phased work, for the completer. Dropped when the operation completes.
+create table {schema}.inputs (
+    operation_id text collate "C" primary key,
+    name         text not null,
+    version      bigint not null,
+    payload      bytea not null,
+    created_at   bigint not null
+);
+
+-- The recovery points. An effect is written before its call (done = 0) and again after it (done = 1).
+create table {schema}.phases (
+    operation_id text collate "C" not null,
+    position     bigint not null,
+    name         text not null,
+    kind         text not null constraint phases_kind check (kind in ('transaction', 'effect')),
+    done         bigint not null,
+    result       bytea,
+    provider_id  text collate "C",
+    intent_at    bigint not null,
+    done_at      bigint,
+    primary key (operation_id, position)
+);
+
+-- The outbox. A live job may be taken once due_at has come; taking it moves due_at by the lease. `attempts` counts
+-- takes, `entered` how often its function was begun.
+create table {schema}.jobs (
+    id            text collate "C" primary key,
+    operation_id  text collate "C" not null,
+    scope         text collate "C" not null,
+    key           text collate "C" not null,
+    tenant        text not null,
+    name          text not null,
+    payload       bytea not null,
+    answers       bigint not null,
+    state         text not null constraint jobs_state check (state in (
+        'live', 'done', 'dead', 'cancelled', 'discarded'
+    )),
+    attempt       text collate "C",
+    attempts      bigint not null,
+    entered       bigint not null default 0,
+    due_at        bigint not null,
+    provider_id   text collate "C",
+    error         text,
+    created_at    bigint not null,
+    first_run_at  bigint,
+    done_at       bigint
+);
+
+create index jobs_due on {schema}.jobs (due_at) where state = 'live';
+create index jobs_operation on {schema}.jobs (operation_id);
+create index jobs_dead on {schema}.jobs (created_at) where state = 'dead';
+
+-- What was sent out, one row for each effect of an operation: the leased call (step ''), a phase, a job. The same
+-- downstream key may stand here twice, for two lives of a key.
+create table {schema}.effects (
+    operation_id   text collate "C" not null,
+    step           text collate "C" not null,
+    kind           text not null constraint effects_kind check (kind in ('leased', 'phase', 'job')),
+    attempt        text collate "C" not null,
+    tenant         text collate "C" not null,
+    source         text collate "C",
+    downstream_key text collate "C" not null,
+    provider_id    text collate "C",
+    sent_at        bigint not null,
+    outcome        text constraint effects_outcome check (outcome in ('executed', 'declined', 'not_executed')),
+    settled_at     bigint,
+    primary key (operation_id, step)
+);
+
+create index effects_downstream on {schema}.effects (downstream_key);
+create index effects_provider on {schema}.effects (provider_id) where provider_id is not null;
+
+-- Events of providers, kept once each by their id; those that came too early wait here.
+create table {schema}.evidence (
+    event_id     text collate "C" primary key,
+    operation_id text collate "C",
+    outcome      bytea not null,
+    applied      bigint not null,
+    received_at  bigint not null
+);
+
+create index evidence_operation on {schema}.evidence (operation_id);
+
+-- New keys per tenant in the running minute. Written only where such a limit is set.
+create table {schema}.limits (
+    tenant text collate "C" primary key,
+    minute bigint not null,
+    used   bigint not null
+);
+
+-- Every transition of every key, append-only. It outlives the key.
+create table {schema}.audit (
+    id           bigint generated always as identity primary key,
+    at           bigint not null,
+    operation_id text collate "C" not null,
+    scope        text collate "C" not null,
+    key          text collate "C" not null,
+    tenant       text not null,
+    from_state   text,
+    to_state     text,
+    attempt      text collate "C",
+    actor        text not null,
+    reason       text
+);
+
+create index audit_key on {schema}.audit (scope, key, id);
+create index audit_operation on {schema}.audit (operation_id);
+
+-- A trigger, so that nothing can change a state without leaving its trace.
+create function {schema}.note_transition() returns trigger language plpgsql as $$ declare r {schema}.keys; begin if tg_op = 'DELETE' then r := old; else r := new; end if; insert into {schema}.audit (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason) values ((extract(epoch from clock_timestamp()) * 1000)::bigint, r.id, r.scope, r.key, r.tenant, case when tg_op <> 'INSERT' then old.state end, case when tg_op <> 'DELETE' then new.state end, r.attempt, coalesce(nullif(current_setting('samekey.actor', true), ''), 'request'), coalesce(nullif(current_setting('samekey.reason', true), ''), case when tg_op <> 'DELETE' then new.error_code end)); return null; end $$;
+
+create trigger note_new after insert or delete on {schema}.keys for each row execute function {schema}.note_transition();
+
+create trigger note_change after update of state, attempt on {schema}.keys for each row
+    when (old.state is distinct from new.state or old.attempt is distinct from new.attempt)
+    execute function {schema}.note_transition();

@@ -1,0 +1,177 @@
+-- The keys. One row is one operation, the present life of its key; (scope, key) is its identity.
+-- Times are milliseconds since 1970 by this machine's clock.
+create table samekey_keys (
+    scope               text not null,
+    key                 text not null,
+    id                  text not null,
+    life                integer not null default 1,
+    tenant              text not null,
+    endpoint            text not null,
+    fingerprint         blob not null,
+    fingerprint_version text not null,
+    state               text not null check (state in (
+        'pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'dead_letter', 'expired'
+    )),
+    mode                text not null check (mode in (
+        'atomic', 'leased', 'repeatable', 'phased', 'deferred'
+    )),
+    attempt             text not null,
+    attempts            integer not null,
+    recovery_point      text,
+    locked_until        integer,
+    answer_version      integer,
+    answer_status       integer,
+    answer_headers      blob,
+    answer_body         blob,
+    error_code          text,
+    downstream          text,
+    provider_id         text,
+    reconcile_after     integer,
+    reconcile_tries     integer not null default 0,
+    created_at          integer not null,
+    last_run_at         integer not null,
+    completed_at        integer,
+    -- What decides its end, as it was declared when this life began: nobody infers it from differences of times,
+    -- and no later setting changes it.
+    ttl_ms              integer not null check (ttl_ms > 0),
+    ttl_from            text not null check (ttl_from in ('completion', 'creation')),
+    after_expiry        text not null check (after_expiry in ('new', 'ask', 'gone')),
+    expires_at          integer not null,
+    primary key (scope, key)
+);
+
+-- What domain tables reference (on delete set null) and what the status resource shows.
+create unique index samekey_keys_id on samekey_keys (id);
+
+-- The sweeper: leases that ran out.
+create index samekey_keys_lease on samekey_keys (locked_until) where state = 'in_progress';
+-- The reaper: settled records past retention, and tombstones whose own time is over.
+create index samekey_keys_expiry on samekey_keys (expires_at)
+    where state in ('completed', 'failed_retryable', 'expired');
+-- The reconciler: outcomes to find out.
+create index samekey_keys_reconcile on samekey_keys (reconcile_after) where state = 'unknown';
+-- The reaper: pending operations that nobody started.
+create index samekey_keys_pending on samekey_keys (last_run_at) where state = 'pending';
+-- The operators: what the machine gave up on.
+create index samekey_keys_dead on samekey_keys (last_run_at) where state = 'dead_letter';
+-- A record by what the provider knows of it.
+create index samekey_keys_downstream on samekey_keys (downstream) where downstream is not null;
+create index samekey_keys_provider on samekey_keys (provider_id) where provider_id is not null;
+
+-- The input of phased work, for the completer. Dropped when the operation completes.
+create table samekey_inputs (
+    operation_id text primary key,
+    name         text not null,
+    version      integer not null,
+    payload      blob not null,
+    created_at   integer not null
+);
+
+-- The recovery points. An effect is written before its call (done = 0) and again after it (done = 1).
+create table samekey_phases (
+    operation_id text not null,
+    position     integer not null,
+    name         text not null,
+    kind         text not null check (kind in ('transaction', 'effect')),
+    done         integer not null,
+    result       blob,
+    provider_id  text,
+    intent_at    integer not null,
+    done_at      integer,
+    primary key (operation_id, position)
+);
+
+-- The outbox. A live job may be taken once due_at has come; taking it moves due_at by the lease. `attempts` counts
+-- takes, `entered` how often its function was begun.
+create table samekey_jobs (
+    id            text primary key,
+    operation_id  text not null,
+    scope         text not null,
+    key           text not null,
+    tenant        text not null,
+    name          text not null,
+    payload       blob not null,
+    answers       integer not null,
+    state         text not null check (state in (
+        'live', 'done', 'dead', 'cancelled', 'discarded'
+    )),
+    attempt       text,
+    attempts      integer not null,
+    entered       integer not null default 0,
+    due_at        integer not null,
+    provider_id   text,
+    error         text,
+    created_at    integer not null,
+    first_run_at  integer,
+    done_at       integer
+);
+
+create index samekey_jobs_due on samekey_jobs (due_at) where state = 'live';
+create index samekey_jobs_operation on samekey_jobs (operation_id);
+create index samekey_jobs_dead on samekey_jobs (created_at) where state = 'dead';
+
+-- What was sent out, one row for each effect of an operation: the leased call (step ''), a phase, a job. The same
+-- downstream key may stand here twice, for two lives of a key.
+create table samekey_effects (
+    operation_id   text not null,
+    step           text not null,
+    kind           text not null check (kind in ('leased', 'phase', 'job')),
+    attempt        text not null,
+    tenant         text not null,
+    source         text,
+    downstream_key text not null,
+    provider_id    text,
+    sent_at        integer not null,
+    outcome        text check (outcome in ('executed', 'declined', 'not_executed')),
+    settled_at     integer,
+    primary key (operation_id, step)
+);
+
+create index samekey_effects_downstream on samekey_effects (downstream_key);
+create index samekey_effects_provider on samekey_effects (provider_id) where provider_id is not null;
+
+-- Events of providers, kept once each by their id; those that came too early wait here.
+create table samekey_evidence (
+    event_id     text primary key,
+    operation_id text,
+    outcome      blob not null,
+    applied      integer not null,
+    received_at  integer not null
+);
+
+create index samekey_evidence_operation on samekey_evidence (operation_id);
+
+-- New keys per tenant in the running minute. Written only where such a limit is set.
+create table samekey_limits (
+    tenant text primary key,
+    minute integer not null,
+    used   integer not null
+);
+
+-- Every transition of every key, append-only. It outlives the key.
+create table samekey_audit (
+    id           integer primary key,
+    at           integer not null,
+    operation_id text not null,
+    scope        text not null,
+    key          text not null,
+    tenant       text not null,
+    from_state   text,
+    to_state     text,
+    attempt      text,
+    actor        text not null,
+    reason       text
+);
+
+create index samekey_audit_key on samekey_audit (scope, key, id);
+create index samekey_audit_operation on samekey_audit (operation_id);
+
+-- Who acts in the transaction that is open; empty between transactions.
+create table samekey_actor (actor text not null, reason text);
+
+-- Triggers, so that nothing can change a state without leaving its trace.
+create trigger samekey_note_new after insert on samekey_keys begin insert into samekey_audit (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason) values (cast((julianday('now') - 2440587.5) * 86400000 as integer), new.id, new.scope, new.key, new.tenant, null, new.state, new.attempt, coalesce((select actor from samekey_actor limit 1), 'request'), coalesce((select reason from samekey_actor limit 1), new.error_code)); end;
+
+create trigger samekey_note_change after update of state, attempt on samekey_keys when old.state is not new.state or old.attempt is not new.attempt begin insert into samekey_audit (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason) values (cast((julianday('now') - 2440587.5) * 86400000 as integer), new.id, new.scope, new.key, new.tenant, old.state, new.state, new.attempt, coalesce((select actor from samekey_actor limit 1), 'request'), coalesce((select reason from samekey_actor limit 1), new.error_code)); end;
+
+create trigger samekey_note_end after delete on samekey_keys begin insert into samekey_audit (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason) values (cast((julianday('now') - 2440587.5) * 86400000 as integer), old.id, old.scope, old.key, old.tenant, old.state, null, old.attempt, coalesce((select actor from samekey_actor limit 1), 'request'), (select reason from samekey_actor limit 1)); end;
