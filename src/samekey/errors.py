@@ -201,9 +201,9 @@ class OperationOver(HandlerError):
 
     def __init__(self) -> None:
         super().__init__(
-            "This operation is over and its connection was cut, so nothing was sent. Await every task and join "
-            "every thread that uses the connection before the handler returns; what comes after it needs a "
-            "connection of your own."
+            "This operation is over and its connection was cut, so nothing was sent. Await every task and "
+            "join every thread that uses the connection before the handler returns; what comes after it "
+            "needs a connection of your own."
         )
 
 

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from samekey.drivers import sqlite as sqlite_driver
+from samekey.drivers.sqlite_lent import HandlerConnection
 from tests.edges.apps import Kind
 from tests.edges.callers import Client, LoopThread
 from tests.edges.conftest import Build
@@ -68,7 +69,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(psycopg.Connection, "_exec_command", _listening(command, found))
     connect = sqlite_driver.SQLiteDriver._connect
 
-    def connect_and_listen(self: sqlite_driver.SQLiteDriver) -> sqlite_driver.HandlerConnection:
+    def connect_and_listen(self: sqlite_driver.SQLiteDriver) -> HandlerConnection:
         connection = connect(self)
         connection.set_trace_callback(found.note_once)
         return connection

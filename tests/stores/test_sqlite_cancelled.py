@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from samekey.drivers.sqlite import AsyncSQLiteDriver, AsyncSQLiteSession, SQLiteDriver, SQLiteSession
-from samekey.errors import StoreBusy
+from samekey.drivers.sqlite import SQLiteDriver, SQLiteSession
+from samekey.drivers.sqlite_async import AsyncSQLiteDriver
+from samekey.drivers.threads import ThreadedSession
+from samekey.errors import OperationOver
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def begins(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return reached
 
 
-async def cancelled(session: AsyncSQLiteSession, begins: threading.Event) -> None:
+async def cancelled(session: ThreadedSession[SQLiteSession], begins: threading.Event) -> None:
     """A handler that is cancelled while its first statement waits to begin."""
     task = asyncio.ensure_future(session.connection.execute("insert into t values (1)"))
     await asyncio.to_thread(begins.wait, 30)
@@ -116,7 +118,7 @@ def test_nothing_begins_once_it_is_over(path: str) -> None:
     for end in (SQLiteSession.commit, SQLiteSession.rollback):
         session = driver.open()
         end(session)
-        with pytest.raises(StoreBusy, match="is over"):
+        with pytest.raises(OperationOver, match="is over"):
             session.connection.execute("insert into t values (3)")
         assert is_free(path)
     driver.close()

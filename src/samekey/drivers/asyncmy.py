@@ -44,7 +44,7 @@ from .mysql import (
 )
 from .mysql_errors import DEADLOCK, from_code, unreachable
 from .pool import AsyncPool
-from .sqlite import Result
+from .threads import Result
 
 Connections: TypeAlias = AsyncPool[Any]
 PlainConnection: Any = asyncmy.connection.Connection

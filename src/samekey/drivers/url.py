@@ -11,7 +11,8 @@ from ..errors import ConfigurationError
 from .protocol import AsyncDriver, Driver
 from .redis_url import SCHEMES as REDIS_SCHEMES
 from .redis_url import read_url
-from .sqlite import AsyncSQLiteDriver, SQLiteDriver
+from .sqlite import SQLiteDriver
+from .sqlite_async import AsyncSQLiteDriver
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,170 @@
+"""What a sync handler is lent on SQLite: a ``sqlite3.Connection`` that does not end its transaction.
+
+It is closed after the operation, so that nobody inherits its pragmas, functions and factories. Two things
+keep a left-over thread from writing between COMMIT and that: the loan, which every method asks, and an
+authorizer, which SQLite asks itself, whatever way a statement came.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from ..errors import CommitRefused, OperationOver
+from .loan import Loan
+from .threads import COMMIT_REFUSED
+
+
+class LentCursor(sqlite3.Cursor):
+    """A cursor that asks the loan, and says in our words why SQL text may not end the transaction."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> LentCursor:
+        with _using(self.connection):
+            super().execute(sql, parameters)
+        return self
+
+    def executemany(self, sql: str, parameters: Any, /) -> LentCursor:
+        with _using(self.connection):
+            super().executemany(sql, parameters)
+        return self
+
+    def executescript(self, sql: str, /) -> LentCursor:
+        with _using(self.connection):
+            super().executescript(sql)
+        return self
+
+    def fetchone(self) -> Any:
+        with _using(self.connection):
+            return super().fetchone()
+
+    def fetchmany(self, size: int | None = None) -> list[Any]:
+        with _using(self.connection):
+            return super().fetchmany(self.arraysize if size is None else size)
+
+    def fetchall(self) -> list[Any]:
+        with _using(self.connection):
+            return super().fetchall()
+
+    def __next__(self) -> Any:
+        with _using(self.connection):
+            try:
+                return super().__next__()
+            except StopIteration:
+                pass
+        raise StopIteration
+
+
+@contextmanager
+def _using(connection: sqlite3.Connection) -> Iterator[None]:
+    loan = getattr(connection, "loan", None)
+    if loan is None:
+        yield
+        return
+    with loan.use():
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if str(error) == "not authorized":
+                raise CommitRefused(COMMIT_REFUSED) from error
+            raise
+
+
+class HandlerConnection(sqlite3.Connection):
+    """A connection of ours, which may be lent."""
+
+    loan: Loan | None = None
+
+    def lend(self, loan: Loan) -> None:
+        """From here on a handler has it. There is no way back: it is closed at the end."""
+        super().set_authorizer(_refuse_transaction_statements)
+        self.loan = loan
+        self.lent_cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+
+    def seal(self) -> None:
+        """From here on only this thread can do anything on it.
+
+        A statement that was prepared before is prepared anew, and refused, unless it is running already: then
+        it is done before COMMIT is.
+        """
+        if self.loan is None:
+            return
+        me = threading.get_ident()
+
+        def only_me(*_: Any) -> int:
+            return sqlite3.SQLITE_OK if threading.get_ident() == me else sqlite3.SQLITE_DENY
+
+        super().set_authorizer(only_me)
+        for cursor in list(self.lent_cursors):
+            # Else rows that nobody has fetched would keep a closed connection, and its locks, alive.
+            sqlite3.Cursor.close(cursor)
+
+    def cursor(self, factory: Any = LentCursor) -> Any:
+        if self.loan is None:
+            return super().cursor(factory)
+        if self.loan.over:
+            raise OperationOver
+        made = super().cursor(factory)
+        self.lent_cursors.add(made)
+        return made
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        cursor: sqlite3.Cursor = self.cursor().execute(sql, parameters)
+        return cursor
+
+    def executemany(self, sql: str, parameters: Any, /) -> sqlite3.Cursor:
+        cursor: sqlite3.Cursor = self.cursor().executemany(sql, parameters)
+        return cursor
+
+    def executescript(self, sql: str, /) -> sqlite3.Cursor:
+        cursor: sqlite3.Cursor = self.cursor().executescript(sql)
+        return cursor
+
+    def commit(self) -> None:
+        self._refuse_if_lent()
+        super().commit()
+
+    def rollback(self) -> None:
+        self._refuse_if_lent()
+        super().rollback()
+
+    def close(self) -> None:
+        self._refuse_if_lent()
+        super().close()
+
+    def set_authorizer(self, callback: Any) -> None:
+        self._refuse_if_lent()  # it is what refuses COMMIT as SQL text
+        super().set_authorizer(callback)
+
+    def blobopen(self, *arguments: Any, **options: Any) -> Any:
+        if self.loan is not None and not options.get("readonly"):
+            raise CommitRefused(
+                "A blob that is written piece by piece cannot be cut off when the operation ends. Write it "
+                "by UPDATE, or open it with readonly=True."
+            )
+        return super().blobopen(*arguments, **options)
+
+    def __enter__(self) -> HandlerConnection:
+        self._refuse_if_lent()  # leaving the block would commit
+        super().__enter__()
+        return self
+
+    def _refuse_if_lent(self) -> None:
+        if self.loan is not None:
+            _refuse(self.loan)
+
+
+def _refuse(loan: Loan) -> NoReturn:
+    if loan.over:
+        raise OperationOver
+    raise CommitRefused(COMMIT_REFUSED)
+
+
+def _refuse_transaction_statements(
+    action: int, _a: str | None, _b: str | None, _c: str | None, _d: str | None
+) -> int:
+    """BEGIN, COMMIT and ROLLBACK as SQL text; savepoints are the handler's own business."""
+    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
