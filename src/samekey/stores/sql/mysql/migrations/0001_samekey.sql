@@ -85,8 +85,7 @@ create table if not exists samekey_phases (
     intent_at    bigint not null,
     done_at      bigint,
     mark         varbinary(16),
-    primary key (operation_id, position),
-    constraint samekey_phases_kind check (kind in ('transaction', 'effect'))
+    primary key (operation_id, position)
 ) engine = InnoDB row_format = dynamic;
 
 -- The outbox. A live job may be taken once due_at has come; taking it moves due_at by the lease. `attempts` counts

@@ -72,7 +72,7 @@ create table {schema}.phases (
     operation_id text collate "C" not null,
     position     bigint not null,
     name         text not null,
-    kind         text not null constraint phases_kind check (kind in ('transaction', 'effect')),
+    kind         text not null,
     done         bigint not null,
     result       bytea,
     provider_id  text collate "C",

@@ -72,7 +72,7 @@ create table samekey_phases (
     operation_id text not null,
     position     integer not null,
     name         text not null,
-    kind         text not null check (kind in ('transaction', 'effect')),
+    kind         text not null,
     done         integer not null,
     result       blob,
     provider_id  text,
