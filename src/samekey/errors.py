@@ -7,6 +7,7 @@
     │   └── WrongIsolation          atomic work was given a connection of another isolation level
     ├── StoreError
     │   ├── StoreUnavailable        503: down, slow, or the circuit breaker is open
+    │   │   ├── StoreUnreachable    503: no connection, or the breaker is open; nothing was sent
     │   │   ├── ConnectionLost      503: the connection died under the statement
     │   │   ├── ReadOnlyStore       503: the server can only be read: a standby, by mistake or after a switch
     │   │   └── StoreBusy           503: reachable, but somebody else has the lock for now
@@ -92,6 +93,10 @@ class StoreUnavailable(StoreError):
 
     status = 503
     code = "store_unavailable"
+
+
+class StoreUnreachable(StoreUnavailable):
+    """No connection could be had, or the circuit breaker is open. Nothing was sent."""
 
 
 class StoreBusy(StoreUnavailable):

@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from samekey.core.program import Program, Row, Statement
 from samekey.core.record import Lease
-from samekey.engine.keeper import Keeper
-from samekey.errors import StoreUnavailable
+from samekey.engine.keeper import AT_ONCE, Keeper
+from samekey.engine.late import MOST
+from samekey.errors import StoreError, StoreUnavailable
 from samekey.testing.processes import wait_until
 
 
@@ -19,6 +22,9 @@ class Store:
     def __init__(self) -> None:
         self.renewed: dict[str, int] = {}
         self.taken: set[str] = set()
+        self.locked: set[str] = set()
+        self.refused: set[str] = set()
+        self.largest = 0
         self.away = False
         self._lock = threading.Lock()
 
@@ -26,11 +32,19 @@ class Store:
         yield from ()  # a program that needs no statement
         if self.away:
             raise StoreUnavailable("away")
-        held = {lease.attempt for lease in leases} - self.taken
+        asked = {lease.attempt for lease in leases}
+        self.largest = max(self.largest, len(leases))
+        if asked & self.refused:
+            raise StoreError("refused")
+        held = asked - self.taken - self.locked
         with self._lock:
             for attempt in held:
                 self.renewed[attempt] = self.renewed.get(attempt, 0) + 1
         return held
+
+    def held(self, leases: Sequence[Lease]) -> Program[set[str]]:
+        yield from ()
+        return {lease.attempt for lease in leases} - self.taken
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         raise AssertionError("no statement is asked for")
@@ -48,7 +62,7 @@ def lease(name: str, milliseconds: int) -> Lease:
 
 def test_a_lease_that_comes_after_an_idle_time_is_renewed() -> None:
     store = Store()
-    keeper = Keeper(store, store.renew)  # type: ignore[arg-type]
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
     first = lease("first", 300)
     keeper.watch(first, 60_000)
     wait_until(lambda: store.renewed.get("first", 0) >= 2)
@@ -60,7 +74,7 @@ def test_a_lease_that_comes_after_an_idle_time_is_renewed() -> None:
 
 def test_a_short_lease_beside_a_long_one_is_renewed_in_time() -> None:
     store = Store()
-    keeper = Keeper(store, store.renew)  # type: ignore[arg-type]
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
     keeper.watch(lease("long", 3_600_000), 7_200_000)
     wait_until(lambda: keeper._wakes_at < float("inf"))
     keeper.watch(lease("short", 300), 60_000)
@@ -70,7 +84,7 @@ def test_a_short_lease_beside_a_long_one_is_renewed_in_time() -> None:
 
 def test_a_lease_is_renewed_only_until_its_longest_run() -> None:
     store = Store()
-    keeper = Keeper(store, store.renew)  # type: ignore[arg-type]
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
     hung = lease("hung", 300)
     keeper.watch(hung, 500)
     wait_until(lambda: hung.attempt not in keeper._watched)
@@ -80,7 +94,7 @@ def test_a_lease_is_renewed_only_until_its_longest_run() -> None:
 
 def test_a_lease_that_somebody_else_has_taken_is_dropped() -> None:
     store = Store()
-    keeper = Keeper(store, store.renew)  # type: ignore[arg-type]
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
     lost = lease("lost", 300)
     store.taken.add("lost")
     keeper.watch(lost, 60_000)
@@ -92,7 +106,7 @@ def test_a_lease_that_somebody_else_has_taken_is_dropped() -> None:
 def test_a_store_that_was_away_is_used_again() -> None:
     store = Store()
     store.away = True
-    keeper = Keeper(store, store.renew)  # type: ignore[arg-type]
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
     keeper.watch(lease("kept", 300), 60_000)
     recorded = threading.Event()
 
@@ -113,9 +127,131 @@ def test_a_store_that_was_away_is_used_again() -> None:
 
 def test_it_stops_at_once_even_with_nothing_to_do() -> None:
     store = Store()
-    keeper = Keeper(store, store.renew)  # type: ignore[arg-type]
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
     keeper.watch(lease("a", 3_600_000), 7_200_000)
     thread = keeper._thread
     assert thread is not None
     keeper.stop()
     assert not thread.is_alive()
+
+
+def test_a_locked_record_is_tried_again_and_not_given_up() -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    locked, other = lease("locked", 300), lease("other", 300)
+    store.locked.add("locked")
+    keeper.watch(locked, 60_000)
+    keeper.watch(other, 60_000)
+    wait_until(lambda: store.renewed.get("other", 0) >= 3)
+    assert "locked" in keeper._watched, "it is still ours as far as anybody knows"
+    wait_until(lambda: keeper.remaining(locked) == 0)  # but nobody may rely on it
+    store.locked.clear()
+    wait_until(lambda: store.renewed.get("locked", 0) >= 1)
+    assert keeper.remaining(locked) > 0
+    keeper.stop()
+
+
+def test_leases_are_renewed_in_statements_of_bounded_size_that_fail_alone() -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    store.refused.add("0")
+    leases = [lease(str(number), 3000) for number in range(3 * AT_ONCE)]
+    for one in leases:
+        keeper.watch(one, 60_000)
+    wait_until(lambda: len(store.renewed) >= 2 * AT_ONCE)
+    assert store.largest <= AT_ONCE
+    keeper.stop()
+
+
+def test_an_outcome_that_is_refused_for_good_does_not_keep_others_from_being_recorded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    tried, recorded = [], threading.Event()
+
+    def refused(error: Exception) -> Program[None]:
+        yield from ()
+        tried.append(error)
+        raise error
+
+    def record() -> Program[None]:
+        yield from ()
+        recorded.set()
+
+    keeper.record_later(lease("nul", 60_000), lambda: refused(StoreError("it cannot take a NUL")))
+    keeper.record_later(lease("bug", 60_000), lambda: refused(ValueError("a bug of a driver's")))
+    keeper.record_later(lease("slow", 60_000), lambda: refused(StoreUnavailable("no answer to this one")))
+    keeper.record_later(lease("good", 60_000), record)
+    assert recorded.wait(10)
+    keeper.stop()
+    assert [type(error) for error in tried[:2]] == [StoreError, ValueError]
+    assert sum(isinstance(error, StoreError) and "NUL" in str(error) for error in tried) == 1, "dropped"
+    assert "refused an outcome for good" in caplog.text
+
+
+def test_late_outcomes_that_hang_do_not_hold_up_a_live_lease() -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang() -> Program[None]:
+        yield from ()
+        entered.set()
+        go_on.wait(30)
+
+    keeper.record_later(lease("late", 60_000), hang)
+    assert entered.wait(10)
+    keeper.watch(lease("live", 300), 60_000)
+    wait_until(lambda: store.renewed.get("live", 0) >= 3)
+    go_on.set()
+    keeper.stop()
+
+
+def test_what_waits_for_the_store_is_bounded() -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+
+    def away() -> Program[None]:
+        yield from ()
+        raise StoreUnavailable("away")
+
+    for _ in range(MOST + 100):
+        keeper.record_later(lease("late", 60_000), away)
+    assert len(keeper._late._items) <= MOST
+    keeper.stop()
+
+
+def test_a_claim_to_give_back_is_looked_for_until_it_has_had_time_to_land() -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    answers = iter([False, False, True])
+    asked: list[bool] = []
+
+    def give_back() -> Program[bool]:
+        yield from ()
+        asked.append(next(answers))
+        return asked[-1]
+
+    keeper.give_back_later(lease("claim", 60_000), give_back)
+    wait_until(lambda: asked == [False, False, True] and not keeper._late._items)
+    keeper.stop()
+
+
+def test_what_waits_is_tried_once_more_when_the_process_stops() -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    tries: list[bool] = []
+
+    def record() -> Program[None]:
+        yield from ()
+        tries.append(store.away)
+        if store.away:
+            raise StoreUnavailable("away")
+
+    store.away = True
+    keeper.record_later(lease("late", 60_000), record)
+    wait_until(lambda: bool(tries))
+    store.away = False
+    keeper.stop()
+    assert tries[-1] is False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Literal
 
 import pytest
 
-from samekey import Idempotency, KeyReused, ietf
+from samekey import Idempotency, KeyReused, StillRunning, ietf
 from samekey.core.claim import scope_part
 from samekey.drivers.run import run
 from samekey.engine.lookups import MAX_CALLERS, LookupLimit
@@ -98,3 +101,37 @@ def test_the_lookup_limit_remembers_a_bounded_number_of_callers() -> None:
     for number in range(MAX_CALLERS + 5):
         limit.exceeded(str(number))
     assert len(limit._used) <= MAX_CALLERS
+
+
+@pytest.fixture(params=["sqlite_url", "postgres_url", "mariadb_url"])
+def any_url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["atomic", "leased"])
+@pytest.mark.filterwarnings("ignore:The atomic handler answered")
+def test_a_duplicate_of_running_work_is_no_new_key(any_url: str, mode: Literal["atomic", "leased"]) -> None:
+    policy = ietf(new_keys_per_minute=1)
+    here, elsewhere = Idempotency(any_url, policy=policy), Idempotency(any_url, policy=policy)
+    here.migrate()
+    started, go_on = threading.Event(), threading.Event()
+
+    def work() -> str:
+        started.set()
+        assert go_on.wait(30)
+        return "done"
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(here.once, tenant="t", key="k", run=work, mode=mode)
+        assert started.wait(30)
+        for idempotency in (here, elsewhere, here, elsewhere):
+            with pytest.raises(StillRunning):
+                idempotency.once(tenant="t", key="k", run=lambda: pytest.fail("it ran"), mode=mode)
+        go_on.set()
+        assert first.result() == "done"
+    assert elsewhere.once(tenant="t", key="k", run=lambda: pytest.fail("it ran"), mode=mode) == "done"
+    with pytest.raises(LimitExceeded):
+        here.once(tenant="t", key="another", run=lambda: pytest.fail("it ran"), mode=mode)
+    for idempotency in (here, elsewhere):
+        idempotency.close()

@@ -186,10 +186,12 @@ def test_a_locked_record_does_not_keep_the_others_from_being_renewed(driver: PyM
     leases = [Lease(claim.scope, claim.key, claim.attempt, 60_000) for claim in claims]
     session = driver.open()
     run_in(session, KEYS.complete(leases[0], PAID, ttl_ms=DAY))
-    held = run(driver, lambda: KEYS.renew(leases))
-    assert held == {claim.attempt for claim in claims}, "the first is just being finished, not lost"
+    assert run(driver, lambda: KEYS.renew(leases)) == {claim.attempt for claim in claims[1:]}
+    assert run(driver, lambda: KEYS.renew(leases[:1])) == set(), "nothing could be renewed"
+    assert run(driver, lambda: KEYS.held(leases)) == {claim.attempt for claim in claims}, "nothing is lost"
     session.commit()
     assert run(driver, lambda: KEYS.renew(leases)) == {claim.attempt for claim in claims[1:]}
+    assert run(driver, lambda: KEYS.held(leases)) == {claim.attempt for claim in claims[1:]}
 
 
 # ------------------------------------------------------------------ migrations

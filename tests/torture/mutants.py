@@ -45,7 +45,7 @@ def without_fencing() -> None:
 
 def without_heartbeat() -> None:
     """A lease is never renewed, however well its holder is."""
-    vars_of(Keeper, _renew_due=lambda self: None)
+    vars_of(Keeper, _renew_together=lambda self, watches: None)
 
 
 def without_fingerprint() -> None:

@@ -9,11 +9,13 @@ what arrives meanwhile makes up the next batch.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.program import Query, Row, Statement, Value
 from ..errors import ConnectionLost, StoreUnavailable, TransactionConflict
+from .caller import Caller, NotSent, caller
 from .protocol import AsyncDriver, AsyncSession
 
 UNDER_WAY = 2
@@ -21,7 +23,7 @@ UNDER_WAY = 2
 LARGEST = 64
 """Statements in a batch: beyond that a round trip's share is nothing, and one slow batch delays many."""
 
-Waiting = tuple[Statement, "asyncio.Future[Sequence[Row]]"]
+Waiting = tuple[Statement, "asyncio.Future[Sequence[Row]]", Caller | None]
 
 
 class AsyncBatchedDriver:
@@ -73,7 +75,7 @@ class _Queue:
 
     async def ask(self, statement: Statement) -> Sequence[Row]:
         answer: asyncio.Future[Sequence[Row]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((statement, answer))
+        self._waiting.append((statement, answer, caller.get()))
         self._start()
         return await answer
 
@@ -89,25 +91,27 @@ class _Queue:
         self._start()
 
     async def _send(self) -> None:
-        batch, self._waiting = self._waiting[:LARGEST], self._waiting[LARGEST:]
+        wanted = filter(_is_wanted, self._waiting)
+        batch = list(itertools.islice(wanted, LARGEST))
+        self._waiting = list(wanted)
         if len(batch) == 1:
-            await self._send_alone(*batch[0])
+            await self._send_alone(*batch[0][:2])
         elif batch:
             await self._send_together(batch)
 
     async def _send_together(self, batch: list[Waiting]) -> None:
         try:
-            rows = await self._driver.execute(self._joined([statement for statement, _ in batch]))
+            rows = await self._driver.execute(self._joined([statement for statement, _, _ in batch]))
         except (StoreUnavailable, TransactionConflict) as error:
-            for _, answer in batch:
+            for _, answer, _ in batch:
                 _fail(answer, error)
         except Exception:
             # One that the database refuses must not fail the others.
-            for statement, answer in batch:
+            for statement, answer, _ in batch:
                 await self._send_alone(statement, answer)
         except BaseException:
             # Torn down in the middle: nobody may wait for ever for an answer that does not come.
-            for _, answer in batch:
+            for _, answer, _ in batch:
                 _fail(answer, ConnectionLost("The statement was given up in the middle."))
             raise
         else:
@@ -115,7 +119,7 @@ class _Queue:
             for number, *row in rows:
                 assert isinstance(number, int)
                 shares[number].append(row)
-            for (_, answer), share in zip(batch, shares, strict=True):
+            for (_, answer, _), share in zip(batch, shares, strict=True):
                 if not answer.done():
                     answer.set_result(share)
 
@@ -135,6 +139,14 @@ class _Queue:
         names = statements[0].parameters.keys() - {"now"}
         lists: dict[str, Any] = {name: [one.parameters[name] for one in statements] for name in names}
         return Statement(self._many, {**lists, "now": self._now})
+
+
+def _is_wanted(waiting: Waiting) -> bool:
+    """Whether anybody still waits. What has waited here is not sent for somebody who has gone meanwhile."""
+    _, answer, who = waiting
+    if not answer.done() and who is not None and who.is_unwanted():
+        answer.set_exception(NotSent())
+    return not answer.done()
 
 
 def _fail(answer: asyncio.Future[Sequence[Row]], error: BaseException) -> None:

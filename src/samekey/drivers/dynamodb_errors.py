@@ -14,6 +14,7 @@ from ..errors import (
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    StoreUnreachable,
 )
 from .dynamodb_url import DynamoURL
 
@@ -84,7 +85,7 @@ def translate(error: Exception, operation: str, url: DynamoURL) -> Exception:
             f"{url.region!r} is not an AWS region: write dynamodb://eu-central-1/table."
         )
     if isinstance(error, _NOT_SENT):
-        return StoreUnavailable(
+        return StoreUnreachable(
             f"DynamoDB cannot be reached at {url.endpoint or 'the endpoint of ' + url.region}. Is the region "
             f"or the endpoint in the URL right, and is there a way to it? ({type(error).__name__})"
         )

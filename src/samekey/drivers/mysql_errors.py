@@ -14,6 +14,7 @@ from ..errors import (
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    StoreUnreachable,
     TransactionConflict,
 )
 
@@ -85,11 +86,11 @@ def from_code(code: int | None, message: str) -> SamekeyError:
     return StoreError(f"MySQL refused a statement of samekey ({code}): {message}")
 
 
-def unreachable(code: int | None, message: str) -> StoreUnavailable:
+def unreachable(code: int | None, message: str) -> StoreUnreachable:
     """A connection that could not be had. It says what to do, as far as that can be told."""
     words = " ".join(message.split()).rstrip(".")
     advice = _ADVICE.get(code or 0, "Check host, port, database, user and password in the URL.")
-    return StoreUnavailable(f"MySQL cannot be reached: {words}. {advice}")
+    return StoreUnreachable(f"MySQL cannot be reached: {words}. {advice}")
 
 
 def too_old(version: str) -> ConfigurationError:

@@ -14,6 +14,7 @@ from ..errors import (
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    StoreUnreachable,
 )
 
 _ACL: Final = (
@@ -56,7 +57,7 @@ def translate(error: Exception, *, cluster: bool = False) -> Exception:
 
 def _connection(words: str, *, cluster: bool) -> SamekeyError:
     if "connecting to" in words and not cluster:
-        return StoreUnavailable(
+        return StoreUnreachable(
             f"Redis cannot be reached: {words} Is it running there, and are host and port in the URL right?"
         )
     # Of a Cluster, another node may have taken over: worth a second try, with a fresh map of the slots.

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..core.program import Begin, Program, Row
-from ..errors import ConnectionLost, StoreError, TransactionConflict
+from ..errors import ConnectionLost, StoreError, StoreUnreachable, TransactionConflict
+from .caller import NotSent, leave_if_unwanted
 from .protocol import AsyncDriver, AsyncSession, Driver, Session
 
 T = TypeVar("T")
@@ -25,13 +26,24 @@ def run(driver: Driver, factory: Callable[[], Program[T]]) -> T:
     That is safe because every program compares attempt ids: one whose first try landed without an
     acknowledgement recognises its own work.
     """
+    lost: ConnectionLost | None = None
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _run_once(driver, factory())
-        except (TransactionConflict, ConnectionLost):
+        except (TransactionConflict, ConnectionLost) as error:
+            lost = _lost(lost, error)
             if attempt == ATTEMPTS:
                 raise
+        except StoreUnreachable as error:
+            if lost is not None:
+                raise lost from error  # nothing was sent now, but something was before
+            raise
     raise AssertionError("unreachable")
+
+
+def _lost(before: ConnectionLost | None, error: StoreError) -> ConnectionLost | None:
+    """The first try that may have been carried out though nobody heard of it."""
+    return before or (error if isinstance(error, ConnectionLost) else None)
 
 
 def _run_once(driver: Driver, program: Program[T]) -> T:
@@ -86,12 +98,18 @@ def run_in(session: Session, program: Program[T]) -> T:
 
 async def run_async(driver: AsyncDriver, factory: Callable[[], Program[T]]) -> T:
     """``run`` for async drivers."""
+    lost: ConnectionLost | None = None
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await _run_once_async(driver, factory())
-        except (TransactionConflict, ConnectionLost):
+        except (TransactionConflict, ConnectionLost) as error:
+            lost = _lost(lost, error)
             if attempt == ATTEMPTS:
                 raise
+        except (StoreUnreachable, NotSent) as error:
+            if lost is not None:
+                raise lost from error
+            raise
     raise AssertionError("unreachable")
 
 
@@ -101,6 +119,7 @@ async def _run_once_async(driver: AsyncDriver, program: Program[T]) -> T:
         request = next(program)
         while True:
             try:
+                leave_if_unwanted()
                 if isinstance(request, Begin):
                     # A program made of others begins once.
                     session = session or await driver.open()

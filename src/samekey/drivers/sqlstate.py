@@ -14,6 +14,7 @@ from ..errors import (
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    StoreUnreachable,
     TransactionConflict,
 )
 
@@ -98,19 +99,19 @@ def servers_of(url: str) -> list[dict[str, str]]:
     ]
 
 
-def unreachable(state: str | None, message: str) -> StoreUnavailable:
+def unreachable(state: str | None, message: str) -> StoreUnreachable:
     """A connection that could not be had. It says what to do, as far as that can be told."""
     words = " ".join(message.split()).rstrip(".")
     for code, pattern, advice in _ADVICE:
         if (state is None or code is None or state == code) and re.search(pattern, words):
-            return StoreUnavailable(f"PostgreSQL cannot be reached: {words}. {advice}")
-    return StoreUnavailable(
+            return StoreUnreachable(f"PostgreSQL cannot be reached: {words}. {advice}")
+    return StoreUnreachable(
         f"PostgreSQL cannot be reached: {words}. Check host, port, database, user and password in the URL."
     )
 
 
-def is_standby() -> StoreUnavailable:
-    return StoreUnavailable(
+def is_standby() -> StoreUnreachable:
+    return StoreUnreachable(
         f"This PostgreSQL is a standby, which can only be read, and samekey has to write. {_STANDBY}"
     )
 

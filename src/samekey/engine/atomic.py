@@ -40,7 +40,7 @@ from .keeper import Keeper
 from .leased import max_run_of
 from .operation import Operation, Running
 from .rules import Rules
-from .way import Finished, Handled, claimed, keep, unavailable, with_expiry
+from .way import Admit, Finished, Handled, claimed, given_back, keep, unavailable, with_expiry
 
 logger = logging.getLogger("samekey")
 
@@ -153,7 +153,9 @@ class LockedAtomic(_Atomic):
         """When the operations that run in this process will expire. A duplicate of one is answered from
         here, even while handlers hold every connection of the pool."""
 
-    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
+    def begin(
+        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+    ) -> Flow[Running | Verdict]:
         policy = rules.policy
         # A replay is one statement, and never takes a connection that a handler could use.
         seen = yield from ask(lambda: self._keys.look(claim, policy))
@@ -167,6 +169,9 @@ class LockedAtomic(_Atomic):
             opened = yield from ask_in(
                 session, self._atomic.open(claim, policy, max_run_ms=max_run_of(rules))
             )
+            if admit is not None and isinstance(opened, Opened) and opened.seen is None:
+                # Under the lock: a duplicate of what runs in another process is no new key.
+                yield from admit()
         except BaseException:
             yield Rollback(session)
             raise
@@ -179,6 +184,10 @@ class LockedAtomic(_Atomic):
         running.expires_at = opened.began // 1000 + claim.ttl_ms
         self._here[claim.scope, claim.key] = running.expires_at
         return running
+
+    def give_back(self, running: Running) -> Flow[None]:
+        self._here.pop((running.claim.scope, running.claim.key), None)
+        yield Rollback(running.session)
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         try:
@@ -299,10 +308,12 @@ class ClaimedAtomic(_Atomic):
         super().__init__(keys)
         self._keeper = keeper
 
-    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
+    def begin(
+        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+    ) -> Flow[Running | Verdict]:
         # It begins at its first use and is refused here, if at all, before anything is claimed.
         session = yield Open(connection)
-        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy)
+        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record
@@ -314,6 +325,13 @@ class ClaimedAtomic(_Atomic):
         running.expires_at = record.expires_at
         running.attempts, running.reused = record.attempts, decision.reused
         return running
+
+    def give_back(self, running: Running) -> Flow[None]:
+        assert running.lease is not None
+        try:
+            yield Rollback(running.session)
+        finally:
+            yield from given_back(self._keys, self._keeper, running.lease)
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         assert running.lease is not None

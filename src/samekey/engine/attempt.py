@@ -144,7 +144,16 @@ class Run:
         return (yield from ask_in(session, self.ways.phases.open_phase(self.lease, name, max_run_ms=longest)))
 
     def close(self, session: Any, position: int, name: str, result: Any, began: int | None) -> Flow[Any]:
-        """The recovery point commits with the writes."""
+        """The recovery point commits with the writes, or everything is undone."""
+        try:
+            return (yield from self._commit(session, position, name, result, began))
+        except BaseException as error:
+            lost = yield from self.undo(session, error)
+            if lost is not None:
+                raise lost from error
+            raise
+
+    def _commit(self, session: Any, position: int, name: str, result: Any, began: int | None) -> Flow[Any]:
         stored = encode_value(result, f"The result of {name!r}")
         if began is None and not session.in_transaction():
             raise EscapedTransaction(f"The phase {name!r} ended its own transaction; leave that to samekey.")
@@ -289,8 +298,14 @@ class Run:
 
     # The end
 
-    def complete(self, result: Any) -> Flow[Finished]:
-        """The function returned: its answer becomes the operation's."""
+    def end(self, result: Any) -> Flow[Finished]:
+        """The function returned: its answer becomes the operation's, if it can."""
+        try:
+            return (yield from self._complete(result))
+        except BaseException as error:
+            return (yield from self.stop(error))
+
+    def _complete(self, result: Any) -> Flow[Finished]:
         if self._broken is not None and _must_not_be_swallowed(self._broken):
             return (yield from self.stop(self._broken))
         all_reached(self._phases, self._position)

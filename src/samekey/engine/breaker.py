@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from ..errors import StoreBusy, StoreUnavailable
+from ..errors import StoreBusy, StoreUnavailable, StoreUnreachable
 
 THRESHOLD = 5
 """Failures in a row: one is an accident, five are an outage."""
@@ -41,7 +41,7 @@ class Breaker:
             if retry_at is None:  # closed while we waited for the lock
                 return
             if now < retry_at:
-                raise StoreUnavailable(
+                raise StoreUnreachable(
                     f"The store failed {self._failures} times in a row and is left alone for "
                     f"{retry_at - now:.1f} s more. Retry with the same key."
                 )

@@ -50,6 +50,7 @@ from ..stores.sql.queries import Queries
 from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
 from .deferred import ClaimedDeferred, LockedDeferred
+from .errands import Errands
 from .events import Events
 from .exchange import Exchange
 from .flow import Flow, Pause, ask, drive, drive_async
@@ -67,7 +68,7 @@ from .reconcile import DirectResolver, NotingResolver, Resolver
 from .rules import Rules
 from .status import status_answer
 from .store import Tables, open_store
-from .way import Finished, Handled, Way, unavailable
+from .way import Admit, Finished, Handled, Way, unavailable
 
 logger = logging.getLogger("samekey")
 
@@ -106,6 +107,7 @@ class Engine:
         cache_in_progress: bool = False,
     ) -> None:
         self.url = url
+        self.timeout = timeout
         self.policy = policy or ietf()
         self.store = open_store(
             url,
@@ -121,8 +123,9 @@ class Engine:
         self.keys = self.store.keys
         self.breaker = Breaker()
         self.events = Events()
-        self.keeper = Keeper(self.drivers.sync, self.keys.renew)
+        self.keeper = Keeper(self.drivers.sync, self.keys.renew, self.keys.held)
         self._digest_secret = digest_secret
+        self._errands = Errands()
         self._lookup_limit = LookupLimit(self.policy.lookups_per_minute)
         self._ready = False
         leased = Leased(self.keys, self.keeper)
@@ -182,6 +185,7 @@ class Engine:
         connection = rules.connection(exchange.context) if rules.connection is not None else None
         begun = self.drive(self._begin(exchange, rules, connection))
         if isinstance(begun, Running):
+            exchange.running = begun
             begun.sync = True
             if rules.mode is Mode.DEFERRED:
                 begun.operation._enqueue = functools.partial(self._enqueue, begun)
@@ -192,10 +196,30 @@ class Engine:
         connection = rules.connection(exchange.context) if rules.connection is not None else None
         if inspect.isawaitable(connection):
             connection = await connection
-        begun = await self.drive_async(self._begin(exchange, rules, connection))
-        if isinstance(begun, Running) and rules.mode is Mode.DEFERRED:
-            begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
+        begun = await self._hold(self._begin(exchange, rules, connection), connection)
+        if isinstance(begun, Running):
+            exchange.running = begun
+            if rules.mode is Mode.DEFERRED:
+                begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
         return begun
+
+    async def claim_key_async(
+        self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any
+    ) -> Running | Verdict:
+        """``claim_key`` for async code. If the caller is cancelled before it has the key, nobody has it."""
+        return await self._hold(self.claim_key(exchange, rules, tenant, key, connection), connection)
+
+    async def _hold(self, flow: Flow[T], connection: Any) -> T:
+        """Carries out a flow that may end with a key in its hands."""
+
+        async def give_back(begun: T) -> None:
+            if isinstance(begun, Running):
+                await self._drive_async(self._ways[begun.claim.mode].give_back(begun))
+
+        # What runs on the caller's own connection must have ended before the caller goes on with it.
+        return await self._errands.begin(
+            self._drive_async(flow), give_back, leaves_at_once=connection is None
+        )
 
     def _enqueue(self, running: Running, name: str, payload: Any) -> None:
         run_in(running.session, enqueue_program(self.outbox, self.jobs, running, name, payload))
@@ -238,6 +262,18 @@ class Engine:
         return drive(flow, self.drivers.sync, self.breaker)
 
     async def drive_async(self, flow: Flow[T]) -> T:
+        """Carries a flow out to its end, whatever becomes of the caller meanwhile."""
+        return await self._errands.finish(self._drive_async(flow))
+
+    async def open_async(self, flow: Flow[T]) -> T:
+        """Carries out a flow that ends with an open transaction."""
+
+        async def roll_back(session: Any) -> None:
+            await session.rollback()
+
+        return await self._errands.begin(self._drive_async(flow), roll_back)
+
+    async def _drive_async(self, flow: Flow[T]) -> T:
         return await drive_async(flow, self.drivers.aio, self.breaker)
 
     def _begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running | Answer | None]:
@@ -285,13 +321,13 @@ class Engine:
         self.store.must_carry(rules.mode, rules.policy)
         way = self._ways[rules.mode]
         yield from self._get_ready()
-        yield from self._admit(claim, rules)
-        begun = yield from way.begin(claim, rules, connection)
+        admit = self._admission(claim, rules.policy)
+        begun = yield from way.begin(claim, rules, connection, admit)
         if isinstance(begun, Outstanding) and rules.policy.on_in_progress == "wait":
-            begun = yield from self._wait(way, claim, rules, connection, begun)
+            again = functools.partial(way.begin, claim, rules, connection, admit)
+            begun = yield from self._wait(again, rules.policy, begun)
         if isinstance(begun, Running):
             begun.tenant = tenant
-            exchange.running = begun
         elif isinstance(begun, Unreadable):
             logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), begun.detail)
         elif isinstance(begun, ModeChanged):
@@ -302,35 +338,36 @@ class Engine:
         return begun
 
     def _wait(
-        self, way: Way, claim: Claim, rules: Rules, connection: Any, first: Verdict
+        self, again: Callable[[], Flow[Running | Verdict]], policy: Policy, first: Verdict
     ) -> Flow[Running | Verdict]:
         """Looks again from time to time; gives the first request's answer, or that it still runs."""
         begun: Running | Verdict = first
         waited, turn = 0.0, 0
-        longest = rules.policy.wait.total_seconds()
+        longest = policy.wait.total_seconds()
         while isinstance(begun, Outstanding) and waited < longest:
             pause = min(WAITS[min(turn, len(WAITS) - 1)], longest - waited)
             yield Pause(pause)
             waited, turn = waited + pause, turn + 1
-            begun = yield from way.begin(claim, rules, connection)
+            begun = yield from again()
         return begun
 
-    def _admit(self, claim: Claim, rules: Rules) -> Flow[None]:
+    def _admission(self, claim: Claim, policy: Policy) -> Admit | None:
         """Limits on new keys, where there are any; a retry of a known key is never limited."""
-        policy = rules.policy
-        if policy.new_keys_per_minute is None and policy.active_keys is None:
-            return
-        if (yield from ask(lambda: self.keys.look(claim, policy))) is not None:
-            return
-        exceeded = yield from ask(
-            lambda: self._limits.admit(
-                claim.tenant, per_minute=policy.new_keys_per_minute, active=policy.active_keys
+        per_minute, active = policy.new_keys_per_minute, policy.active_keys
+        if per_minute is None and active is None:
+            return None
+
+        def admit() -> Flow[None]:
+            exceeded = yield from ask(
+                lambda: self._limits.admit(claim.tenant, per_minute=per_minute, active=active)
             )
-        )
-        if exceeded is not None:
-            raise LimitExceeded(
-                f"{exceeded.detail} Nothing was done; retry later with the same key.", exceeded.retry_after
-            )
+            if exceeded is not None:
+                raise LimitExceeded(
+                    f"{exceeded.detail} Nothing was done; retry later with the same key.",
+                    exceeded.retry_after,
+                )
+
+        return admit
 
     def _get_ready(self) -> Flow[None]:
         """Checks the schema once; a mismatch refuses the request with a sentence, not with a guess."""
@@ -364,23 +401,31 @@ class Engine:
         lease = running.lease
         assert lease is not None
         try:
-            attempt = await self.drive_async(
-                self.phases.begin(running, definition, captured, running.attempts)
-            )
+            attempt = await self._begin_phases(running, definition, captured)
             return await self.attempt_async(attempt)
         except (StoreError, DefinitionChanged, NotSerialisable) as error:
             return await self.drive_async(self.phases.not_begun(lease, definition, error))
         finally:
             self.keeper.forget(lease)
 
+    async def _begin_phases(self, running: Running, definition: Definition, captured: Captured) -> Run:
+        try:
+            return await self.drive_async(self.phases.begin(running, definition, captured, running.attempts))
+        except asyncio.CancelledError:
+            # The function was never entered: nobody must wait for a lease under which nothing runs.
+            await self.drive_async(self.phases.give_back(running))
+            raise
+
     def attempt(self, attempt: Run) -> Finished:
         """Calls a sync phased function and settles what came of it."""
         started = time.monotonic()
         try:
             result = attempt.definition.function(PhasedOperation(attempt, self), attempt.captured.value)
-            finished = self.drive(attempt.complete(result))
         except BaseException as error:
-            finished = self.drive(attempt.stop(error))
+            ending = attempt.stop(error)
+        else:
+            ending = attempt.end(result)
+        finished = self.drive(ending)
         self._tell_attempt(attempt, finished, started)
         return finished
 
@@ -392,9 +437,11 @@ class Engine:
         started = time.monotonic()
         try:
             result = await function(AsyncPhasedOperation(attempt, self), attempt.captured.value)
-            finished = await self.drive_async(attempt.complete(result))
         except BaseException as error:
-            finished = await self.drive_async(attempt.stop(error))
+            ending = attempt.stop(error)
+        else:
+            ending = attempt.end(result)
+        finished = await self.drive_async(ending)
         self._tell_attempt(attempt, finished, started)
         return finished
 
@@ -472,5 +519,6 @@ class Engine:
 
     async def aclose(self) -> None:
         """Gives back threads and connections. Async code."""
+        await self._errands.settle(self.timeout)
         await self.drivers.aio.close()
         await asyncio.to_thread(self.close)

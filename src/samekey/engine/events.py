@@ -6,6 +6,7 @@ Emitting never fails and never waits: an observer that raises is logged once and
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -52,20 +53,29 @@ class Events:
     """Observers, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._observers: list[Observer] = []
+        self._observers: tuple[Observer, ...] = ()
+        self._changing = threading.Lock()
 
     def subscribe(self, observer: Observer) -> None:
         """From now on the observer hears every event."""
-        self._observers.append(observer)
+        with self._changing:
+            self._observers = (*self._observers, observer)
 
     def emit(self, name: str, *, tenant: str | None = None, value: float = 1, **facts: str) -> None:
         if not self._observers:
             return
         assert name in NAMES, name
         event = Event(name, tenant, value, facts)
-        for observer in list(self._observers):
+        for observer in self._observers:
             try:
                 observer(event)
             except Exception:
-                self._observers.remove(observer)
-                logger.exception("An observer of samekey's events failed and is left out from now on")
+                if self._leave_out(observer):
+                    logger.exception("An observer of samekey's events failed and is left out from now on")
+
+    def _leave_out(self, failed: Observer) -> bool:
+        """False if it is out already: it may fail in several threads at once."""
+        with self._changing:
+            left = tuple(observer for observer in self._observers if observer is not failed)
+            was_in, self._observers = len(left) < len(self._observers), left
+            return was_in

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, assert_never
 
 from ..core.program import Program
+from ..drivers.caller import leave_if_unwanted
 from ..drivers.protocol import AsyncDriver, Driver
 from ..drivers.run import run, run_async, run_in, run_in_async
 from .breaker import Breaker
@@ -126,6 +127,8 @@ async def drive_async(flow: Flow[T], driver: AsyncDriver, breaker: Breaker) -> T
 
 
 async def _step_async(step: Step, driver: AsyncDriver, breaker: Breaker) -> Any:
+    if isinstance(step, Open | RunIn | Pause):
+        leave_if_unwanted()  # a program by itself asks before each statement
     match step:
         case Run(factory):
             with breaker:

@@ -1,8 +1,8 @@
-"""The keeper: one thread per process that renews all live leases and records what could not be recorded.
+"""The keeper: one thread per process that renews all live leases, and one that records what is late.
 
-A thread of its own, so that blocking code in an async handler cannot starve it; started at the first lease,
-so after any fork. Each lease is renewed only until its operation's longest run is over: a hung handler is
-not kept alive for ever.
+Threads of their own, so that blocking code in an async handler cannot starve them; started when they are
+needed, so after any fork. Each lease is renewed only until its operation's longest run is over: a hung
+handler is not kept alive for ever.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ from ..core.record import Lease
 from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import SamekeyError
+from .late import Late
 
 logger = logging.getLogger("samekey")
 
 BEATS_PER_LEASE = 3
 """Two renewals in a row may fail before a lease is lost."""
+TRIES_PER_BEAT = 4
+"""How often a renewal that failed is tried again before the next beat."""
 SHORTEST_PAUSE = 0.05
+AT_ONCE = 250
+"""Leases in one statement: one that takes long, or fails, concerns no more of them."""
+
+Leases = Callable[[Sequence[Lease]], Program[set[str]]]
 
 
 @dataclass(slots=True)
@@ -37,28 +44,32 @@ class _Watch:
     held_until: float
     """When the lease ends if nothing more is heard, by this process's clock and on the safe side."""
 
+    @property
+    def beat(self) -> float:
+        return self.lease.duration_ms / 1000 / BEATS_PER_LEASE
 
-@dataclass(slots=True)
-class _Late:
-    """An outcome that could not be recorded while the store was away."""
-
-    factory: Callable[[], Program[Any]]
-    until: float
+    def try_again(self) -> None:
+        self.due = time.monotonic() + max(SHORTEST_PAUSE, self.beat / TRIES_PER_BEAT)
 
 
 class Keeper:
-    """Renews leases from ``watch`` until ``forget``. Safe in threads and after a fork."""
+    """Renews leases from ``watch`` until ``forget``. Safe in threads and after a fork.
 
-    def __init__(self, driver: Driver, renew: Callable[[Sequence[Lease]], Program[set[str]]]) -> None:
+    ``renew`` gives the attempts that it has renewed; what it leaves out is lost, or locked by somebody for
+    the moment. ``held`` tells which: it gives the attempts that are still there.
+    """
+
+    def __init__(self, driver: Driver, renew: Leases, held: Leases) -> None:
         self._driver = driver
         self._renew = renew
+        self._held = held
+        self._late = Late(driver)
         self._start_anew()
 
     def _start_anew(self) -> None:
         self._pid = os.getpid()
         self._wake = threading.Condition()
         self._watched: dict[str, _Watch] = {}
-        self._late: list[_Late] = []
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._wakes_at = math.inf
@@ -66,9 +77,19 @@ class Keeper:
     def watch(self, lease: Lease, max_run_ms: int) -> None:
         """Keeps the lease alive until it is forgotten or its longest run is over."""
         now = time.monotonic()
-        beat = lease.duration_ms / 1000 / BEATS_PER_LEASE
-        watch = _Watch(lease, now + max_run_ms / 1000, now + beat, now + _held_for(lease))
-        self._add(lambda: self._watched.update({lease.attempt: watch}), watch.due)
+        watch = _Watch(lease, now + max_run_ms / 1000, now, now + _held_for(lease))
+        watch.due += watch.beat
+        if self._pid != os.getpid():
+            self._start_anew()
+        with self._wake:
+            self._watched[lease.attempt] = watch
+            self._stopping = False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="samekey-keeper", daemon=True)
+                self._thread.start()
+            elif watch.due < self._wakes_at:
+                # Only then: waking the thread for every operation would cost more than the operation.
+                self._wake.notify()
 
     def remaining(self, lease: Lease) -> float:
         """Seconds for which the lease is certainly still ours; 0 if it is lost or not known."""
@@ -82,96 +103,84 @@ class Keeper:
 
     def record_later(self, lease: Lease, factory: Callable[[], Program[Any]]) -> None:
         """Tries an outcome again until the lease would have ended; the lease is not renewed for it."""
-        until = time.monotonic() + lease.duration_ms / 1000
-        self._add(lambda: self._late.append(_Late(factory, until)), 0.0)
+        self._late.record(factory, lease.duration_ms / 1000)
+
+    def give_back_later(self, lease: Lease, factory: Callable[[], Program[bool]]) -> None:
+        """Gives back a claim that may have landed though nobody heard of it; nothing runs under it."""
+        self._late.give_back(factory, lease.duration_ms / 1000)
 
     def stop(self) -> None:
-        """Ends the thread. Leases that are still live then run out by themselves."""
+        """Ends the threads. Leases that are still live then run out by themselves."""
         with self._wake:
             thread, self._thread = self._thread, None
             self._stopping = True
             self._wake.notify()
         if thread is not None and self._pid == os.getpid():
             thread.join(timeout=10)
-
-    def _add(self, change: Callable[[], None], due: float) -> None:
-        if self._pid != os.getpid():
-            self._start_anew()
-        with self._wake:
-            change()
-            self._stopping = False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="samekey-keeper", daemon=True)
-                self._thread.start()
-            elif due < self._wakes_at:
-                # Only then: waking the thread for every operation would cost more than the operation.
-                self._wake.notify()
+        self._late.stop()
 
     def _run(self) -> None:
+        me = threading.current_thread()
         while True:
             with self._wake:
                 pause = self._pause()
                 self._wakes_at = math.inf if pause is None else time.monotonic() + pause
                 if not self._stopping:
                     self._wake.wait(pause)
-                if self._told_to_stop():
+                if self._stopping or self._thread is not me:
                     return
-            try:
-                self._renew_due()
-                self._record_late()
-            except SamekeyError as error:
-                logger.warning("samekey could not renew its leases and will try again: %s", error)
-                time.sleep(SHORTEST_PAUSE)
-            except Exception:
-                logger.exception("samekey could not renew its leases and will try again")
-                time.sleep(1)
-
-    def _told_to_stop(self) -> bool:
-        return self._stopping
+                due = self._due()
+            for start in range(0, len(due), AT_ONCE):
+                self._renew_together(due[start : start + AT_ONCE])
 
     def _pause(self) -> float | None:
         """Until the next beat; None while there is nothing to keep."""
-        dues = [watch.due for watch in self._watched.values()]
-        if self._late:
-            dues.append(time.monotonic() + 0.5)
-        return max(SHORTEST_PAUSE, min(dues) - time.monotonic()) if dues else None
+        if not self._watched:
+            return None
+        due = min(watch.due for watch in self._watched.values())
+        return max(SHORTEST_PAUSE, due - time.monotonic())
 
-    def _renew_due(self) -> None:
+    def _due(self) -> list[_Watch]:
+        """What has to be renewed now, most urgent first, and what would have to be soon."""
         now = time.monotonic()
-        with self._wake:
-            for attempt in [a for a, watch in self._watched.items() if watch.until <= now]:
-                del self._watched[attempt]
-                logger.error("Something has run longer than it may; its lease is no longer renewed")
-            if not any(watch.due <= now for watch in self._watched.values()):
-                return
-            # All at once: one statement, however many there are.
-            watches = list(self._watched.values())
+        for attempt in [a for a, watch in self._watched.items() if watch.until <= now]:
+            del self._watched[attempt]
+            logger.error("Something has run longer than it may; its lease is no longer renewed")
+        watches = sorted(self._watched.values(), key=lambda watch: watch.due)
+        if not watches or watches[0].due > now:
+            return []
+        return [watch for watch in watches if watch.due <= now + watch.beat / 2]
+
+    def _renew_together(self, watches: list[_Watch]) -> None:
         asked = time.monotonic()
-        held = run(self._driver, lambda: self._renew([watch.lease for watch in watches]))
-        now = time.monotonic()
+        answer = self._ask(self._renew, watches)
+        renewed = answer or set()
         with self._wake:
             for watch in watches:
-                watch.due = now + watch.lease.duration_ms / 1000 / BEATS_PER_LEASE
-                watch.held_until = asked + _held_for(watch.lease)
-                attempt = watch.lease.attempt
-                if attempt not in held and attempt in self._watched:
-                    del self._watched[attempt]
+                if watch.lease.attempt in renewed:
+                    watch.due = asked + watch.beat
+                    watch.held_until = asked + _held_for(watch.lease)
+                else:
+                    watch.try_again()
+        left = [watch for watch in watches if watch.lease.attempt not in renewed]
+        held = self._ask(self._held, left) if left and answer is not None else None
+        if held is None:
+            return
+        with self._wake:
+            for watch in left:
+                # One that is held is locked by somebody just now, and still ours.
+                if watch.lease.attempt not in held and watch.lease.attempt in self._watched:
+                    del self._watched[watch.lease.attempt]
                     logger.warning("A lease was lost: somebody else has taken the operation")
 
-    def _record_late(self) -> None:
-        with self._wake:
-            late, self._late = self._late, []
-        now = time.monotonic()
-        for index, item in enumerate(late):
-            if item.until <= now:
-                logger.error("An outcome could not be recorded before its lease ended")
-                continue
-            try:
-                run(self._driver, item.factory)
-            except SamekeyError:
-                with self._wake:
-                    self._late.extend(late[index:])
-                raise
+    def _ask(self, program: Leases, watches: list[_Watch]) -> set[str] | None:
+        """None if the store did not answer."""
+        try:
+            return run(self._driver, lambda: program([watch.lease for watch in watches]))
+        except Exception as error:
+            said = error if isinstance(error, SamekeyError) else repr(error)
+            logger.warning("samekey could not renew its leases and will try again: %s", said)
+            return None
 
 
 def _held_for(lease: Lease) -> float:

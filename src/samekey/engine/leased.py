@@ -18,7 +18,7 @@ from .flow import Flow, ask
 from .keeper import Keeper
 from .operation import Operation, Running
 from .rules import Rules
-from .way import Finished, Handled, claimed, keep, with_expiry
+from .way import Admit, Finished, Handled, claimed, given_back, keep, with_expiry
 
 logger = logging.getLogger("samekey")
 
@@ -30,8 +30,10 @@ class Leased:
         self._keys = keys
         self._keeper = keeper
 
-    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
-        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy)
+    def begin(
+        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+    ) -> Flow[Running | Verdict]:
+        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record
@@ -42,6 +44,10 @@ class Leased:
         running.attempts = record.attempts
         running.reused = decision.reused
         return running
+
+    def give_back(self, running: Running) -> Flow[None]:
+        assert running.lease is not None
+        yield from given_back(self._keys, self._keeper, running.lease)
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         lease = running.lease

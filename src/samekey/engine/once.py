@@ -9,7 +9,6 @@ fact is kept in its place.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 import inspect
@@ -108,9 +107,7 @@ class Once:
         connection = None if rules.connection is None else rules.connection(self.exchange.context)
         if inspect.isawaitable(connection):
             connection = await connection
-        begun = await engine.drive_async(
-            engine.claim_key(self.exchange, rules, self.tenant, self.key, connection)
-        )
+        begun = await engine.claim_key_async(self.exchange, rules, self.tenant, self.key, connection)
         if not isinstance(begun, Running):
             return _earlier(begun)
         token = _current.set(begun.operation)
@@ -119,13 +116,12 @@ class Once:
             if inspect.isawaitable(result):
                 result = await result
         except BaseException as error:
-            # Shielded, here and below: whoever is cancelled now must still say what happened.
-            await asyncio.shield(engine.finish_async(begun, Handled(None, error)))
+            await engine.finish_async(begun, Handled(None, error))
             raise
         finally:
             _current.reset(token)
         handled = self._handled(result)
-        return self._result(result, handled, await asyncio.shield(engine.finish_async(begun, handled)))
+        return self._result(result, handled, await engine.finish_async(begun, handled))
 
     def _handled(self, result: Any) -> Handled:
         """The result as it is stored. One that cannot be is withheld, unless everything can be undone."""

@@ -21,6 +21,7 @@ from ..core.problem import Refusal, refuse, uncertain_answer
 from ..core.program import Program
 from ..core.record import Lease
 from ..errors import ConfigurationError, CorruptRecord, DefinitionChanged, NotSerialisable, StoreError
+from ..stores.keys import NOT_BEGUN
 from ..stores.sql.keys import Keys
 from ..stores.sql.phases import Phases, StoredInput, Work
 from .attempt import REFUSED_PAUSE_MS, Run, code_of, let_go
@@ -91,6 +92,23 @@ class PhasedWay:
             return Finished(unavailable(policy, error))
         logger.error("%s", error)
         return Finished(refuse(Refusal(500, "The operation cannot go on yet."), policy), error)
+
+    def give_back(self, running: Running) -> Flow[None]:
+        """The key was taken and the function was never entered: the operation is as it was before."""
+        lease, operation_id = running.lease, running.operation.id
+        assert lease is not None
+
+        def program() -> Program[bool]:
+            if running.attempts == 1:
+                return self.phases.release(lease, operation_id)
+            return self.phases.let_go(lease, pause_ms=0, error_code=NOT_BEGUN, counted=False)
+
+        self.keeper.forget(lease)
+        try:
+            yield from ask(program)
+        except StoreError as error:
+            logger.warning("A claim could not be given back and will be tried again: %s", error)
+            self.keeper.give_back_later(lease, program)
 
     def resume(self, lease: Lease, operation_id: str, attempts: int) -> Flow[Run | None]:
         """For the completer: everything comes from what was stored. None if there is nothing to do."""

@@ -33,6 +33,8 @@ class Shell(Protocol):
 
     async def drive_async(self, flow: Flow[T]) -> T: ...
 
+    async def open_async(self, flow: Flow[T]) -> T: ...
+
 
 class _Operation:
     def __init__(self, run: Run, shell: Shell) -> None:
@@ -76,18 +78,18 @@ class AsyncPhasedOperation(_Operation):
         with run.step(name, Kind.TRANSACTION) as (position, phase):
             if phase is not None:
                 return decode_value(phase.result)
-            session = await drive(run.open())
+            session = await self._shell.open_async(run.open())
             try:
                 began = await drive(run.enter(session, name))
                 result = write(session.connection, *args, **kwargs)
                 if inspect.isawaitable(result):
                     result = await result
-                return await drive(run.close(session, position, name, result, began))
             except BaseException as error:
                 lost = await drive(run.undo(session, error))
                 if lost is not None:
                     raise lost from error
                 raise
+            return await drive(run.close(session, position, name, result, began))
 
     async def effect(
         self,
@@ -155,12 +157,12 @@ class PhasedOperation(_Operation):
             try:
                 began = drive(run.enter(session, name))
                 result = write(session.connection, *args, **kwargs)
-                return drive(run.close(session, position, name, result, began))
             except BaseException as error:
                 lost = drive(run.undo(session, error))
                 if lost is not None:
                     raise lost from error
                 raise
+            return drive(run.close(session, position, name, result, began))
 
     def effect(
         self,

@@ -38,7 +38,7 @@ from .keeper import Keeper
 from .leased import max_run_of
 from .operation import Operation, Running
 from .rules import Rules
-from .way import Finished, Handled, claimed, keep, unavailable
+from .way import Admit, Finished, Handled, claimed, given_back, keep, unavailable
 
 logger = logging.getLogger("samekey")
 
@@ -54,9 +54,11 @@ class ProvenAtomic(ClaimedAtomic):
         super().__init__(keys, keeper)
         self._queries = keys.queries
 
-    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
+    def begin(
+        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+    ) -> Flow[Running | Verdict]:
         # The claim comes first: duplicates and replays never take a connection that a handler could use.
-        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy)
+        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record
@@ -64,7 +66,7 @@ class ProvenAtomic(ClaimedAtomic):
         try:
             session = yield from self._opened(connection)
         except BaseException:
-            yield from self._give_back(lease)
+            yield from given_back(self._keys, self._keeper, lease)
             raise
         self._keeper.watch(lease, max_run_of(rules))
         operation = Operation(claim, record.id)

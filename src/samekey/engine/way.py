@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,13 +14,24 @@ from ..core.policy import Policy
 from ..core.problem import Refusal, expiry_header, refuse, uncertain_answer
 from ..core.record import Answer, Lease
 from ..core.replayable import replayable
-from ..core.states import Mode
-from ..errors import CommitUncertain, NotExecuted, OutcomeUnknown, StoreUnavailable
+from ..drivers.caller import NotSent
+from ..errors import (
+    CommitUncertain,
+    NotExecuted,
+    OutcomeUnknown,
+    ReadOnlyStore,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    StoreUnreachable,
+)
 from ..stores.keys import Keys
 from .flow import Flow, ask
 from .keeper import Keeper
 from .operation import Running
 from .rules import Rules
+
+logger = logging.getLogger("samekey")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +86,57 @@ class Finished:
     error: BaseException | None = None
 
 
-def claimed(keys: Keys, keeper: Keeper, claim: Claim, policy: Policy) -> Flow[Decision]:
+Admit = Callable[[], Flow[None]]
+"""Asks whether a tenant may have one more key; ``LimitExceeded`` if not. Only for a key that is new."""
+
+
+def claimed(keys: Keys, keeper: Keeper, claim: Claim, policy: Policy, admit: Admit | None) -> Flow[Decision]:
     """Takes the key by a committed claim.
 
-    A claim whose answer never came may have landed all the same. Nothing will run under it, so it is given
-    back as soon as the store can be reached: else a key that nobody uses would become unknown. Phased work
-    may have been resumed by it and only waits for its lease to end.
+    A claim whose reply never came may have landed all the same. Nothing will run under it, so it is given
+    back as soon as the store can be reached: else a key that nobody uses would become unknown.
     """
+    if admit is not None and (yield from ask(lambda: keys.look(claim, policy))) is None:
+        yield from admit()
     try:
         return (yield from ask(lambda: keys.claim(claim, policy)))
-    except StoreUnavailable:
-        if claim.mode is not Mode.PHASED:
+    except BaseException as error:
+        if _may_have_landed(error):
             lease = Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
-            keeper.record_later(lease, lambda: keys.release(lease))
+            keeper.give_back_later(lease, lambda: keys.give_back(lease))
         raise
+
+
+def _may_have_landed(error: BaseException) -> bool:
+    """Whether a statement that ended so may have been carried out."""
+    if isinstance(error, StoreError):
+        unheard = isinstance(error, StoreUnavailable | CommitUncertain)
+        return unheard and not isinstance(error, StoreUnreachable | StoreBusy | ReadOnlyStore)
+    return not isinstance(error, Exception | NotSent)
+
+
+def given_back(keys: Keys, keeper: Keeper, lease: Lease) -> Flow[None]:
+    """Gives back a claim that landed and under which nothing was run."""
+    keeper.forget(lease)
+    try:
+        yield from ask(lambda: keys.give_back(lease))
+    except BaseException as error:
+        keeper.give_back_later(lease, lambda: keys.give_back(lease))
+        if not isinstance(error, StoreError):
+            raise
+        logger.warning("A claim could not be given back and will be tried again: %s", error)
 
 
 class Way(Protocol):
     """One of the ways to run an operation once."""
 
-    def begin(self, claim: Claim, rules: Rules, connection: Any) -> Flow[Running | Verdict]:
-        """Takes the key, or says what the request gets instead."""
+    def begin(
+        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+    ) -> Flow[Running | Verdict]:
+        """Takes the key, or says what the request gets instead. ``admit`` where keys are limited."""
+
+    def give_back(self, running: Running) -> Flow[None]:
+        """The key is as it was before: it was taken, and the handler was never reached."""
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         """Makes the outcome durable, then says what to send."""

@@ -35,6 +35,11 @@ ROUNDS = 16
 """How often a claim looks again when the record moves under its eyes. Each round means that somebody else
 made progress, so more than a few is unheard of; the bound turns the unheard-of into a 503."""
 
+LOOKED_AT = 50
+"""Leases that were not renewed and are looked at in one go; with a lock on each, still far below a beat."""
+NOT_BEGUN = "not_begun"
+"""The error code of an attempt that took its key and never reached its handler."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -151,7 +156,10 @@ class Keys:
         return decode_record(rows[0][1:]) if rows else None
 
     def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
-        """Renews all of them in one statement; gives the attempt ids that are still held."""
+        """Renews them in one statement; gives the attempts that it renewed.
+
+        It waits for nobody: a record that is locked is left out, like one that was lost (see ``held``).
+        """
         rows = yield self._statements.statement(
             "renew",
             now,
@@ -162,6 +170,18 @@ class Keys:
             leases=json.dumps([[x.scope, x.key, x.attempt, x.duration_ms] for x in leases]),
         )
         return {str(row[0]) for row in rows}
+
+    def held(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
+        """Of leases that were not renewed, the attempts that still hold their record.
+
+        Few are looked at, one by one: there are rarely more. The others count as held until their turn comes.
+        """
+        held = {lease.attempt for lease in leases[LOOKED_AT:]}
+        for lease in leases[:LOOKED_AT]:
+            record = yield from self.read(lease.scope, lease.key, now=now)
+            if record is not None and record.attempt == lease.attempt and record.state is State.IN_PROGRESS:
+                held.add(lease.attempt)
+        return held
 
     def complete(
         self,
@@ -214,6 +234,24 @@ class Keys:
         """Frees the key as if it had never been used. False if the lease was lost."""
         rows = yield self._statements.statement("release", now, **_lease_values(lease))
         return bool(rows)
+
+    def give_back(self, lease: Lease, *, now: int | None = None) -> Program[bool]:
+        """Undoes a claim under which nothing was run: the key is free again, or somebody's to retry.
+
+        False if the claim is not there: it never landed, or has not landed yet.
+        """
+        record = yield from self.read(lease.scope, lease.key, now=now)
+        if record is None or record.attempt != lease.attempt:
+            return False
+        if record.attempts == 1:
+            return (yield from self.release(lease, now=now))
+        if record.mode is Mode.PHASED:
+            # What earlier attempts did stands: whoever comes next goes on from there, at once.
+            rows = yield self._statements.statement(
+                "let_go", now, **_lease_values(lease), pause_ms=0, error_code=NOT_BEGUN, uncounted=1
+            )
+            return bool(rows)
+        return (yield from self.fail(lease, NOT_BEGUN, now=now))
 
     def expire(self, scope: str, key: str, *, now: int | None = None) -> Program[bool]:
         """Turns a settled record past its retention into a tombstone. False if it is not one."""

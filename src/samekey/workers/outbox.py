@@ -64,7 +64,7 @@ class OutboxWorker:
         self._concurrency = concurrency
         self._lease_ms = milliseconds(lease)
         self._grace = grace
-        self._keeper = Keeper(idempotency.drivers.sync, self._outbox.renew)
+        self._keeper = Keeper(idempotency.drivers.sync, self._outbox.renew, self._outbox.held)
         self._running: dict[asyncio.Task[None], Job] = {}
         self._let_go: set[asyncio.Task[Any]] = set()
         """Jobs that would not end when they were told to. They are no longer waited for."""

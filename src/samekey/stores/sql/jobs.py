@@ -130,17 +130,17 @@ class Jobs:
         return rows[0][0]  # type: ignore[return-value]
 
     def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
-        """Renews all of them at once (``scope`` is the job's id); gives the attempts still held."""
-        attempts, ids = [lease.attempt for lease in leases], [lease.scope for lease in leases]
-        rows = yield self._queries.statement(
-            "renew_jobs",
-            now,
-            attempts=attempts,
-            attempt_list=json.dumps(attempts),
-            ids=ids,
-            id_list=json.dumps(ids),
-            lease_ms=max(lease.duration_ms for lease in leases),
-        )
+        """Renews them at once (``scope`` is the job's id); gives the attempts that it renewed.
+
+        It waits for nobody: a job that is locked is left out, like one that was lost (see ``held``).
+        """
+        longest = max(lease.duration_ms for lease in leases)
+        rows = yield self._queries.statement("renew_jobs", now, **_taken(leases), lease_ms=longest)
+        return {str(row[0]) for row in rows}
+
+    def held(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
+        """The attempts that still have their job."""
+        rows = yield self._queries.statement("held_jobs", now, **_taken(leases))
         return {str(row[0]) for row in rows}
 
     def note_provider_id(self, job: Job, provider_id: str, *, now: int | None = None) -> Program[bool]:
@@ -213,6 +213,16 @@ class Jobs:
         """How many jobs are in each state."""
         rows = yield self._queries.statement("count_jobs", None)
         return {str(state): int(count) for state, count in rows}  # type: ignore[arg-type]
+
+
+def _taken(leases: Sequence[Lease]) -> dict[str, Value]:
+    attempts, ids = [lease.attempt for lease in leases], [lease.scope for lease in leases]
+    return {
+        "attempts": attempts,
+        "attempt_list": json.dumps(attempts),
+        "ids": ids,
+        "id_list": json.dumps(ids),
+    }
 
 
 def _operation(job: Job) -> dict[str, Value]:

@@ -44,13 +44,17 @@ where state = 'live' and due_at <= {now} and attempt is not null and attempts > 
 limit 1
 
 -- name: renew_jobs
--- All running jobs of a worker at once; gives back the attempts that are still ours. A job that is locked is
--- just being finished.
+-- The running jobs of a worker at once; gives back the attempts that it renewed. A job that somebody has locked
+-- is left out: it must not keep the others from being renewed.
 select id from {jobs} where id in (:ids) and state = 'live' and attempt in (:attempts)
 for update skip locked
 -- then
 update {jobs} set due_at = {now} + :lease_ms where id in (:locked)
 -- then
+select attempt from {jobs} where id in (:locked)
+
+-- name: held_jobs
+-- The attempts that still have their job, locked or not.
 select attempt from {jobs} where id in (:ids) and state = 'live' and attempt in (:attempts)
 
 -- name: finish_job

@@ -93,8 +93,8 @@ where scope = :scope and `key` = :key and attempt = :seen and state in ({from:le
 select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: renew
--- All live leases of a process at once; gives back the attempts that are still ours. A row that is locked is
--- just being finished, and its turn comes with the next beat: it must not keep the others from being renewed.
+-- Many leases of a process at once; gives back the attempts that it renewed. A record that somebody has locked
+-- is left out and has its turn later: it must not keep the others from being renewed.
 select k.id
 from json_table(convert(:leases using utf8mb4), '$[*]' columns (
     scope varbinary(1536) path '$[0]', name varbinary(1024) path '$[1]', attempt varbinary(255) path '$[2]'
@@ -111,13 +111,7 @@ join {keys} as k on k.attempt = l.attempt
 set k.locked_until = {now} + l.duration
 where k.id in (:locked)
 -- then
-select k.attempt
-from json_table(convert(:leases using utf8mb4), '$[*]' columns (
-    scope varbinary(1536) path '$[0]', name varbinary(1024) path '$[1]', attempt varbinary(255) path '$[2]'
-)) as l
-straight_join {keys} as k force index (primary)
-    on k.scope = l.scope and k.`key` = l.name and k.attempt = l.attempt
-where k.state in ({from:lease_end})
+select attempt from {keys} where id in (:locked)
 
 -- name: complete
 -- The holder's answer. Nothing happens if anybody else has taken the record.

@@ -76,10 +76,18 @@ where state = 'live' and due_at <= {now} and attempt is not null and attempts > 
 limit 1
 
 -- name: renew_jobs
--- All running jobs of a worker at once; gives back the attempts that are still ours.
+-- The running jobs of a worker at once; gives back the attempts that it renewed. A job that somebody has locked
+-- is left out: it must not keep the others from being renewed.
 update {jobs} set due_at = {now} + :lease_ms::bigint
-where attempt = any(:attempts::text[]) and id = any(:ids::text[]) and state = 'live'
+where id = any(array(
+    select id from {jobs} where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live'
+    for update skip locked
+))
 returning attempt
+
+-- name: held_jobs
+-- The attempts that still have their job, locked or not.
+select attempt from {jobs} where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live'
 
 -- name: finish_job
 -- Only the attempt that holds the job may finish it.

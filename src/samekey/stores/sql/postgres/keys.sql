@@ -88,11 +88,20 @@ where scope = :scope::text and key = :key::text and attempt = :seen::text
 returning {now}, {record}
 
 -- name: renew
--- All live leases of a process at once; gives back the attempts that are still ours.
-update {keys} as k set locked_until = {now} + l.duration
-from unnest(:scopes::text[], :key_list::text[], :attempts::text[], :durations::bigint[])
-    as l (scope, key, attempt, duration)
-where k.scope = l.scope and k.key = l.key and k.attempt = l.attempt
+-- Many leases of a process at once; gives back the attempts that it renewed. A record that somebody has locked
+-- is left out and has its turn later: it must not keep the others from being renewed.
+with mine as materialized (
+    select k.scope, k.key, l.attempt, l.duration
+    from unnest(:scopes::text[], :key_list::text[], :attempts::text[], :durations::bigint[])
+        as l (scope, key, attempt, duration)
+    cross join lateral (
+        select o.scope, o.key from {keys} as o
+        where o.scope = l.scope and o.key = l.key and o.attempt = l.attempt and o.state in ({from:lease_end})
+        limit 1 for update skip locked
+    ) as k
+)
+update {keys} as k set locked_until = {now} + mine.duration from mine
+where k.scope = mine.scope and k.key = mine.key and k.attempt = mine.attempt
     and k.state in ({from:lease_end})
 returning k.attempt
 

@@ -46,6 +46,12 @@ where id in (select value from json_each(:id_list)) and state = 'live'
     and attempt in (select value from json_each(:attempt_list))
 returning attempt
 
+-- name: held_jobs
+-- The attempts that still have their job.
+select attempt from {jobs}
+where id in (select value from json_each(:id_list)) and state = 'live'
+    and attempt in (select value from json_each(:attempt_list))
+
 -- name: finish_job
 -- Only the attempt that holds the job may finish it.
 update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provider_id, provider_id),

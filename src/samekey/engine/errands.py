@@ -1,0 +1,100 @@
+"""Errands: what the engine does with a store for a caller, in a task of its own.
+
+A caller that is cancelled (a client that left, a deadline) stops waiting; it never interrupts a statement. A
+connection that was torn out of the middle of one is in a state that nobody knows, and a claim whose reply
+nobody heard holds its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from ..drivers.caller import Caller, caller
+
+T = TypeVar("T")
+
+
+class Errands:
+    """The errands that are under way. They belong to the event loop that they were begun in."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Done to its end in any case. A caller that is cancelled meanwhile hears of it afterwards.
+
+        It waits, because what comes next may need the same connection. Drivers bound how long that takes.
+        """
+        task = self._start(work)
+        cancelled = await _to_its_end(task)
+        if cancelled is not None:
+            if not task.cancelled():
+                task.exception()  # looked at, so that nobody is told that it was not
+            raise cancelled
+        return task.result()
+
+    async def begin(
+        self,
+        work: Coroutine[Any, Any, T],
+        unwanted: Callable[[T], Coroutine[Any, Any, None]],
+        *,
+        leaves_at_once: bool = True,
+    ) -> T:
+        """For what a caller wants to hold.
+
+        Once it is cancelled, what was not sent yet is not sent any more. If the work ends with a result all
+        the same, ``unwanted`` gives that back, whatever becomes of the caller. It waits for that only if it
+        may not leave at once: then the work uses something of the caller's own.
+        """
+        who = Caller()
+        token = caller.set(who)
+        try:
+            task = self._start(work)
+        finally:
+            caller.reset(token)
+        try:
+            return await asyncio.shield(task)
+        except BaseException:
+            # Cancelled, perhaps in the very moment in which the work ended: the result is nobody's.
+            who.gone = True
+            if not task.done() or (not task.cancelled() and task.exception() is None):
+                undoing = self._start(_undo(task, unwanted))
+                if not leaves_at_once:
+                    await _to_its_end(undoing)
+            raise
+
+    async def settle(self, seconds: float) -> None:
+        """Waits for what is under way in this event loop."""
+        loop = asyncio.get_running_loop()
+        mine = {task for task in self._under_way if task.get_loop() is loop}
+        if mine:
+            await asyncio.wait(mine, timeout=seconds)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+
+async def _to_its_end(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
+    """Waits, whatever happens to us; gives the first cancellation that came meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+    return cancelled
+
+
+async def _undo(task: asyncio.Task[T], unwanted: Callable[[T], Awaitable[None]]) -> None:
+    try:
+        result = await asyncio.shield(task)
+    except BaseException:
+        if not task.done():
+            raise  # the event loop is being torn down
+        return
+    await unwanted(result)

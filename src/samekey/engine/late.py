@@ -1,0 +1,168 @@
+"""Late outcomes: what could not be recorded while the store was away is tried again, one after the other.
+
+A thread of its own, beside the one that renews leases, so that neither waits for the other. Each outcome is
+tried by itself and has an error of its own: one that the store never takes is dropped, with an error in the
+log, and keeps no other from being recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.program import Program
+from ..drivers.protocol import Driver
+from ..drivers.run import run
+from ..errors import CommitUncertain, StoreBusy, StoreUnavailable, TransactionConflict
+
+logger = logging.getLogger("samekey")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between tries. A connection that was cut is back at once; a server takes seconds to restart."""
+MOST = 5_000
+"""Outcomes that wait at a time. More operations than that do not run at once in one process; and what is not
+taken here is found out once its lease has run out, like the outcome of a process that died."""
+SETTLE = 10.0
+"""Seconds after which a claim that cannot be found has not landed and will not. One was seen to land two and
+a half seconds after its connection was cut."""
+LAST_TRIES = 5.0
+"""Seconds for what still waits when the process stops."""
+
+_TRANSIENT = (StoreUnavailable, TransactionConflict, CommitUncertain)
+
+
+@dataclass(slots=True)
+class _Item:
+    factory: Callable[[], Program[Any]]
+    until: float
+    gives_back: bool
+    """A claim to give back: done once it was there. False from the store: it has not landed, perhaps yet."""
+    due: float = 0.0
+    pause: float = FIRST_PAUSE
+    looked_for: bool = False
+
+    def later(self) -> None:
+        self.due = time.monotonic() + self.pause
+        self.pause = min(2 * self.pause, LONGEST_PAUSE)
+
+
+class Late:
+    """What waits to be recorded. Safe in threads and after a fork."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._pid = os.getpid()
+        self._wake = threading.Condition()
+        self._items: list[_Item] = []
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._away = FIRST_PAUSE
+        """How long a store that could not be reached is left alone."""
+
+    def record(self, factory: Callable[[], Program[Any]], seconds: float) -> None:
+        """Tries an outcome until the store has taken it, or refused it for good, or the time is over."""
+        self._add(_Item(factory, time.monotonic() + seconds, gives_back=False))
+
+    def give_back(self, factory: Callable[[], Program[bool]], seconds: float) -> None:
+        """Gives back a claim that may have landed, or may still land."""
+        self._add(_Item(factory, time.monotonic() + seconds, gives_back=True))
+
+    def stop(self) -> None:
+        """Ends the thread, after a last try of everything that waits."""
+        with self._wake:
+            thread, self._thread = self._thread, None
+            self._stopping = True
+            self._wake.notify()
+        if thread is not None and self._pid == os.getpid():
+            thread.join(timeout=2 * LAST_TRIES)
+
+    def _add(self, item: _Item) -> None:
+        if self._pid != os.getpid():
+            self._start_anew()
+        with self._wake:
+            if len(self._items) >= MOST:
+                logger.error("Too many outcomes wait for the store; this one is left to its lease's end")
+                return
+            self._items.append(item)
+            self._stopping = False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="samekey-late", daemon=True)
+                self._thread.start()
+            else:
+                self._wake.notify()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._wake:
+                if not self._stopping:
+                    self._wake.wait(self._wait())
+                if self._stopping or self._thread is not me:
+                    break
+            self._try_due()
+        deadline = time.monotonic() + LAST_TRIES
+        for item in self._taken(everything=True):
+            if time.monotonic() < deadline and not self._try(item):
+                deadline = 0.0  # the store is away, for the others too
+
+    def _wait(self) -> float | None:
+        """Until something is due; None while nothing waits."""
+        if not self._items:
+            return None
+        return max(0.0, min(item.due for item in self._items) - time.monotonic())
+
+    def _try_due(self) -> None:
+        due = self._taken()
+        for number, item in enumerate(due):
+            if self._try(item):
+                self._away = FIRST_PAUSE
+                continue
+            # The others wait too, and go first next time: it may be this one that cannot be done.
+            self._put_back([*due[number + 1 :], item], time.monotonic() + self._away)
+            self._away = min(2 * self._away, LONGEST_PAUSE)
+            return
+
+    def _taken(self, *, everything: bool = False) -> list[_Item]:
+        now = time.monotonic()
+        with self._wake:
+            taken = [item for item in self._items if everything or item.due <= now]
+            self._items = [item for item in self._items if not everything and item.due > now]
+        return taken
+
+    def _put_back(self, items: list[_Item], due: float = 0.0) -> None:
+        with self._wake:
+            for item in items:
+                item.due = max(item.due, due)
+            self._items += items
+
+    def _try(self, item: _Item) -> bool:
+        """One try. False if the store could not be reached; everything else is settled or put back here."""
+        if item.until <= time.monotonic():
+            if not item.gives_back:
+                logger.error("An outcome could not be recorded before its lease ended")
+            return True
+        try:
+            done = run(self._driver, item.factory)
+        except _TRANSIENT as error:
+            logger.warning("An outcome could not be recorded and will be tried again: %s", error)
+            if isinstance(error, StoreUnavailable) and not isinstance(error, StoreBusy):
+                return False
+            item.later()
+            self._put_back([item])
+        except Exception:
+            logger.exception("The store refused an outcome for good; it is left to its lease's end")
+        else:
+            if item.gives_back and not done:
+                if not item.looked_for:
+                    item.looked_for, item.until = True, min(item.until, time.monotonic() + SETTLE)
+                item.later()
+                self._put_back([item])
+        return True
