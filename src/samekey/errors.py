@@ -31,6 +31,7 @@
     │   ├── DefinitionChanged       phases that do not fit what was recorded, or an unknown version
     │   ├── NothingWritten          atomic work wrote elsewhere (strict mode)
     │   ├── NothingEnqueued         deferred work enqueued no job
+    │   ├── StepNotAwaited          a phase or an enqueue that async code began and forgot
     │   ├── StreamedAnswer          atomic work cannot stream its answer
     │   └── NoOperation             current_operation() outside a guarded handler
     └── Answered                    internal: the answer is decided, the handler did not run
@@ -233,6 +234,10 @@ class NothingWritten(HandlerError):
 
 class NothingEnqueued(HandlerError):
     """The deferred handler enqueued no job, so nobody would ever finish the operation."""
+
+
+class StepNotAwaited(HandlerError):
+    """Async code called a phase or ``op.enqueue`` and never awaited it, so it did not happen."""
 
 
 class StreamedAnswer(HandlerError):

@@ -117,6 +117,7 @@ class Idempotency(Engine):
         Change the order or the names of phases only under a new ``version``, and keep the old version
         registered until its operations are done.
         """
+        _named("phased", name, '@idempotency.phased("create_ride")')
         if options.get("required") is False:
             raise ConfigurationError("Phased work needs a key: without one nothing could be resumed.")
         rules = rules_from(self.policy, Mode.PHASED, {**options, "required": True})
@@ -146,6 +147,7 @@ class Idempotency(Engine):
         backoff: Backoff | None = None,
     ) -> Callable[[Handler], Handler]:
         """A function of ``(job, payload)`` that does the jobs of this name. What it returns is the answer."""
+        _named("job", name, '@idempotency.job("send_receipt")')
 
         def declare(function: Handler) -> Handler:
             self.jobs.register(
@@ -162,6 +164,8 @@ class Idempotency(Engine):
         function serves every endpoint that has none of its own. It takes the record and returns
         ``Executed(response)``, ``Declined(response)``, ``NotExecuted`` or ``StillUnknown``.
         """
+        if endpoint is not None:
+            _named("lookup", endpoint, '@idempotency.lookup("POST /transfers") or @idempotency.lookup()')
 
         def declare(function: Handler) -> Handler:
             if endpoint in self.lookups:
@@ -335,3 +339,14 @@ class Idempotency(Engine):
         finally:
             service.stop()
             await running
+
+
+def _named(decorator: str, name: object, example: str) -> None:
+    """A decorator without its parentheses is given the function in place of a name, and would swallow it."""
+    if callable(name):
+        called = getattr(name, "__qualname__", repr(name))
+        raise ConfigurationError(
+            f"@idempotency.{decorator} was put on {called} without its parentheses. Write {example}."
+        )
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"@idempotency.{decorator} needs a name, a string, not {name!r}: {example}.")

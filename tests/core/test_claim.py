@@ -10,12 +10,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from samekey.core.claim import (
+    call_part,
     downstream_base,
     downstream_key,
     is_operation_id,
     located_by,
     locating_id,
     lock_number,
+    owner_of,
     scope_of,
     scope_part,
 )
@@ -53,6 +55,19 @@ def test_a_scope_can_be_taken_apart_again(parts: list[str]) -> None:
 @given(st.lists(anything, max_size=4), st.lists(anything, max_size=4))
 def test_different_parts_give_different_scopes(one: list[str], other: list[str]) -> None:
     assert (scope_of(*one) == scope_of(*other)) == (one == other)
+
+
+@given(anything, st.lists(anything, max_size=3), anything, st.lists(anything, max_size=3))
+@example("@acme", [], "acme", [])
+@example("@=acme", [], "acme", [])
+def test_no_client_reaches_the_keys_of_the_services_own_calls(
+    tenant: str, more: list[str], called: str, others: list[str]
+) -> None:
+    """Whatever the tenants are called, and whatever else the scopes hold."""
+    client = scope_of(scope_part(tenant), *map(scope_part, more))
+    call = scope_of(call_part(called), *map(scope_part, others))
+    assert client != call
+    assert (owner_of(client), owner_of(call)) == (scope_part(tenant), call_part(called))
 
 
 @pytest.mark.parametrize(

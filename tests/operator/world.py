@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from samekey import Idempotency, Policy
-from samekey.core.claim import Claim, scope_of, scope_part
+from samekey.core.claim import Claim, call_part, scope_of, scope_part
 from samekey.core.decide import Execute
 from samekey.core.policy import ietf
 from samekey.core.program import Program
@@ -214,8 +214,10 @@ class World:
         return self.read(record), job_id
 
     def by_key(self, key: str, tenant: str = TENANT) -> Record:
-        record = self.run(lambda: self.keys.read(scope_of(scope_part(tenant)), key))
-        assert record is not None
+        """Of a client, or of a call of ``once``."""
+        parts = (scope_part(tenant), call_part(tenant))
+        found = [self.run(lambda part=part: self.keys.read(scope_of(part), key)) for part in parts]  # type: ignore[misc]
+        (record,) = [one for one in found if one is not None]
         return record
 
     def find(self, record: Record | str) -> Record | None:

@@ -6,9 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
-from samekey import ConfigurationError, JobContext, Response
-from samekey.errors import NothingEnqueued, NotSerialisable
+from samekey import ConfigurationError, JobContext, Response, current_operation
+from samekey.asgi import IdempotencyMiddleware
+from samekey.errors import NothingEnqueued, NotSerialisable, StepNotAwaited
+from tests.edges.apps import tenant_of
+from tests.edges.callers import AsgiClient
 from tests.outbox.world import Act, Kind, Outbox, assert_accepted, order, status_of
 
 pytestmark = pytest.mark.parametrize("kind", ["async", "sync"])
@@ -129,6 +135,72 @@ def test_a_handler_that_enqueues_nothing_is_told_so(outbox: Outbox, kind: Kind) 
     assert "op.enqueue" in str(got.error)
     assert outbox.orders() == []
     assert outbox.states() == []
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_an_enqueue_that_was_not_awaited_is_noticed(outbox: Outbox, kind: Kind, before: int) -> None:
+    """Nothing stands, whether or not another job had been written."""
+    runs = declare_charge(outbox, kind)
+    if kind == "sync":
+        assert_accepted(outbox.client(kind).send(order("k")))  # nothing to await
+        return
+    outbox.idempotency.job("receipt")(print)
+
+    @outbox.idempotency.deferred
+    async def place(_request: Any) -> Any:
+        operation = current_operation()
+        await operation.connection.execute("insert into orders values ('written')")
+        for _ in range(before):
+            await operation.enqueue("charge", {"cents": 100})
+        operation.enqueue("receipt")
+        return PlainTextResponse("accepted", 202)
+
+    app = Starlette(routes=[Route("/orders", place, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=outbox.idempotency, tenant=tenant_of)
+    got = AsgiClient(app, outbox.loop).send(order("k"))
+    assert got.status == 500 and isinstance(got.error, StepNotAwaited)
+    assert "op.enqueue('receipt') was never awaited" in str(got.error)
+    assert (outbox.orders(), outbox.jobs(), runs) == ([], [], [])
+    assert_accepted(outbox.client(kind).send(order("k")))
+
+
+def test_no_two_jobs_share_a_downstream_key(outbox: Outbox, kind: Kind) -> None:
+    """The second job of a name is told apart from any job of another name."""
+    with pytest.raises(ConfigurationError, match="needs a name without #"):
+        outbox.idempotency.job("charge#1")(print)
+
+    @outbox.idempotency.deferred
+    async def place(_request: Any) -> Any:
+        with pytest.raises(ConfigurationError, match="needs a name without #"):
+            current_operation().downstream_key("charge#1")
+        return PlainTextResponse("refused", 400)
+
+    app = Starlette(routes=[Route("/orders", place, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=outbox.idempotency, tenant=tenant_of)
+    assert AsgiClient(app, outbox.loop).send(order("k")).status == 400
+
+
+@pytest.mark.parametrize("wrong", [7, "", "nul\0", "x" * 256, b"ch_1"])
+def test_a_providers_id_that_cannot_be_kept_is_refused_where_it_is_set(
+    outbox: Outbox, kind: Kind, wrong: Any
+) -> None:
+    refusals: list[str] = []
+
+    def charge(job: JobContext, payload: Any) -> Any:
+        try:
+            job.provider_id = wrong
+        except ConfigurationError as error:
+            refusals.append(str(error))
+        job.provider_id = "ch_1"
+        return Response(201)
+
+    outbox.idempotency.job("charge")(charge)
+    client = outbox.client(kind)
+    client.send(order("k"))
+    outbox.work()
+    assert client.send(order("k")).status == 201
+    assert len(refusals) == 1 and refusals[0].startswith("provider_id must")
+    assert outbox.job().provider_id == "ch_1"
 
 
 def test_an_unknown_job_is_a_clear_error_and_nothing_is_written(outbox: Outbox, kind: Kind) -> None:

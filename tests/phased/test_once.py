@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from samekey import (
     ConfigurationError,
@@ -23,11 +27,12 @@ from samekey import (
     current_operation,
     stripe,
 )
+from samekey.asgi import IdempotencyMiddleware
 from samekey.errors import NotSerialisable
 from samekey.testing.processes import race, spawn, wait_until
 from tests.edges.callers import LoopThread
 from tests.phased.once_scenarios import holds_on, one_of_many
-from tests.phased.world import count, execute, state_of
+from tests.phased.world import column, count, execute, state_of
 
 
 class Calls:
@@ -310,6 +315,34 @@ def test_atomic_work_may_use_a_connection_of_the_users(url: str) -> None:
     idempotency.close()
 
 
+@pytest.mark.parametrize("mode", ["atomic", "leased"])
+@pytest.mark.parametrize("wrong", [7, "nul\x00", "x" * 256])
+def test_a_providers_id_that_no_store_would_take_is_refused_where_it_is_set(
+    guard: Guard, mode: str, wrong: Any
+) -> None:
+    """Not at the very end, when the outcome could not be recorded any more."""
+    errors: list[Exception] = []
+
+    def work() -> str:
+        try:
+            current_operation().provider_id = wrong
+        except ConfigurationError as error:
+            errors.append(error)
+        current_operation().provider_id = "ch_1"
+        return "done"
+
+    async def work_async() -> str:
+        return work()
+
+    def call() -> Any:
+        with warnings.catch_warnings(action="ignore"):  # atomic work that writes nothing
+            return guard.once(work if guard.style == "sync" else work_async, mode=mode)
+
+    assert [call(), call()] == ["done", "done"]
+    assert len(errors) == 1 and str(errors[0]).startswith("provider_id must")
+    assert column(guard.idempotency.url, "k1", "provider_id") == "ch_1"
+
+
 def test_the_downstream_key_is_the_same_for_every_attempt(guard: Guard) -> None:
     seen = []
 
@@ -405,6 +438,97 @@ def test_the_decorator_on_async_functions_and_with_a_payload(
 
     assert [loop.run(call("a")), loop.run(call("b"))] == ["acme", "acme"]
     assert len(runs) == 1
+
+
+SPELLINGS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    (("e1",), {}),
+    ((), {"event": "e1"}),
+    (("e1", 5), {}),
+    (("e1",), {"cents": 5}),
+    ((), {"cents": 5, "event": "e1"}),
+    (("e1",), {"note": None}),
+]
+
+
+def test_one_call_however_it_is_spelled_has_one_payload(guard: Guard, loop: LoopThread) -> None:
+    runs: list[int] = []
+
+    def book(event: str, cents: int = 5, *others: int, note: str | None = None, **more: int) -> int:
+        runs.append(cents)
+        return len(runs)
+
+    async def book_async(
+        event: str, cents: int = 5, *others: int, note: str | None = None, **more: int
+    ) -> int:
+        return book(event, cents, *others, note=note, **more)
+
+    keep: dict[str, Any] = {"tenant": lambda *_, **__: "acme", "key": lambda *_, **__: "k1"}
+    guarded: Any = guard.idempotency.once_per(**keep)(book if guard.style == "sync" else book_async)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if guard.style == "sync":
+            return guarded(*args, **kwargs)
+        return loop.run(guarded(*args, **kwargs))
+
+    assert [call(*args, **kwargs) for args, kwargs in SPELLINGS] == [1] * len(SPELLINGS)
+    others: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        (("e1", 6), {}),
+        (("e1", 5, 1), {}),
+        (("e1",), {"note": "x"}),
+        (("e1",), {"extra": 1}),
+    ]
+    for args, kwargs in others:
+        with pytest.raises(KeyReused):
+            call(*args, **kwargs)
+    with pytest.raises(TypeError):
+        call()
+    assert len(runs) == 1
+
+
+def test_a_default_that_cannot_be_compared_is_refused_when_it_is_declared(idempotency: Idempotency) -> None:
+    keep: dict[str, Any] = {"tenant": lambda *_, **__: "acme", "key": lambda *_, **__: "k1"}
+
+    def send(mail: str, client: Any = print) -> str:
+        return mail
+
+    with pytest.raises(ConfigurationError, match=r"default of 'client'.*payload="):
+        idempotency.once_per(**keep)(send)
+    guarded = idempotency.once_per(**keep, payload=lambda mail, **_: mail)(send)
+    assert [guarded("a"), guarded("a")] == ["a", "a"]
+
+
+# ------------------------------------------------------------------ keys that no client can reach
+
+
+def test_a_client_cannot_squat_the_keys_of_the_services_own_calls(guard: Guard, loop: LoopThread) -> None:
+    """The same tenant, the same key: one came in by HTTP, the other is a call of the service's own."""
+    from tests.edges.callers import Request, call_asgi
+    from tests.phased.world import _tenant
+
+    served: list[str] = []
+
+    @guard.idempotency.leased
+    async def pay(request: Any) -> Any:
+        served.append("pay")
+        return PlainTextResponse("paid")
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=guard.idempotency, tenant=_tenant)
+    for key, tenant in (("evt_1", "acme"), ("evt_1", "@=acme"), ("evt_1", "@acme")):
+        request = Request(
+            path="/pay",
+            headers=((b"idempotency-key", key.encode()), (b"x-tenant", tenant.encode())),
+            body=b"{}",
+        )
+        assert loop.run(call_asgi(app, request)).status == 200
+    work = guard.calls("done")
+    assert [guard.once(work.run, "evt_1") for _ in range(2)] == ["done", "done"]
+    assert (work.count, len(served)) == (1, 3)
+    own = guard.calls("own")
+    assert guard.once(own.run, "evt_2") == "own"
+    request = Request(path="/pay", headers=((b"idempotency-key", b"evt_2"),), body=b"{}")
+    first, again = (loop.run(call_asgi(app, request)) for _ in range(2))
+    assert (first.status, again.header("idempotent-replayed"), len(served)) == (200, "true", 4)
 
 
 # ------------------------------------------------------------------ several processes

@@ -15,7 +15,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from ..core.claim import scope_of, scope_part
+from ..core.claim import call_part, scope_of, scope_part
 from ..core.program import Program, Unreadable
 from ..core.record import Record
 from ..core.states import State
@@ -219,6 +219,13 @@ class Store:
         part = scope_part(tenant)
         scope = scope_of(part)
         record = self.ask(lambda: self.finding.by_key(scope, key))
+        called = self.ask(lambda: self.finding.by_key(scope_of(call_part(tenant)), key))
+        if record is not None and called is not None:
+            raise Refusal(
+                "This tenant has the key twice, from a client and in a call of once(): use keys list, then "
+                "the id."
+            )
+        record = record or called
         if record is None:
             # The scope may hold more than the tenant.
             records = self.ask(lambda: self.finding.find(tenant=part, key=key, limit=2))
@@ -239,6 +246,9 @@ class Store:
         wanted = digest.strip().lower()
         for named in self._every_key():
             if self.digest(named) == wanted:
+                part, key = named.tenant, named.key
+                if len(self.ask(lambda: self.finding.find(tenant=part, key=key, limit=2))) > 1:  # noqa: B023
+                    raise Refusal("Several keys have this digest: use keys list, then the id.")
                 record = self.ask(lambda named=named: self.finding.by_key(named.scope, named.key))  # type: ignore[misc]
                 return Found(record, self._timeline(named.scope, named.key))
         return Found(None, [])

@@ -53,6 +53,20 @@ def scope_of(*parts: str) -> str:
     return "".join(f"{len(part)}:{part}" for part in parts)
 
 
+def call_part(tenant: str) -> str:
+    """Whose key it is where no request carried it: no ``scope_part`` begins so, whatever a tenant is called.
+
+    So the keys of plain functions, consumers and webhooks are a space that no client can reach.
+    """
+    return f"@{scope_part(tenant)}"
+
+
+def owner_of(scope: str) -> str:
+    """The first part of a scope: a tenant's clients, or the service's own calls for that tenant."""
+    length, _, parts = scope.partition(":")
+    return parts[: int(length)]
+
+
 def downstream_base(scope: str, key: str) -> str:
     """What every downstream key of this operation begins with, in this life and any later one."""
     return _digest("samekey downstream 1", scope, key)[:32]

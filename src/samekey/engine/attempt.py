@@ -42,6 +42,7 @@ from ..errors import (
     NotSerialisable,
     OutcomeUnknown,
     SamekeyError,
+    StepNotAwaited,
     StoreError,
 )
 from ..response import answer_of
@@ -50,6 +51,7 @@ from ..stores.sql.phases import Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in
 from .input import Captured
+from .steps import Steps
 from .way import Finished, Handled, keep, unavailable, with_expiry
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Run:
         self._actor = Actor("completer") if unattended else None
         """No client waits for it: the completer runs it, and would come back at once."""
         self._phases = work.phases
+        self.steps = Steps()
         self._position = 0
         self._names: set[str] = set()
         self._step: str | None = None
@@ -114,6 +117,9 @@ class Run:
                 f"The phase {name!r} was begun after another one had failed. Let that error out, or return "
                 "an answer; a refusal that you want to go on from is a result, so return it from the call."
             ) from self._broken
+        forgotten = self.steps.forgotten(before=step_name(name, kind))
+        if forgotten is not None:
+            raise forgotten  # before anything comes after a step that did not happen
         if name in self._names:
             raise ConfigurationError(
                 f"Two phases are named {name!r}. Give each its own name: it is also what their downstream "
@@ -308,6 +314,9 @@ class Run:
     def _complete(self, result: Any) -> Flow[Finished]:
         if self._broken is not None and _must_not_be_swallowed(self._broken):
             return (yield from self.stop(self._broken))
+        forgotten = self.steps.forgotten()
+        if forgotten is not None:
+            return (yield from self.stop(forgotten))
         all_reached(self._phases, self._position)
         answer = answer_of(result)
         outcome = self.definition.rules.outcome(answer.status, None, routed=True)
@@ -339,6 +348,7 @@ class Run:
     def stop(self, error: BaseException) -> Flow[Finished]:
         """The function raised: what becomes of the operation, and what the client gets."""
         policy = self.definition.rules.policy
+        self.steps.drop()
         match error:
             case LeaseLost():
                 return (yield from self._overtaken())
@@ -359,6 +369,9 @@ class Run:
                 # Its writes may stand without their recovery point.
                 self._resumable = False
         outcome = self._judge(error, self.definition.rules.on_error)
+        if isinstance(error, StepNotAwaited):
+            logger.error("%s (%s)", error, self.definition.identity)
+            outcome = Outcome.FAIL  # what was not begun did not happen; what was has its own recovery point
         if outcome is Outcome.REMEMBER and self._resumable:
             finished = yield from self._store(Handled(None, error).answer_or_failure(policy))
             return Finished(finished.answer, error)
@@ -424,6 +437,11 @@ class Run:
 
     def __str__(self) -> str:
         return f"operation {self.operation_id} ({self.definition.identity})"
+
+
+def step_name(name: str, kind: Kind) -> str:
+    """A step as the function has it."""
+    return f"op.{kind}({name!r})"
 
 
 def _must_not_be_swallowed(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from ..core.problem import accepted_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
 from ..core.states import State
-from ..errors import NothingEnqueued
+from ..errors import HandlerError, NothingEnqueued
 from ..stores.sql.atomic import Escaped, Taken, Written
 from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import Keys
@@ -44,8 +44,9 @@ class LockedDeferred(LockedAtomic):
         self._jobs = Jobs(keys)
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
-        if not running.operation.enqueued:
-            return (yield from self._refuse_to_commit(running, _nothing_enqueued(answer)))
+        problem = _not_enqueued(running, answer)
+        if problem is not None:
+            return (yield from self._refuse_to_commit(running, problem))
         return (yield from super()._commit(running, handled, answer))
 
     def _last_statement(self, running: Running, answer: Answer | None) -> Program[Written | Taken | Escaped]:
@@ -64,8 +65,9 @@ class ClaimedDeferred(ClaimedAtomic):
         self._jobs = Jobs(keys)
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
-        if not running.operation.enqueued:
-            return (yield from self._refuse_to_commit(running, _nothing_enqueued(answer)))
+        problem = _not_enqueued(running, answer)
+        if problem is not None:
+            return (yield from self._refuse_to_commit(running, problem))
         return (yield from super()._commit(running, handled, answer))
 
     def _last_statement(self, running: Running, lease: Lease, answer: Answer | None) -> Program[int | None]:
@@ -75,5 +77,9 @@ class ClaimedDeferred(ClaimedAtomic):
         return _accepted(running, answer, expires_at)
 
 
-def _nothing_enqueued(answer: Answer) -> NothingEnqueued:
+def _not_enqueued(running: Running, answer: Answer) -> HandlerError | None:
+    """Why the operation would never be finished, or not all of it."""
+    forgotten = running.operation._steps.forgotten()
+    if forgotten is not None or running.operation.enqueued:
+        return forgotten
     return NothingEnqueued(_NOTHING_ENQUEUED.format(status=answer.status))

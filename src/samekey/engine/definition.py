@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.backoff import Backoff
 from ..core.policy import milliseconds
+from ..core.provider import ProviderId
 from ..errors import OutcomeUnknown
 from .rules import Rules
 
@@ -54,14 +55,20 @@ class Definition:
         return inspect.iscoroutinefunction(self.function)
 
 
-@dataclass(slots=True)
 class Effect:
     """One outside call: send ``key`` to the provider, and keep the provider's own id here."""
 
-    key: str
-    provider_id: str | None = None
-    timeout: float = 0.0
-    """Seconds that are left for the call when it begins: the longest time-out to give your client."""
+    provider_id = ProviderId()
+    """Set it to the provider's own id, text; it is stored with the result and can be looked up."""
+
+    def __init__(self, key: str, provider_id: str | None = None, timeout: float = 0.0) -> None:
+        self.key = key
+        self.provider_id = provider_id
+        self.timeout = timeout
+        """Seconds that are left for the call when it begins: the longest time-out to give your client."""
+
+    def __repr__(self) -> str:
+        return f"<Effect {self.key}>"
 
 
 @dataclass(frozen=True, slots=True)

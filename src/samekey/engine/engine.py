@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..core.claim import Claim, scope_of, scope_part
+from ..core.claim import Claim, owner_of, scope_of, scope_part
 from ..core.decide import (
     Mismatch,
     ModeChanged,
@@ -359,7 +359,7 @@ class Engine:
 
         def admit() -> Flow[None]:
             exceeded = yield from ask(
-                lambda: self._limits.admit(claim.tenant, per_minute=per_minute, active=active)
+                lambda: self._limits.admit(owner_of(claim.scope), per_minute=per_minute, active=active)
             )
             if exceeded is not None:
                 raise LimitExceeded(

@@ -36,6 +36,8 @@ class Exchange:
     binding: Callable[[Any], str | None] | None = None
     """Gives the session or credential that the key is bound to as well."""
     bound_to: str | None = None
+    is_call: bool = False
+    """A call of the service's own (``once``), not a request of a client: its keys are apart."""
 
     running: Running | None = None
     answer: Answer | None = None

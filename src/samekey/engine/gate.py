@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from ..core.claim import Claim, scope_of, scope_part
+from ..core.claim import Claim, call_part, scope_of, scope_part
 from ..core.decide import (
     Accepted,
     Gone,
@@ -80,7 +80,7 @@ def claim_of(
     policy, parts = rules.policy, exchange.parts
     mark = fingerprint(parts, policy.fingerprint)
     endpoint = f"{parts.method} {exchange.endpoint}"
-    identity = [scope_part(tenant)]
+    identity = [call_part(tenant) if exchange.is_call else scope_part(tenant)]
     if exchange.bound_to is not None:
         identity.append(scope_part(exchange.bound_to))
     if policy.scope == "tenant+endpoint":
@@ -102,7 +102,7 @@ def claim_of(
         attempt=secrets.token_hex(16),
         scope=scope,
         key=key,
-        tenant=identity[0],
+        tenant=scope_part(tenant),
         endpoint=scope_part(endpoint)[1:],
         fingerprint=mark.digest,
         fingerprint_version=mark.version,

@@ -13,6 +13,7 @@ from ..core.backoff import Backoff
 from ..core.claim import downstream_key
 from ..core.phases import encode_value
 from ..core.program import Program
+from ..core.provider import ProviderId
 from ..errors import ConfigurationError, NotSerialisable
 from ..stores.sql.jobs import Job, Jobs
 from .operation import Running
@@ -42,6 +43,11 @@ class JobRegistry:
     def register(self, definition: JobDefinition) -> None:
         if definition.name in self._known:
             raise ConfigurationError(f"The job {definition.name!r} is defined twice.")
+        if "#" in definition.name:
+            raise ConfigurationError(
+                f"The job {definition.name!r} needs a name without #: downstream keys count the jobs of an "
+                "operation by it, so two jobs could share one."
+            )
         if definition.max_attempts < 1 or definition.timeout <= timedelta(0):
             raise ConfigurationError(
                 f"The job {definition.name!r} needs at least one attempt and a time-out longer than nothing."
@@ -116,6 +122,9 @@ def enqueue_program(
 class JobContext:
     """``job`` in a job function: who it is for, and the key to send to the provider."""
 
+    provider_id = ProviderId()
+    """Set it to the provider's own id, text; it is stored before the job is marked done."""
+
     def __init__(self, job: Job, envelope: Envelope) -> None:
         self._job = job
         self._writes: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -126,8 +135,6 @@ class JobContext:
         """How often this job has been tried, this time included."""
         self.key = downstream_key(job.scope, job.key, envelope.step)
         """The same for every attempt: send it to the provider as its idempotency key."""
-        self.provider_id: str | None = None
-        """Set it to the provider's own id; it is stored before the job is marked done."""
 
     def write(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Has ``function(connection, …)`` run in the transaction that marks the job done."""

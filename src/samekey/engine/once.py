@@ -77,7 +77,7 @@ class Once:
         self.rules: Rules = rules_from(engine.policy, _MODES[mode], options)
         body = encode_value(payload, "The payload")
         parts = RequestParts("CALL", name, b"", _JSON, body)
-        self.exchange = Exchange(parts, (), {}, lambda _: tenant, name)
+        self.exchange = Exchange(parts, (), {}, lambda _: tenant, name, is_call=True)
         self.tenant = tenant
         self.key = _storable(key)
 
@@ -165,13 +165,14 @@ def decorator(
 
     def declare(function: Any) -> Any:
         called = name or f"{function.__module__}.{function.__qualname__}"
+        arguments = Arguments(function).of if payload is None else payload
 
         def once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
             return Once(
                 engine,
                 tenant=tenant(*args, **kwargs),
                 key=key(*args, **kwargs),
-                payload=payload(*args, **kwargs) if payload else _arguments(args, kwargs),
+                payload=arguments(*args, **kwargs),
                 name=called,
                 mode=mode,
                 options=dict(options),
@@ -194,8 +195,36 @@ def decorator(
     return declare
 
 
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return {"args": list(args), "kwargs": kwargs}
+class Arguments:
+    """The arguments of a call as its payload: the same however they are spelled.
+
+    By position, by name, or left to their defaults, one call has one payload.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._signature = inspect.signature(function)
+        kinds = {one.name: one.kind for one in self._signature.parameters.values()}
+        self._rest = next((n for n, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), None)
+        for parameter in self._signature.parameters.values():
+            if parameter.default is inspect.Parameter.empty:
+                continue
+            try:
+                encode_value(parameter.default, "It")
+            except NotSerialisable:
+                raise ConfigurationError(
+                    f"The default of {parameter.name!r} of {function.__qualname__} cannot be compared, and "
+                    "without payload= every argument counts. Give payload=, a function of the arguments that "
+                    "returns plain values."
+                ) from None
+
+    def of(self, /, *args: Any, **kwargs: Any) -> Any:
+        """``TypeError`` where the function could not be called so."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        if self._rest is not None:
+            values[self._rest] = list(values[self._rest])
+        return values
 
 
 def _must_be_sync(result: Any) -> None:

@@ -10,14 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.claim import Claim, downstream_key
+from ..core.provider import ProviderId
 from ..core.record import Lease
+from ..core.states import Mode
 from ..errors import ConfigurationError, NoOperation
 from ..stores.sql.atomic import Opened
 from .rules import Rules
+from .steps import Steps
 
 
 class Operation:
     """A guarded operation while its handler runs. Get it with ``current_operation()``."""
+
+    provider_id = ProviderId()
+    """Set it to the provider's own id, text; it is stored with the outcome and can be looked up."""
 
     def __init__(self, claim: Claim, operation_id: str) -> None:
         self._claim = claim
@@ -27,8 +33,7 @@ class Operation:
         self.enqueued = 0
         """How many jobs this operation has written so far."""
         self._enqueue: Callable[[str, Any], Any] | None = None
-        self.provider_id: str | None = None
-        """Set it to the provider's own id; it is stored with the outcome and can be looked up."""
+        self._steps = Steps()
 
     @property
     def mode(self) -> str:
@@ -50,6 +55,11 @@ class Operation:
 
     def downstream_key(self, step: str = "") -> str:
         """A key to send to a provider: the same for every attempt at this step of this operation."""
+        if "#" in step and self._claim.mode is Mode.DEFERRED:
+            raise ConfigurationError(
+                f"The step {step!r} of a deferred operation needs a name without #: that is how its jobs are "
+                "counted."
+            )
         return downstream_key(self._claim.scope, self._claim.key, step)
 
     def enqueue(self, name: str, payload: Any = None) -> Any:
@@ -61,7 +71,9 @@ class Operation:
             raise ConfigurationError(
                 f"A {self.mode} operation has no outbox. Declare the handler with @idempotency.deferred."
             )
-        return self._enqueue(name, payload)
+        writing = self._enqueue(name, payload)
+        self._steps.note(f"op.enqueue({name!r})", writing)
+        return writing
 
     def __repr__(self) -> str:
         return f"<Operation {self.id} {self.mode}>"

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from ..core.phases import Kind, decode_value
 from ..errors import ConfigurationError
-from .attempt import Run
-from .definition import NOT_FOUND, effect_rules
+from .attempt import Run, step_name
+from .definition import NOT_FOUND, EffectRules, effect_rules
 from .flow import Flow
 from .rules import seconds
 
@@ -68,12 +68,24 @@ class _Operation:
 class AsyncPhasedOperation(_Operation):
     """``op`` in an async phased function."""
 
-    async def transaction(self, name: str, write: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Runs ``write(connection, …)`` and commits its writes together with the recovery point.
+    def transaction(
+        self, name: str, write: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Coroutine[Any, Any, Any]:
+        """Runs ``write(connection, …)`` and commits its writes together with the recovery point. Await it.
 
         Once committed, every later attempt gets the stored result and does not run it. The result must be
         plain JSON values. ``write`` must not call other services, and must not commit.
         """
+        return self._noted(name, Kind.TRANSACTION, self._transaction(name, write, args, kwargs))
+
+    def _noted(self, name: str, kind: Kind, step: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
+        """A step that nobody awaits is noticed."""
+        self._run.steps.note(step_name(name, kind), step)
+        return step
+
+    async def _transaction(
+        self, name: str, write: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         run, drive = self._run, self._shell.drive_async
         with run.step(name, Kind.TRANSACTION) as (position, phase):
             if phase is not None:
@@ -91,7 +103,7 @@ class AsyncPhasedOperation(_Operation):
                 raise
             return await drive(run.close(session, position, name, result, began))
 
-    async def effect(
+    def effect(
         self,
         name: str,
         call: Callable[..., Any],
@@ -100,10 +112,10 @@ class AsyncPhasedOperation(_Operation):
         lookup: Callable[..., Any] | None = None,
         settle: Duration = SETTLE,
         provider_window: Duration | None = None,
-        timeout: Duration = CALL_TIMEOUT,  # noqa: ASYNC109 (it also counts towards settling)
+        timeout: Duration = CALL_TIMEOUT,
         **kwargs: Any,
-    ) -> Any:
-        """Makes one outside call, ``call(effect, …)``, and keeps its result.
+    ) -> Coroutine[Any, Any, Any]:
+        """Makes one outside call, ``call(effect, …)``, and keeps its result. Await it.
 
         Send ``effect.key`` to the provider as its idempotency key, and set ``effect.provider_id`` to the
         id that it gives. ``provider_window``: how long the provider deduplicates by that key; leave it out
@@ -116,6 +128,17 @@ class AsyncPhasedOperation(_Operation):
             seconds(timeout),
             can_look_up=lookup is not None,
         )
+        return self._noted(name, Kind.EFFECT, self._effect(name, call, lookup, rules, args, kwargs))
+
+    async def _effect(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        lookup: Callable[..., Any] | None,
+        rules: EffectRules,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         run, drive = self._run, self._shell.drive_async
         with run.step(name, Kind.EFFECT) as (position, phase):
             if phase is not None and phase.done:

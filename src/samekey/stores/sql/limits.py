@@ -26,7 +26,7 @@ class Limits:
     def admit(
         self, tenant: str, *, per_minute: int | None, active: int | None, now: int | None = None
     ) -> Program[Exceeded | None]:
-        """Whether a tenant may have one more key. ``tenant`` is its scope part."""
+        """Whether a tenant may have one more key. ``tenant`` is the part that its scopes begin with."""
         if active is not None:
             # Every scope of a tenant begins with it; '\x7f' sorts after every printable character.
             first = scope_of(tenant)
