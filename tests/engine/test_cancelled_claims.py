@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from samekey import Idempotency, StoreUnavailable
-from samekey.core.claim import scope_of, scope_part
+from samekey.core.claim import call_part, scope_of
 from samekey.core.record import Record
 from samekey.core.states import State
 from samekey.drivers.run import run, run_in
@@ -19,7 +19,7 @@ from samekey.testing.processes import wait_until
 from samekey.testing.proxy import FaultProxy
 
 Mode = Literal["leased", "repeatable", "atomic"]
-SCOPE = scope_of(scope_part("t"))
+SCOPE = scope_of(call_part("t"))
 
 
 @pytest.fixture
