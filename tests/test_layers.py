@@ -64,7 +64,7 @@ LAYERS = {
     "stores": Layer(frozenset({"core", "errors"}), stdlib=PURE | {"importlib"}),
     "drivers": Layer(
         frozenset({"core", "errors"}),
-        frozenset({"asyncpg", "psycopg", "asyncmy", "pymysql", "redis", "botocore", "aiobotocore"}),
+        frozenset({"asyncpg", "psycopg", "pymysql", "redis", "botocore", "aiobotocore"}),
     ),
     "response": Layer(frozenset({"core", "errors"}), stdlib=PURE),
     "evidence": Layer(frozenset({"core", "response", "errors"}), stdlib=PURE | {"base64"}),

@@ -173,35 +173,36 @@ class MySQL:
 
     def __init__(self, url: str) -> None:
         # As samekey reads the URL, with its options for TLS.
-        self._target = {**target_of(url).arguments(), "autocommit": True, "connect_timeout": int(WAIT)}
-        self._pool: Any = None
+        self._target = {
+            **target_of(url).arguments(),
+            "autocommit": True,
+            "connect_timeout": WAIT,
+            "read_timeout": WAIT,
+            "write_timeout": WAIT,
+        }
+        self._idle: list[Any] = []
 
     async def run(self, sql: str, arguments: Sequence[Any]) -> list[Row]:
-        async with (
-            asyncio.timeout(WAIT),
-            self._opened().acquire() as connection,
-            connection.cursor() as cursor,
-        ):
-            await cursor.execute(*self._said(sql, arguments))
-            return self._heard(await cursor.fetchall())
+        # In a thread, which a caller that is cancelled does not interrupt half-way.
+        return await asyncio.to_thread(self._run, sql, arguments)
 
     async def run_within(self, connection: Any, sql: str, arguments: Sequence[Any]) -> list[Row]:
         async with asyncio.timeout(WAIT):
             return self._heard(await connection.execute(*self._said(sql, arguments)))
 
     def away(self) -> tuple[type[Exception], ...]:
-        import asyncmy.errors
+        import pymysql  # type: ignore[import-untyped]
 
         return (
             OSError,  # time-outs too
             EOFError,  # in the middle of an answer
-            asyncmy.errors.InterfaceError,  # of a connection that is closed
-            asyncmy.errors.OperationalError,  # a deadlock too
+            pymysql.err.InterfaceError,  # of a connection that is closed
+            pymysql.err.OperationalError,  # a deadlock too
         )
 
     @contextmanager
     def alone(self) -> Iterator[Callable[[str], object]]:
-        import pymysql  # type: ignore[import-untyped]
+        import pymysql
 
         with pymysql.connect(**self._target) as server, server.cursor() as cursor:
             # A lock of the session, which ends with it: each statement that makes a table commits.
@@ -220,17 +221,34 @@ class MySQL:
             yield execute
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
-            await pool.wait_closed()
+        while self._idle:
+            self._idle.pop().close()
 
-    def _opened(self) -> Any:
-        import asyncmy.pool
+    def _run(self, sql: str, arguments: Sequence[Any]) -> list[Row]:
+        connection = self._connect()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(*self._said(sql, arguments))
+                rows = self._heard(cursor.fetchall())
+        except BaseException:
+            if connection.open:
+                connection.close()
+            raise
+        self._idle.append(connection)
+        return rows
 
-        if self._pool is None:
-            self._pool = asyncmy.pool.Pool(0, POOL_SIZE, **self._target)
-        return self._pool
+    def _connect(self) -> Any:
+        """One that is idle and still alive, or a new one. There are as many as threads that want one."""
+        import pymysql
+
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+                connection.ping(reconnect=False)
+            except (IndexError, OSError, pymysql.err.Error):
+                continue  # another thread was faster, or the server has closed it
+            return connection
+        return pymysql.connect(**self._target)
 
     @staticmethod
     def _said(sql: str, arguments: Sequence[Any]) -> tuple[str, list[Any]]:

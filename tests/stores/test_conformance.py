@@ -46,7 +46,7 @@ def pymysql_subject(migrated_mariadb: str) -> Iterator[Subject]:
 
 
 @pytest.fixture(scope="module")
-def asyncmy_subject(migrated_mariadb: str) -> Iterator[Subject]:
+def async_pymysql_subject(migrated_mariadb: str) -> Iterator[Subject]:
     yield from async_subject(migrated(migrated_mariadb))
 
 
@@ -86,10 +86,10 @@ class TestPyMySQL(StoreConformance):
         return pymysql_subject
 
 
-class TestAsyncmy(StoreConformance):
+class TestAsyncPyMySQL(StoreConformance):
     @pytest.fixture
-    def store(self, asyncmy_subject: Subject) -> Subject:
-        return asyncmy_subject
+    def store(self, async_pymysql_subject: Subject) -> Subject:
+        return async_pymysql_subject
 
 
 def test_the_suite_runs_without_a_test_framework() -> None:

@@ -10,11 +10,8 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
-from urllib.parse import urlsplit
 
-import asyncmy.connection
 import pytest
-from asyncmy.cursors import DictCursor as AsyncDictCursor
 from pymysql.constants import CLIENT  # type: ignore[import-untyped]
 from pymysql.cursors import DictCursor, SSCursor  # type: ignore[import-untyped]
 
@@ -133,50 +130,31 @@ async def atomic_async(idempotency: Idempotency, connection: Any, label: str) ->
     begun = await idempotency.begin_async(exchange_of(label), claim_rules(idempotency, connection))
     if not isinstance(begun, Running):
         return begun
-    async with begun.operation.connection.cursor() as cursor:
-        await cursor.execute(f"insert into effects values ('{label}')")
+    await begun.operation.connection.execute("insert into effects values (%s)", (label,))
     return (await idempotency.finish_async(begun, Handled(PAID))).answer
 
 
-ASYNC_OPTIONS: dict[str, dict[str, Any]] = {
-    "as it comes": {},
-    "autocommit": {"autocommit": True},
-    "rows are dictionaries": {"cursor_cls": AsyncDictCursor},
-    "affected rows are found rows": {"client_flag": CLIENT.FOUND_ROWS},
-    "another character set": {"charset": "latin1"},
-    "statements are prepared": {"stmt_cache_size": 10},
-    "converters of its own": {"conv": {253: reversed_text, 8: lambda _: "a number", 252: reversed_text}},
-    "ANSI": {"init_command": "set sql_mode = 'ANSI'"},
-}
-
-
-@pytest.mark.parametrize("name", ASYNC_OPTIONS)
-def test_async_connections_of_any_kind(url: str, name: str) -> None:
-    label, parts = secrets.token_hex(8), urlsplit(url)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_async_code_runs_connections_of_any_kind_in_threads(url: str, name: str) -> None:
+    label = secrets.token_hex(8)
 
     async def cycle() -> None:
         idempotency = Idempotency(url)
-        connect: Any = asyncmy.connection.Connection
-        connection = connect(
-            host=parts.hostname,
-            port=parts.port,
-            user="root",
-            database=parts.path.lstrip("/"),
-            **ASYNC_OPTIONS[name],
-        )
-        await connection.connect()
-        try:
+        with connected(url, **OPTIONS[name]) as connection:
             for key in (label, f"{label}-2"):  # the connection is as good as before
                 answer = await atomic_async(idempotency, connection, key)
                 assert answer is not None and answer.status == 201, answer
             replay = await atomic_async(idempotency, connection, label)
             assert replay is not None and (replay.status, replay.body) == (201, b"paid")
-        finally:
-            await connection.ensure_closed()
-            await idempotency.aclose()
+        await idempotency.aclose()
 
     asyncio.run(cycle())
     assert effects(url, label) == 1
+
+
+def test_what_is_no_connection_of_pymysql_is_refused(idempotency: Idempotency) -> None:
+    with pytest.raises(ConfigurationError, match="a connection of PyMySQL's"):
+        atomic(idempotency, object(), secrets.token_hex(8))
 
 
 def test_an_open_transaction_is_refused_and_the_key_stays_free(idempotency: Idempotency, url: str) -> None:

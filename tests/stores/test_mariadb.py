@@ -17,7 +17,8 @@ from samekey.core.decide import Decision, Execute, Outstanding
 from samekey.core.record import Lease
 from samekey.core.states import Mode
 from samekey.drivers.mysql import literal, packets, setup
-from samekey.drivers.pymysql import HandlerConnection, PyMySQLDriver
+from samekey.drivers.pymysql import PyMySQLDriver
+from samekey.drivers.pymysql_lent import OurConnection
 from samekey.drivers.run import run, run_in
 from samekey.drivers.url import drivers_for
 from samekey.engine.operation import Running
@@ -91,13 +92,13 @@ def test_the_suite_passes_where_affected_rows_count_what_was_found(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FOUND_ROWS, which Django and SQLAlchemy set, makes an UPDATE that changes nothing look like one."""
-    plain = HandlerConnection.__init__
+    plain = OurConnection.__init__
 
     def with_found_rows(self: Any, **options: Any) -> None:
         options["client_flag"] |= CLIENT.FOUND_ROWS
         plain(self, **options)
 
-    monkeypatch.setattr(HandlerConnection, "__init__", with_found_rows)
+    monkeypatch.setattr(OurConnection, "__init__", with_found_rows)
     driver = PyMySQLDriver(url)
     with driver._operations.take() as connection:
         assert connection.client_flag & CLIENT.FOUND_ROWS

@@ -16,8 +16,9 @@ import pytest
 from samekey import Idempotency
 from samekey.core.record import Answer, Lease
 from samekey.core.states import Mode
-from samekey.drivers.mysql import ends_transaction
-from samekey.drivers.pymysql import HandlerConnection, PyMySQLDriver
+from samekey.drivers.mysql_text import ends_transaction
+from samekey.drivers.pymysql import PyMySQLDriver
+from samekey.drivers.pymysql_lent import OurConnection
 from samekey.drivers.run import run_in
 from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
@@ -331,7 +332,7 @@ def test_round_trips_are_what_the_page_says(url: str, label: str, monkeypatch: p
     """For warm connections; the handler's own statements are not counted."""
     idempotency = Idempotency(url)
     sent: list[Any] = []
-    plain = HandlerConnection._execute_command
+    plain = OurConnection._execute_command
 
     def counted(self: Any, command: int, text: Any) -> None:
         if "effects" not in str(text):
@@ -348,7 +349,7 @@ def test_round_trips_are_what_the_page_says(url: str, label: str, monkeypatch: p
 
     for mode in (Mode.LEASED, Mode.ATOMIC):  # connections are made, the schema is checked
         run_once(mode, f"{label}-warm-{mode}")
-    monkeypatch.setattr(HandlerConnection, "_execute_command", counted)
+    monkeypatch.setattr(OurConnection, "_execute_command", counted)
     found = {}
     for mode in (Mode.LEASED, Mode.ATOMIC):
         found[str(mode)] = run_once(mode, f"{label}-{mode}")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import asyncmy
-import asyncmy.errors
 import pymysql  # type: ignore[import-untyped]
 import pytest
 
-from samekey.drivers.mysql import target_of
 from samekey.testing.mariadb import NamedServer, ask, connected
 from samekey.testing.processes import wait_until
 from samekey.testing.proxy import cut_after, cut_and_delay, cut_before
 from samekey.testing.service.faults import WRITES
 from samekey.testing.service.links import MySQLProxy
 
-LOST = (pymysql.err.Error, asyncmy.errors.Error, OSError, EOFError)
+LOST = (pymysql.err.Error, OSError, EOFError)
 
 
 @pytest.fixture(scope="module")
@@ -44,38 +40,18 @@ def rows(url: str) -> int:
     return int(ask(url, "select count(*) from seen")[0][0])
 
 
-def insert_with_pymysql(proxy: MySQLProxy, url: str) -> None:
+def insert(proxy: MySQLProxy, url: str) -> None:
     with connected(proxy.url_for(url), autocommit=False) as connection, connection.cursor() as cursor:
         cursor.execute("insert into seen values (1)")
         connection.commit()
 
 
-def insert_with_asyncmy(proxy: MySQLProxy, url: str) -> None:
-    async def insert() -> None:
-        target = target_of(proxy.url_for(url)).arguments()
-        connection = await asyncmy.connect(**{**target, "autocommit": False})
-        try:
-            async with connection.cursor() as cursor:
-                await cursor.execute("insert into seen values (1)")
-            await connection.commit()
-        finally:
-            connection.close()
-
-    asyncio.run(insert())
-
-
-Insert = Callable[[MySQLProxy, str], None]
-both = pytest.mark.parametrize("insert", [insert_with_pymysql, insert_with_asyncmy])
-
-
-@both
-def test_everything_passes(proxy: MySQLProxy, url: str, insert: Insert) -> None:
+def test_everything_passes(proxy: MySQLProxy, url: str) -> None:
     insert(proxy, url)
     assert rows(url) == 1
 
 
-@both
-def test_a_commit_is_lost(proxy: MySQLProxy, url: str, insert: Insert) -> None:
+def test_a_commit_is_lost(proxy: MySQLProxy, url: str) -> None:
     rule = proxy.on_commit(cut_before)
     with pytest.raises(LOST):
         insert(proxy, url)
@@ -84,16 +60,14 @@ def test_a_commit_is_lost(proxy: MySQLProxy, url: str, insert: Insert) -> None:
     assert rows(url) == 1
 
 
-@both
-def test_its_acknowledgement_is_lost(proxy: MySQLProxy, url: str, insert: Insert) -> None:
+def test_its_acknowledgement_is_lost(proxy: MySQLProxy, url: str) -> None:
     rule = proxy.on_commit(cut_after)
     with pytest.raises(LOST):
         insert(proxy, url)
     assert rule.done.wait(60) and rows(url) == 1
 
 
-@both
-def test_it_comes_late(proxy: MySQLProxy, url: str, insert: Insert) -> None:
+def test_it_comes_late(proxy: MySQLProxy, url: str) -> None:
     rule = proxy.on_commit(cut_and_delay())
     with pytest.raises(LOST):
         insert(proxy, url)

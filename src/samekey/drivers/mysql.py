@@ -32,22 +32,10 @@ which MariaDB knows, would answer 503 to a duplicate that comes in the same mill
 
 BINARY_CHARSET: Final = 63
 COMMIT_REFUSED: Final = (
-    "samekey commits this transaction together with the answer, so the handler must not end it. "
-    "Remove the commit or rollback; to undo everything, raise an error. CREATE, ALTER, DROP, RENAME, "
-    "TRUNCATE and LOCK TABLES commit too: run them elsewhere."
+    "samekey commits this transaction together with the answer, so the handler must not end it, nor close "
+    "its connection. Remove the commit, rollback or close; to undo everything, raise an error. CREATE, "
+    "ALTER, DROP, RENAME, TRUNCATE and LOCK TABLES commit too: run them elsewhere."
 )
-_ENDS: Final = re.compile(
-    r"\s*(/\*.*?\*/\s*)*(commit|rollback(?!\s+(work\s+)?to\b)|begin\b(?!\s+not)|start\s+transaction|"
-    r"set\s+(@@)?(session\s+|session\.)?autocommit|lock\s+tables?|truncate|rename\s+table|"
-    r"(create|alter|drop)(?!\s+temporary)\b)",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-def ends_transaction(sql: str | bytes) -> bool:
-    """Whether this text plainly ends a transaction. What it misses, the proof at the end finds."""
-    text = sql if isinstance(sql, str) else bytes(sql[:200]).decode("latin-1")
-    return _ENDS.match(text) is not None
 
 
 # ------------------------------------------------------------------ the URL

@@ -85,19 +85,13 @@ def _postgres(url: str, pool_size: int, timeout: float, prepared_statements: boo
 
 
 def _mysql(url: str, pool_size: int, timeout: float) -> Drivers:
-    missing = [name for name in ("asyncmy", "pymysql") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"MySQL and MariaDB need {' and '.join(missing)}: pip install 'samekey[mysql]'."
-        )
-    from .asyncmy import AsyncmyDriver
+    if importlib.util.find_spec("pymysql") is None:
+        raise ConfigurationError("MySQL and MariaDB need PyMySQL: pip install 'samekey[mysql]'.")
     from .pymysql import PyMySQLDriver
+    from .pymysql_async import AsyncPyMySQLDriver
 
-    return Drivers(
-        "mysql",
-        PyMySQLDriver(url, pool_size=pool_size, timeout=timeout),
-        AsyncmyDriver(url, pool_size=pool_size, timeout=timeout),
-    )
+    driver = PyMySQLDriver(url, pool_size=pool_size, timeout=timeout)
+    return Drivers("mysql", driver, AsyncPyMySQLDriver(driver))
 
 
 def _redis(url: str, pool_size: int, timeout: float) -> Drivers:

@@ -337,6 +337,11 @@ class ClaimedAtomic(_Atomic):
         assert running.lease is not None
         try:
             return (yield from super().finish(running, handled))
+        except GeneratorExit:
+            raise  # nobody is there to carry out a step
+        except BaseException:
+            yield Rollback(running.session)  # on every way out; does nothing to what has ended already
+            raise
         finally:
             self._keeper.forget(running.lease)
 

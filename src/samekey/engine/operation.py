@@ -43,8 +43,8 @@ class Operation:
     def connection(self) -> Any:
         """Atomic work only: what is written through it commits together with the answer.
 
-        The driver's own connection (asyncpg or psycopg, asyncmy or PyMySQL, ``sqlite3.Connection``), or for
-        async SQLite an object with ``await connection.execute(sql, parameters)``.
+        The driver's own connection (asyncpg or psycopg, PyMySQL, ``sqlite3.Connection``), or for async code
+        on SQLite and MySQL an object with ``await connection.execute(sql, parameters)``.
         """
         if self._session is None:
             raise ConfigurationError(
