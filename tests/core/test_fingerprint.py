@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from samekey.core.fingerprint import (
     Fingerprint,
     FingerprintRules,
     RequestParts,
+    differing,
     fingerprint,
     fingerprint_as,
 )
@@ -40,7 +42,7 @@ def request(
 
 def digest(parts: RequestParts, rules: FingerprintRules = PLAIN) -> bytes:
     found = fingerprint(parts, rules)
-    assert len(found.digest) == 32
+    assert len(found.digest) == 80
     assert fingerprint_as(parts, rules, found.version) == found.digest
     return found.digest
 
@@ -65,7 +67,7 @@ def all_different(digests: list[bytes]) -> bool:
 
 
 def test_the_algorithm_is_frozen() -> None:
-    """A change of these digests would refuse honest retries of stored keys: it needs version 2."""
+    """A change of these digests would refuse honest retries of stored keys: it needs version 3."""
     parts = request(
         b'{"amount": 12.50, "exact": 9007199254740993, "to": ["\\u00e9"]}',
         b"application/json; charset=UTF-8",
@@ -74,23 +76,27 @@ def test_the_algorithm_is_frozen() -> None:
     )
     rules = FingerprintRules(headers=("Api-Version",), secrets=(b"a secret",))
     made = fingerprint(parts, rules)
-    plain = fingerprint_as(parts, rules, "1")
+    plain = fingerprint_as(parts, rules, "2")
     assert plain is not None
     assert (made.version, made.digest.hex()) == (
-        "1:a8484ed6",
-        "7fb5a580bfd599cd831be9de77698a75b25f5997ce3341ef07433cbe5d26e456",
+        "2:a8484ed6",
+        "ae9bb4f74884ea1ae8b481a2dced2427ff3dd0075a4754c522ee79a4be91a9af915dea41d69229ff"
+        "669312cb53ba59a6766fa946fbfa49312275fad643b70f992235d50a45922ffd15f9611068acc73f",
     )
-    assert plain.hex() == "a9edfca896c2b780579f11d24b00ca32018756c69d462314362b2114163e85cb"
+    assert plain.hex() == (
+        "bf3895f12a311353690c77769472b9e3453cbb1b85debdc3afb1fa56122af7b46826ba765f38ac3d"
+        "ba28b31cf5a976e70a6377a0c7a8583723f34add5d83528521ea92ea177ee1e347aaeebe718385d6"
+    )
 
 
 def test_plain_and_keyed_versions() -> None:
     parts = request()
-    assert fingerprint(parts, PLAIN).version == "1"
+    assert fingerprint(parts, PLAIN).version == "2"
     old, new = b"old secret", b"new secret"
     by_old = fingerprint(parts, FingerprintRules(secrets=(old,)))
     by_new = fingerprint(parts, FingerprintRules(secrets=(new, old)))
     algorithm, _, secret_id = by_old.version.partition(":")
-    assert algorithm == "1"
+    assert algorithm == "2"
     assert len(bytes.fromhex(secret_id)) == 4
     assert by_old.version != by_new.version
     assert all_different([fingerprint(parts, PLAIN).digest, by_old.digest, by_new.digest])
@@ -112,7 +118,7 @@ def test_stored_versions_stay_computable_through_rotation() -> None:
 
 
 @pytest.mark.parametrize(
-    "version", ["", "0", "2", "1:", "1:00000000", "1 ", " 1", ":", "1:abc:def", "x", "\ud800"]
+    "version", ["", "0", "1", "2:", "2:00000000", "2 ", " 2", ":", "2:abc:def", "x", "\ud800"]
 )
 def test_a_version_this_process_cannot_compute(version: str) -> None:
     assert fingerprint_as(request(), FingerprintRules(secrets=(b"one",)), version) is None
@@ -129,6 +135,68 @@ def test_secrets_are_not_shown() -> None:
     made = fingerprint(request(), rules)
     assert "hush" not in repr(rules)
     assert made.version.partition(":")[2] not in hashlib.sha256(b"hush hush").hexdigest()
+
+
+# --- what differs --------------------------------------------------------------------------------
+
+FIRST = request(b'{"a": 1}', query=b"x=1", headers=((b"api-version", b"1"),))
+BY_VERSION = FingerprintRules(headers=("Api-Version",))
+OTHERS = {
+    ("method",): replace(FIRST, method="PATCH"),
+    ("path",): replace(FIRST, path="/refunds"),
+    ("query",): replace(FIRST, query=b"x=2"),
+    ("media type",): request(b'{"a": 1}', b"application/x+json", query=b"x=1", headers=FIRST.headers[1:]),
+    ("headers",): request(b'{"a": 1}', query=b"x=1", headers=((b"api-version", b"2"),)),
+    ("body",): replace(FIRST, body=b'{"a": 2}'),
+    ("path", "body"): replace(FIRST, path="/refunds", body=None),
+    (): replace(FIRST, body=b'{ "a": 1.0 }'),
+}
+
+
+@pytest.mark.parametrize("secrets", [(), (b"a secret",)])
+@pytest.mark.parametrize("parts", OTHERS)
+def test_the_parts_in_which_two_requests_differ_can_be_named(
+    parts: tuple[str, ...], secrets: tuple[bytes, ...]
+) -> None:
+    rules = replace(BY_VERSION, secrets=secrets)
+    one, other = fingerprint(FIRST, rules).digest, fingerprint(OTHERS[parts], rules).digest
+    assert differing(one, other) == differing(other, one) == parts
+    assert (one == other) == (parts == ())
+    assert one[32:] != fingerprint(FIRST, BY_VERSION).digest[32:] or not secrets, "the parts are keyed too"
+
+
+def test_what_is_no_fingerprint_differs_in_nothing_that_has_a_name() -> None:
+    good = digest(request())
+    for odd in (b"", b"\x01" * 32, good[:-1], good + b"x"):
+        assert differing(good, odd) == differing(odd, good) == ()
+
+
+# --- query parameters that do not count ----------------------------------------------------------
+
+
+def test_excluded_query_parameters_do_not_count() -> None:
+    rules = FingerprintRules(exclude_query=("utm_source", "a b", "é", "f[x]"))
+    same = [
+        b"",
+        b"utm_source=mail",
+        b"utm%5Fsource=x&utm_source",
+        b"a%20b=1",
+        b"%C3%A9=1",
+        b"f[x]=1",
+        b"f%5Bx%5D=2",
+    ]
+    assert len({digest(request(query=query), rules) for query in same}) == 1
+    assert len({digest(request(query=b"to=1&" + query), rules) for query in same[1:]}) == 1
+    different = [b"to=1", b"UTM_SOURCE=mail", b"utm_source2=x", b"utm=source", b"to=1&to=1"]
+    assert all_different([digest(request(query=query), rules) for query in (b"", *different)])
+
+
+@pytest.mark.parametrize("name", ["", "a&b", "a=b", "100%", "\ud800"])
+def test_what_cannot_be_the_name_of_a_query_parameter_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="exclude_query"):
+        FingerprintRules(exclude_query=(name,))
+    with pytest.raises(ValueError, match="must be a tuple"):
+        FingerprintRules(exclude_query="utm_source")  # type: ignore[arg-type]
 
 
 # --- F2: the parts -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.claim import downstream_key
+from ..core.fingerprint import part_digests
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..stores.sql.operator import DeadJob, Transition
@@ -50,6 +51,9 @@ def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable
     yield "state", str(record.state)
     yield "mode", str(record.mode)
     yield "attempts", str(record.attempts)
+    parts = fingerprint_parts(store, record)
+    if parts:
+        yield "fingerprint", ", ".join(f"{name} {digest}" for name, digest in parts.items())
     for name, value in (
         ("error", record.error_code),
         ("recovery point", record.recovery_point),
@@ -78,6 +82,12 @@ def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable
             yield "body", text_of(record.answer.body)
 
 
+def fingerprint_parts(store: Store, record: Record) -> dict[str, str]:
+    """A short keyed digest of each part of the request: two records that agree in one had the same there."""
+    parts = part_digests(record.fingerprint)
+    return {name: store.keyed(record.fingerprint_version, digest) for name, digest in parts.items()}
+
+
 def _downstream(record: Record) -> str | None:
     """The key that a leased handler sent; steps of their own have the same beginning."""
     if record.downstream is None:
@@ -98,6 +108,7 @@ def described_record(
         "state": str(record.state),
         "mode": str(record.mode),
         "attempts": record.attempts,
+        "fingerprint": fingerprint_parts(store, record),
         "error": record.error_code,
         "recovery_point": record.recovery_point,
         "provider_id": record.provider_id,

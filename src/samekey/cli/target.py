@@ -203,6 +203,10 @@ class Store:
         text = scope_of(named.tenant, named.key).encode()
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:12]
 
+    def keyed(self, version: str, digest: bytes) -> str:
+        """A stored digest as it may be shown: short, and keyed like those that stand for keys."""
+        return hmac.new(self._secret, version.encode() + b"\n" + digest, hashlib.sha256).hexdigest()[:8]
+
     def record(self, operation_id: str) -> Record | None:
         return self.ask(lambda: self.finding.by_id(operation_id))
 

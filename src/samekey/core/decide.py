@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from .claim import Claim
+from .fingerprint import differing
 from .policy import Policy
 from .record import Record
 from .states import Event, Mode, State, sources
@@ -47,6 +48,8 @@ class Mismatch:
     """The same key with another request."""
 
     record: Record
+    differs: tuple[str, ...] = ()
+    """In which parts, by the names of ``fingerprint.PARTS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ def decide(record: Record, claim: Claim, policy: Policy, now: int) -> Verdict | 
                 "process cannot compute; was a fingerprint secret removed too early?"
             )
         if not hmac.compare_digest(digest, record.fingerprint):
-            return Mismatch(record)
+            return Mismatch(record, differing(digest, record.fingerprint))
     match record.state:
         case State.COMPLETED:
             return Withheld(record) if record.withheld else Replay(record)

@@ -1,10 +1,12 @@
-"""A request's intent as 32 bytes: same intent, same digest; different intent, different digest.
+"""A request's intent as 80 bytes: same intent, same digest; different intent, different digest.
 
 Pure: no I/O, and nothing here raises on a request, whatever its bytes. Only rules that make no
 sense raise, when they are built.
 
-What is hashed, in this order, each part behind its tag and its length: method, path, query, media
-type, the chosen headers, body. How a body counts:
+What is hashed, in this order, each behind its tag and its length: method, path, query, media type,
+the chosen headers, body. Each part has a digest of its own, and the whole is the digest of those. The
+first 32 bytes are the whole; after them stand the beginnings of the parts', so that a request which is
+refused can be told in which part it differs. How a body counts:
 
 - JSON: RFC 8785 with exact numbers (`canonical`). JSON that has no safe canonical form: its bytes.
 - A form: its fields in order, as sent; a multipart boundary does not count (`forms`).
@@ -33,14 +35,20 @@ from samekey.core.content import MediaType, codings, decode, parse_media_type
 from samekey.core.forms import Part, multipart_parts, query_pairs, urlencoded_pairs
 from samekey.core.pointer import Pointer, find, holds_value, parse_pointer, remove
 
-__all__ = ["Fingerprint", "FingerprintRules", "RequestParts", "fingerprint", "fingerprint_as"]
+__all__ = ["Fingerprint", "FingerprintRules", "RequestParts", "differing", "fingerprint", "fingerprint_as"]
 
 # Python's recursion limit, with a framework's frames below ours, allows a little more than this:
 # up to two frames a level are needed.
 MAX_DEPTH = 128
 
-_ALGORITHM = "1"
-_DOMAIN = b"samekey fingerprint 1\n"
+PARTS = ("method", "path", "query", "media type", "headers", "body")
+"""What a request can differ in, in the order of the parts' digests."""
+_WHOLE = 32
+_PART = 8
+"""Bytes that are kept of a part's digest. It decides nothing, so a chance in 2^64 may stand."""
+
+_ALGORITHM = "2"
+_DOMAIN = b"samekey fingerprint 2\n"
 _SECRET_ID_DOMAIN = b"samekey fingerprint secret id\n"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -70,6 +78,8 @@ class FingerprintRules:
     nothing but excluded members is there, they count after all: a body that holds anything never
     counts as nothing. An excluded item of an array keeps its place.
 
+    ``exclude_query``: names of query parameters that do not count, such as those that only measure.
+
     ``secrets``: newest first. With any, digests are HMAC-SHA-256 by the newest; the others, and
     plain SHA-256, serve records made before it.
 
@@ -80,6 +90,7 @@ class FingerprintRules:
     headers: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    exclude_query: tuple[str, ...] = ()
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
     max_decoded: int = 8 * 1024 * 1024
     max_depth: int = 64
@@ -87,10 +98,11 @@ class FingerprintRules:
     _header_names: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     _include: tuple[Pointer, ...] = field(init=False, repr=False, compare=False)
     _exclude: tuple[Pointer, ...] = field(init=False, repr=False, compare=False)
+    _exclude_query: frozenset[bytes] = field(init=False, repr=False, compare=False)
     _secret_by_id: dict[str, bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("headers", "include", "exclude", "secrets"):
+        for name in ("headers", "include", "exclude", "exclude_query", "secrets"):
             given = getattr(self, name)
             if isinstance(given, (str, bytes)):
                 # One kind of error for every rule that is wrong, so that one handler suffices.
@@ -107,6 +119,7 @@ class FingerprintRules:
         _set(self, "_header_names", tuple(sorted({name.lower().encode() for name in self.headers})))
         _set(self, "_include", tuple(parse_pointer(text) for text in sorted(set(self.include))))
         _set(self, "_exclude", tuple(parse_pointer(text) for text in sorted(set(self.exclude))))
+        _set(self, "_exclude_query", frozenset(_query_names(self.exclude_query)))
         for left_out in self._exclude:
             if not left_out.tokens:
                 raise ValueError("exclude holds the empty pointer, which is the whole body")
@@ -120,7 +133,7 @@ class FingerprintRules:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A digest (32 bytes) and the version it was made by, both to be stored."""
+    """A digest (80 bytes) and the version it was made by, both to be stored."""
 
     digest: bytes
     version: str
@@ -128,11 +141,10 @@ class Fingerprint:
 
 def fingerprint(parts: RequestParts, rules: FingerprintRules) -> Fingerprint:
     """The request's digest by the newest algorithm and the newest secret. Never raises."""
-    message = _message(parts, rules)
     if not rules._secret_by_id:
-        return Fingerprint(hashlib.sha256(message).digest(), _ALGORITHM)
+        return Fingerprint(_digest(parts, rules, None), _ALGORITHM)
     secret_id, secret = next(iter(rules._secret_by_id.items()))
-    return Fingerprint(hmac.digest(secret, message, "sha256"), f"{_ALGORITHM}:{secret_id}")
+    return Fingerprint(_digest(parts, rules, secret), f"{_ALGORITHM}:{secret_id}")
 
 
 def fingerprint_as(parts: RequestParts, rules: FingerprintRules, version: str) -> bytes | None:
@@ -145,9 +157,49 @@ def fingerprint_as(parts: RequestParts, rules: FingerprintRules, version: str) -
     if algorithm != _ALGORITHM:
         return None
     if not colon:
-        return hashlib.sha256(_message(parts, rules)).digest()
+        return _digest(parts, rules, None)
     secret = rules._secret_by_id.get(secret_id)
-    return None if secret is None else hmac.digest(secret, _message(parts, rules), "sha256")
+    return None if secret is None else _digest(parts, rules, secret)
+
+
+def content_id(parts: RequestParts, rules: FingerprintRules) -> str:
+    """The content as part of an identity: without a secret, since a new one must not make a new identity."""
+    return _digest(parts, rules, None)[:_WHOLE].hex()
+
+
+def part_digests(digest: bytes) -> dict[str, bytes]:
+    """The digest of each part, by its name; nothing where these are not the bytes of a fingerprint."""
+    if len(digest) != _WHOLE + _PART * len(PARTS):
+        return {}
+    starts = range(_WHOLE, len(digest), _PART)
+    return {name: digest[start : start + _PART] for name, start in zip(PARTS, starts, strict=True)}
+
+
+def differing(one: bytes, other: bytes) -> tuple[str, ...]:
+    """The names of the parts in which two digests of one version differ."""
+    here, there = part_digests(one), part_digests(other)
+    return tuple(name for name in here if there and here[name] != there[name])
+
+
+def _digest(parts: RequestParts, rules: FingerprintRules, secret: bytes | None) -> bytes:
+    def digest(message: bytes) -> bytes:
+        if secret is None:
+            return hashlib.sha256(_DOMAIN + message).digest()
+        return hmac.digest(secret, _DOMAIN + message, "sha256")
+
+    each = [digest(_frame(b"part", part)) for part in _parts(parts, rules)]
+    return digest(_frames(b"whole", each)) + b"".join(one[:_PART] for one in each)
+
+
+def _query_names(names: tuple[str, ...]) -> Iterable[bytes]:
+    """As they stand in a query, whether or not their characters are escaped there."""
+    for name in names:
+        plain = name.encode("utf-8", "surrogatepass")
+        for spelled in (plain, b"".join(b"%%%02X" % byte for byte in plain)):
+            pairs = query_pairs(spelled)
+            if not name or pairs is None or len(pairs) != 1 or pairs[0][1] is not None:
+                raise ValueError(f"exclude_query holds {name!r}, which cannot be the name of a parameter")
+            yield pairs[0][0]
 
 
 def _set(rules: FingerprintRules, name: str, value: object) -> None:
@@ -179,7 +231,8 @@ def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # whatever a server made of the bytes of a path
 
 
-def _message(parts: RequestParts, rules: FingerprintRules) -> bytes:
+def _parts(parts: RequestParts, rules: FingerprintRules) -> tuple[bytes, ...]:
+    """What is hashed of each part, in the order of ``PARTS``."""
     types: list[bytes] = []
     encodings: list[bytes] = []
     chosen: dict[bytes, list[bytes]] = {name: [] for name in rules._header_names}
@@ -201,30 +254,28 @@ def _message(parts: RequestParts, rules: FingerprintRules) -> bytes:
         media_type = _frame(b"type-raw", _frames(b"value", types))
     else:
         media_type = _frame(b"type-absent", b"")
-    return b"".join(
-        [
-            _DOMAIN,
-            _frame(b"method", _text(parts.method).upper()),  # of bytes: ASCII only
-            _frame(b"path", _text(parts.path)),
-            _query_frame(parts.query),
-            media_type,
-            # Absent is no value, empty is an empty one.
-            *[
+    return (
+        _frame(b"method", _text(parts.method).upper()),  # of bytes: ASCII only
+        _frame(b"path", _text(parts.path)),
+        _query_frame(parts.query, rules._exclude_query),
+        media_type,
+        # Absent is no value, empty is an empty one.
+        b"".join(
+            [
                 _frame(b"header", _frame(b"name", name) + _frames(b"value", values))
                 for name, values in chosen.items()
-            ],
-            _frame(form, body),
-        ]
+            ]
+        ),
+        _frame(form, body),
     )
 
 
-def _query_frame(query: bytes) -> bytes:
-    if not query:
-        return _frame(b"query", b"")
-    pairs = query_pairs(query)
+def _query_frame(query: bytes, excluded: frozenset[bytes]) -> bytes:
+    pairs = query_pairs(query) if query else []
     if pairs is None:
         return _frame(b"query-raw", query)
-    return _frame(b"query", b"".join([_pair_frame(name, value) for name, value in pairs]))
+    counted = [_pair_frame(name, value) for name, value in pairs if name not in excluded]
+    return _frame(b"query", b"".join(counted))
 
 
 def _pair_frame(name: bytes, value: bytes | None) -> bytes:

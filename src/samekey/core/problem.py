@@ -54,6 +54,8 @@ class Refusal:
     retry_after: int | None = None
     operation_id: str | None = None
     expires_at: int | None = None
+    differs: tuple[str, ...] = ()
+    """In which parts a request differs from the first one with its key."""
 
 
 _STRIPE_TYPES: Final = {
@@ -83,15 +85,23 @@ def verdict_answer(verdict: Verdict, policy: Policy) -> Answer:
             return _outstanding(policy, operation_id, expires_at)
         case Accepted(record):
             return accepted_answer(policy, record.id, record.expires_at, record.state)
-        case Mismatch(record):
+        case Mismatch(record, differs):
             same = "parameters" if policy.scope == "tenant+endpoint" else "endpoint and the same parameters"
             detail = (
                 f"Keys can only be used with the same {same} they were first used with. This request "
-                "is different, so nothing was done; if it is a new operation, send it with a new key."
+                f"is different{_in(differs)}, so nothing was done; if it is a new operation, send it with "
+                "a new key."
             )
             # Neither the operation's id nor its state: a different request learns nothing about the first.
             return refuse(
-                Refusal(policy.mismatch_status, detail, "reused", expires_at=record.expires_at), policy
+                Refusal(
+                    policy.mismatch_status,
+                    detail,
+                    "reused",
+                    expires_at=record.expires_at,
+                    differs=differs,
+                ),
+                policy,
             )
         case Uncertain(record):
             return uncertain_answer(policy, record.id, record.expires_at)
@@ -134,6 +144,10 @@ def verdict_answer(verdict: Verdict, policy: Policy) -> Answer:
             return refuse(Refusal(500, detail, None, policy.unknown_retry_after, record.id), policy)
         case _:
             assert_never(verdict)
+
+
+def _in(differs: tuple[str, ...]) -> str:
+    return f" in its {' and '.join(differs)}" if differs else ""
 
 
 def _outstanding(policy: Policy, operation_id: str | None, expires_at: int) -> Answer:
@@ -208,6 +222,8 @@ def _problem_body(refusal: Refusal, policy: Policy) -> dict[str, object]:
         body["code"] = refusal.code
     if refusal.operation_id is not None:
         body["operation"] = refusal.operation_id
+    if refusal.differs:
+        body["differs"] = list(refusal.differs)
     return body
 
 

@@ -333,7 +333,10 @@ class Engine:
         elif isinstance(begun, ModeChanged):
             logger.error("Key %s: %s", self.digest(tenant, key), begun.detail)
         elif isinstance(begun, Mismatch):
-            logger.warning("Key %s was used with another request", self.digest(tenant, key))
+            parts = ", ".join(begun.differs) or "something"
+            logger.warning(
+                "Key %s was used with another request: %s differs", self.digest(tenant, key), parts
+            )
         self.events.emit(event_of(begun), tenant=tenant, mode=str(rules.mode), endpoint=exchange.endpoint)
         return begun
 

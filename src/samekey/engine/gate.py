@@ -21,7 +21,7 @@ from ..core.decide import (
     Verdict,
     Withheld,
 )
-from ..core.fingerprint import fingerprint, fingerprint_as
+from ..core.fingerprint import content_id, fingerprint, fingerprint_as
 from ..core.freshness import stale_reason
 from ..core.policy import Policy
 from ..core.problem import Refusal, refuse
@@ -87,9 +87,7 @@ def claim_of(
         identity.append(scope_part(endpoint))
     if policy.on_mismatch == "execute":
         # Without the secret's id: a new secret must not turn a retry into a new operation.
-        plain = fingerprint_as(parts, policy.fingerprint, "1")
-        assert plain is not None
-        identity.append(plain.hex())
+        identity.append(content_id(parts, policy.fingerprint))
 
     def digest_as(version: str) -> bytes | None:
         # Usually the record was made by the same version, and the work is done already.

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 _JSON = ((b"content-type", b"application/json"),)
+_CALLED = {"path": "function", "body": "payload"}
+"""What the parts of a request are in a call."""
 _MODES = {"leased": Mode.LEASED, "repeatable": Mode.REPEATABLE, "atomic": Mode.ATOMIC}
 
 
@@ -255,8 +257,9 @@ def _earlier(verdict: Verdict) -> Any:
                     "The first call failed, and its failure is remembered. Nothing was run."
                 )
             return decode_value(record.answer.body)
-        case Mismatch():
-            raise KeyReused("This key was first used with another payload or function. Nothing was run.")
+        case Mismatch(_, differs):
+            what = " and ".join(_CALLED[part] for part in differs if part in _CALLED) or "payload or function"
+            raise KeyReused(f"This key was first used with another {what}. Nothing was run.")
         case Outstanding() | Accepted():
             raise StillRunning("The first call with this key is still running. Try again later.")
         case Uncertain():

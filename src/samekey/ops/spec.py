@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
+from ..core.fingerprint import PARTS
 from ..core.policy import NEVER_REMEMBERED, Policy
 from ..core.problem import Refusal, refuse
 from ..core.states import Mode, State
@@ -156,7 +157,9 @@ def body_of(line: Line, policy: Policy) -> dict[str, Any]:
     """The error body that a client gets, from the code that makes it."""
     assert line.status is not None
     detail = f"{line.situation}. {line.outcome}."
-    content: dict[str, Any] = json.loads(refuse(Refusal(line.status, detail, line.code), policy).body)
+    differs = ("body",) if line.code == "reused" else ()
+    refusal = Refusal(line.status, detail, line.code, differs=differs)
+    content: dict[str, Any] = json.loads(refuse(refusal, policy).body)
     return content
 
 
@@ -288,6 +291,9 @@ def _same(section: Section) -> Iterator[str]:
     if rules.include:
         yield ""
         yield f"Of a JSON body or a form only these members count: {_names(rules.include)}."
+    if rules.exclude_query:
+        yield ""
+        yield f"These parameters of the query do not count: {_names(rules.exclude_query)}."
     if rules.exclude:
         yield ""
         yield f"These members of the body do not count: {_names(rules.exclude)}."
@@ -593,6 +599,11 @@ class _Components:
                 "detail": {"type": "string"},
                 "code": code,
                 "operation": {"type": "string", "description": "The id for the status of the operation."},
+                "differs": {
+                    "type": "array",
+                    "items": {"type": "string", "enum": list(PARTS)},
+                    "description": "In which parts the request differs from the first one with its key.",
+                },
             },
         }
 
