@@ -60,7 +60,7 @@ class Idempotency(Engine):
     def atomic(self, handler: Handler | None = None, **options: Any) -> Any:
         """The handler's writes on ``current_operation().connection`` commit together with its answer.
 
-        Options: ``on_4xx="rollback"``, ``strict=True``, ``classify``, ``required``, ``connection`` (a
+        Options: ``on_4xx="commit"``, ``strict=True``, ``classify``, ``required``, ``connection`` (a
         function of the ASGI scope or WSGI environ that gives your own connection), and any setting of the
         policy, such as ``ttl``.
         """
@@ -75,7 +75,7 @@ class Idempotency(Engine):
     def leased(self, handler: Handler | None = None, **options: Any) -> Any:
         """For handlers with effects outside the database: the claim commits before the handler runs.
 
-        Options: ``lease``, ``max_run`` and ``ttl`` (seconds or a timedelta), ``on_error="unknown"``,
+        Options: ``lease``, ``max_run`` and ``ttl`` (seconds or a timedelta), ``on_error="retry"`` or
         ``repeatable=True`` for work that is safe to repeat, ``classify``, ``required``, and any setting of
         the policy.
         """
@@ -100,7 +100,6 @@ class Idempotency(Engine):
         Write through ``current_operation().connection`` and enqueue with ``current_operation().enqueue``.
         A refusal (4xx) rolls back and is remembered.
         """
-        options.setdefault("on_4xx", "rollback")
         return self._declare(handler, Mode.DEFERRED, options)
 
     def phased(

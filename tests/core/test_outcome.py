@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from samekey.core import outcome as module
-from samekey.core.outcome import OnError, Outcome, of_error, of_status
+from samekey.core.outcome import Ending, OnError, Outcome, judge, of_error, of_status
 from samekey.core.policy import Remember
 from samekey.errors import EscapedTransaction, NotExecuted, OutcomeUnknown, StoreUnavailable
 
@@ -33,6 +33,8 @@ def by_the_book(status: int, remember: Remember, routed: bool) -> Outcome:
     """X7 and X2, read aloud."""
     if status in {404, 405} and not routed:
         return RELEASE  # the router refused: no handler ever saw the request
+    if status in {307, 308}:
+        return RELEASE  # to be sent elsewhere: nothing was done here
     if remember == "everything":
         # Table P, stripe: everything once execution began, except 401 and 429.
         return RELEASE if status in {401, 429} else REMEMBER
@@ -49,8 +51,9 @@ def by_the_book(status: int, remember: Remember, routed: bool) -> Outcome:
 @pytest.mark.parametrize("remember", SETTINGS)
 @pytest.mark.parametrize("routed", [True, False])
 def test_x7_every_status(remember: Remember, routed: bool) -> None:
-    wrong = [s for s in STATUSES if of_status(s, remember, routed=routed) != by_the_book(s, remember, routed)]
-    assert not wrong
+    for status in STATUSES:
+        found = judge(Ending(status, routed=routed), remember=remember, on_error="unknown")
+        assert found is by_the_book(status, remember, routed), status
 
 
 @pytest.mark.parametrize(
@@ -82,8 +85,8 @@ def test_x7_the_rows_that_people_ask_about(
 
 def test_a_handlers_own_404_is_an_answer_and_a_routers_is_none() -> None:
     assert of_status(404, "definite") is REMEMBER
-    assert of_status(404, "definite", routed=False) is RELEASE
-    assert of_status(405, "everything", routed=False) is RELEASE
+    assert judge(Ending(404, routed=False), remember="definite", on_error="unknown") is RELEASE
+    assert judge(Ending(405, routed=False), remember="everything", on_error="unknown") is RELEASE
 
 
 # --- by error ------------------------------------------------------------------------------------
@@ -170,22 +173,98 @@ def name(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__name__}"
 
 
-@pytest.mark.parametrize("on_error", ["retry", "unknown"])
+def pessimistic(error: BaseException, **more: Any) -> Outcome:
+    return judge(Ending(None, error, **more), remember="definite", on_error="unknown")
+
+
 @pytest.mark.parametrize("error", NOTHING_HAPPENED, ids=name)
-def test_x2_proof_that_nothing_happened(error: BaseException, on_error: OnError) -> None:
-    assert of_error(error, on_error) is FAIL
+def test_x2_the_optimistic_reading_knows_what_was_never_sent(error: BaseException) -> None:
+    assert of_error(error) is FAIL
+
+
+@pytest.mark.parametrize("error", NOBODY_CAN_TELL, ids=name)
+def test_x2_and_what_may_have_reached_the_provider(error: BaseException) -> None:
+    assert of_error(error) is UNKNOWN
+
+
+@pytest.mark.parametrize("error", [*NOTHING_HAPPENED, *NOBODY_CAN_TELL, *SAYS_NOTHING], ids=name)
+def test_x2_by_default_only_the_users_own_word_is_proof(error: BaseException) -> None:
+    proof = isinstance(error, NotExecuted)
+    assert pessimistic(error) is (FAIL if proof else UNKNOWN)
+
+
+def test_x2_what_was_raised_on_the_way_to_another_error_is_no_proof() -> None:
+    """The handler caught it, went on, and failed later."""
+    for explicitly in (True, False):
+        assert pessimistic(wrapped(KeyError(), NotExecuted(), explicitly=explicitly)) is UNKNOWN
+    assert pessimistic(ExceptionGroup("x", [NotExecuted()])) is UNKNOWN
+
+
+def test_x2_before_effect_is_the_handlers_own_word() -> None:
+    assert pessimistic(KeyError(), before_effect=True) is FAIL
+    assert pessimistic(asyncio.CancelledError(), before_effect=True) is FAIL
+
+
+def test_x2_other_errors_are_read_optimistically_only_if_asked_for() -> None:
+    error = Mine()
+    assert of_error(error) is FAIL
+    assert pessimistic(error) is UNKNOWN
+    assert judge(Ending(500, error), remember="definite", on_error="retry") is FAIL
+
+
+@pytest.mark.parametrize("status", [None, 200, 400, 408, 429, 500, 503])
+@pytest.mark.parametrize("on_error", ["retry", "unknown"])
+def test_x2_a_page_that_the_application_made_of_an_error_proves_nothing(
+    status: int | None, on_error: OnError
+) -> None:
+    for error in (TimeoutError(), OutcomeUnknown(), asyncio.CancelledError()):
+        assert judge(Ending(status, error), remember="definite", on_error=on_error) is UNKNOWN
 
 
 @pytest.mark.parametrize("on_error", ["retry", "unknown"])
-@pytest.mark.parametrize("error", NOBODY_CAN_TELL, ids=name)
-def test_x2_it_may_have_reached_the_provider(error: BaseException, on_error: OnError) -> None:
-    assert of_error(error, on_error) is UNKNOWN
+@pytest.mark.parametrize("remember", ["successes", "definite"])
+def test_x2_an_answer_that_failed_after_its_handler_returned(remember: Remember, on_error: OnError) -> None:
+    def classify(status: int | None, error: BaseException | None) -> Outcome:
+        return FAIL
+
+    for status in (None, 500, 502, 503):
+        ending = Ending(status, own=False)
+        assert judge(ending, remember=remember, on_error=on_error, classify=classify) is UNKNOWN
+    for status in (200, 401, 404, 429):
+        assert judge(Ending(status, own=False), remember=remember, on_error=on_error) is REMEMBER
 
 
-@pytest.mark.parametrize("error", SAYS_NOTHING, ids=name)
-def test_x2_any_other_error_is_as_declared(error: BaseException) -> None:
-    assert of_error(error, "retry") is FAIL
-    assert of_error(error, "unknown") is UNKNOWN
+@pytest.mark.parametrize(
+    ("refusal", "page", "wanted"),
+    [
+        (409, 409, REMEMBER),
+        (409, 400, REMEMBER),
+        (409, 500, UNKNOWN),
+        (409, None, UNKNOWN),
+        (401, 401, RELEASE),
+        (429, None, RELEASE),
+        (307, 307, RELEASE),
+        (500, 500, UNKNOWN),
+        (503, 503, UNKNOWN),
+        (502, 502, UNKNOWN),
+    ],
+)
+def test_x2_the_frameworks_own_http_exception(refusal: int, page: int | None, wanted: Outcome) -> None:
+    ending = Ending(page, Mine(), refusal=refusal)
+    assert judge(ending, remember="definite", on_error="unknown") is wanted
+    if refusal == 503:
+        assert judge(ending, remember="definite", on_error="retry") is FAIL
+
+
+def test_x2_a_classifier_sees_the_error_and_the_status() -> None:
+    seen: list[object] = []
+
+    def classify(status: int | None, error: BaseException | None) -> None:
+        seen.append((status, type(error)))
+
+    judge(Ending(429, Mine()), remember="definite", on_error="unknown", classify=classify)
+    judge(Ending(201), remember="definite", on_error="unknown", classify=classify)
+    assert seen == [(429, Mine), (201, type(None))]
 
 
 # --- chains: what it was raised from -------------------------------------------------------------
@@ -218,17 +297,17 @@ def wrapped(outer: BaseException, inner: BaseException, *, explicitly: bool) -> 
 @pytest.mark.parametrize("explicitly", [True, False])
 @pytest.mark.parametrize("make", [lambda: httpx2.ReadTimeout("x"), TimeoutError, ConnectionResetError])
 def test_a_wrapped_time_out_is_still_a_time_out(make: Callable[[], Exception], explicitly: bool) -> None:
-    assert of_error(wrapped(Mine(), make(), explicitly=explicitly), "retry") is UNKNOWN
+    assert of_error(wrapped(Mine(), make(), explicitly=explicitly)) is UNKNOWN
 
 
 def test_a_wrapped_refusal_of_the_connection_is_still_proof() -> None:
     error = wrapped(Mine(), httpx2.ConnectError("x"), explicitly=True)
-    assert of_error(error, "unknown") is FAIL
+    assert of_error(error) is FAIL
 
 
 def test_what_was_wrapped_twice_is_found() -> None:
     inner = wrapped(ValueError(), TimeoutError(), explicitly=True)
-    assert of_error(wrapped(Mine(), inner, explicitly=False), "retry") is UNKNOWN
+    assert of_error(wrapped(Mine(), inner, explicitly=False)) is UNKNOWN
 
 
 @pytest.mark.parametrize("explicitly", [True, False])
@@ -236,12 +315,12 @@ def test_what_was_wrapped_twice_is_found() -> None:
 def test_not_executed_is_the_users_word_whatever_it_was_raised_from(
     inner: BaseException, explicitly: bool
 ) -> None:
-    assert of_error(wrapped(NotExecuted(), inner, explicitly=explicitly), "unknown") is FAIL
+    assert of_error(wrapped(NotExecuted(), inner, explicitly=explicitly)) is FAIL
 
 
 @pytest.mark.parametrize("inner", NOTHING_HAPPENED, ids=name)
 def test_outcome_unknown_is_the_users_word_as_well(inner: BaseException) -> None:
-    assert of_error(wrapped(OutcomeUnknown(), inner, explicitly=True), "retry") is UNKNOWN
+    assert of_error(wrapped(OutcomeUnknown(), inner, explicitly=True)) is UNKNOWN
 
 
 def test_from_none_says_that_the_context_does_not_matter() -> None:
@@ -251,21 +330,19 @@ def test_from_none_says_that_the_context_does_not_matter() -> None:
         except TimeoutError:
             raise Mine from None
 
-    assert of_error(raised(make), "retry") is FAIL
+    assert of_error(raised(make)) is FAIL
 
 
 def test_a_second_call_that_could_not_connect_does_not_excuse_the_first() -> None:
     """The handler tried again after a time-out. That the second call was never sent proves nothing."""
     first = httpx2.ReadTimeout("x", request=REQUEST)
-    assert of_error(wrapped(httpx2.ConnectError("x"), first, explicitly=False), "retry") is UNKNOWN
-    assert of_error(wrapped(ConnectionRefusedError(), ConnectionResetError(), explicitly=False), "retry") is (
-        UNKNOWN
-    )
+    assert of_error(wrapped(httpx2.ConnectError("x"), first, explicitly=False)) is UNKNOWN
+    assert of_error(wrapped(ConnectionRefusedError(), ConnectionResetError(), explicitly=False)) is (UNKNOWN)
 
 
 def test_a_connect_time_out_is_made_of_lower_time_outs_and_still_proof() -> None:
     lower = wrapped(httpcore2.ConnectTimeout(), TimeoutError(), explicitly=True)
-    assert of_error(wrapped(httpx2.ConnectTimeout("x"), lower, explicitly=True), "unknown") is FAIL
+    assert of_error(wrapped(httpx2.ConnectTimeout("x"), lower, explicitly=True)) is FAIL
 
 
 @pytest.mark.timeout(60)
@@ -275,7 +352,7 @@ def test_a_real_connection_that_is_refused_is_proof() -> None:
         url = f"http://127.0.0.1:{held.getsockname()[1]}/"
         error = raised(lambda: _post(url))
     assert isinstance(error, httpx2.ConnectError)
-    assert of_error(error, "unknown") is FAIL
+    assert of_error(error) is FAIL
 
 
 @pytest.mark.timeout(60)
@@ -283,7 +360,7 @@ def test_a_real_answer_that_never_comes_is_unknown() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         error = raised(lambda: _post(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout=0.2))
     assert isinstance(error, httpx2.ReadTimeout)
-    assert of_error(error, "retry") is UNKNOWN
+    assert of_error(error) is UNKNOWN
 
 
 def _post(url: str, timeout: float = 5) -> None:
@@ -295,16 +372,16 @@ def _post(url: str, timeout: float = 5) -> None:
 
 
 def test_a_group_is_unknown_if_any_of_its_members_is() -> None:
-    assert of_error(ExceptionGroup("x", [NotExecuted(), TimeoutError()]), "retry") is UNKNOWN
+    assert of_error(ExceptionGroup("x", [NotExecuted(), TimeoutError()])) is UNKNOWN
     nested = ExceptionGroup("x", [ValueError(), ExceptionGroup("y", [httpx2.ReadTimeout("x")])])
-    assert of_error(nested, "retry") is UNKNOWN
-    assert of_error(BaseExceptionGroup("x", [KeyboardInterrupt()]), "retry") is UNKNOWN
+    assert of_error(nested) is UNKNOWN
+    assert of_error(BaseExceptionGroup("x", [KeyboardInterrupt()])) is UNKNOWN
 
 
 def test_a_group_is_proof_only_if_all_of_its_members_are() -> None:
-    assert of_error(ExceptionGroup("x", [NotExecuted(), ConnectionRefusedError()]), "unknown") is FAIL
-    assert of_error(ExceptionGroup("x", [NotExecuted(), ValueError()]), "unknown") is UNKNOWN
-    assert of_error(ExceptionGroup("x", [ValueError()]), "retry") is FAIL
+    assert of_error(ExceptionGroup("x", [NotExecuted(), ConnectionRefusedError()])) is FAIL
+    assert of_error(ExceptionGroup("x", [NotExecuted(), ValueError()])) is FAIL
+    assert of_error(ExceptionGroup("x", [ValueError()])) is FAIL
 
 
 def test_a_task_groups_time_out_is_a_time_out() -> None:
@@ -315,17 +392,16 @@ def test_a_task_groups_time_out_is_a_time_out() -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(time_out())
 
-    assert of_error(raised(lambda: asyncio.run(handler())), "retry") is UNKNOWN
+    assert of_error(raised(lambda: asyncio.run(handler()))) is UNKNOWN
 
 
 def test_errors_that_go_in_circles_end() -> None:
     one, two = Mine(), ValueError()
     one.__cause__, two.__cause__ = two, one
-    assert of_error(one, "retry") is FAIL
+    assert of_error(one) is FAIL
     group = ExceptionGroup("x", [one])
     two.__cause__ = group
-    assert of_error(group, "retry") is FAIL
-    assert of_error(one, "unknown") is UNKNOWN
+    assert of_error(group) is FAIL
 
 
 def test_asyncio_wait_for_and_cancel() -> None:
@@ -339,7 +415,7 @@ def test_asyncio_wait_for_and_cancel() -> None:
         await asyncio.sleep(0)
 
     for handler in (timed_out, cancelled):
-        assert of_error(raised(lambda handler=handler: asyncio.run(handler())), "retry") is UNKNOWN  # type: ignore[misc]
+        assert of_error(raised(lambda handler=handler: asyncio.run(handler()))) is UNKNOWN  # type: ignore[misc]
 
 
 # --- the names -----------------------------------------------------------------------------------
@@ -365,8 +441,8 @@ def test_classes_that_are_not_installed_here_are_found_by_their_public_name(path
         made = type(kind, (Exception,), {"__module__": private})
         child = type("Child", (made,), {"__module__": "app"})
         wanted = FAIL if path in module._NEVER_SENT else UNKNOWN
-        assert of_error(made(), "retry" if wanted is UNKNOWN else "unknown") is wanted
-        assert of_error(child(), "retry" if wanted is UNKNOWN else "unknown") is wanted
+        assert of_error(made()) is wanted
+        assert of_error(child()) is wanted
 
 
 def test_httpx_and_its_successor_are_treated_alike() -> None:
@@ -388,10 +464,9 @@ def every_transport_error() -> list[type[httpx2.TransportError]]:
 def test_no_transport_error_of_httpx2_is_left_to_chance(kind: type[httpx2.TransportError]) -> None:
     sent_nothing = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
     error = kind.__new__(kind)
-    assert of_error(error, "retry") is (FAIL if kind.__name__ in sent_nothing else UNKNOWN)
+    assert of_error(error) is (FAIL if kind.__name__ in sent_nothing else UNKNOWN)
 
 
 def test_a_class_of_the_users_that_only_shares_a_name_says_nothing() -> None:
     same = type("ReadTimeout", (Exception,), {"__module__": "app.errors"})
-    assert of_error(same(), "retry") is FAIL
-    assert of_error(same(), "unknown") is UNKNOWN
+    assert of_error(same()) is FAIL

@@ -72,6 +72,12 @@ def build(
     return AsgiClient(makers[kind](store, world, setup), loop)
 
 
+def _methods(store: Store, path: str) -> list[str]:
+    """A decorated handler is refused for a method that is not guarded."""
+    decorated = path in ("/leased", "/atomic", "/optional")
+    return sorted(store.idempotency.policy.methods) if decorated else METHODS
+
+
 def _options(store: Store, setup: Setup) -> dict[str, Any]:
     return {
         "idempotency": store.idempotency,
@@ -124,7 +130,9 @@ def _handlers(store: Store, world: World, setup: Setup) -> dict[str, Any]:
 
 def _starlette(store: Store, world: World, setup: Setup) -> AsgiApp:
     handlers = _handlers(store, world, setup)
-    app = Starlette(routes=[Route(path, handler, methods=METHODS) for path, handler in handlers.items()])
+    app = Starlette(
+        routes=[Route(path, handler, methods=_methods(store, path)) for path, handler in handlers.items()]
+    )
     app.add_middleware(AsgiMiddleware, **_options(store, setup))
     return app
 
@@ -132,7 +140,7 @@ def _starlette(store: Store, world: World, setup: Setup) -> AsgiApp:
 def _fastapi(store: Store, world: World, setup: Setup) -> AsgiApp:
     app = FastAPI(openapi_url=None)
     for path, handler in _handlers(store, world, setup).items():
-        app.add_api_route(path, handler, methods=METHODS)
+        app.add_api_route(path, handler, methods=_methods(store, path))
     app.add_middleware(AsgiMiddleware, **_options(store, setup))
     return app
 
@@ -172,7 +180,7 @@ def _threadpool(store: Store, world: World, setup: Setup) -> AsgiApp:
     """FastAPI with sync handlers, which it runs in threads."""
     app = FastAPI(openapi_url=None)
     for path, handler in _sync_handlers(store, world, setup, starlette_response).items():
-        app.add_api_route(path, handler, methods=METHODS, response_model=None)
+        app.add_api_route(path, handler, methods=_methods(store, path), response_model=None)
     app.add_middleware(AsgiMiddleware, **_options(store, setup))
     return app
 
@@ -190,7 +198,7 @@ def flask_response(reply: Reply) -> flask.Response:
 def _flask(store: Store, world: World, setup: Setup) -> WsgiApp:
     app = flask.Flask(__name__)
     for path, view in _sync_handlers(store, world, setup, flask_response).items():
-        app.add_url_rule(path, path, view, methods=METHODS)
+        app.add_url_rule(path, path, view, methods=_methods(store, path))
     app.wsgi_app = WsgiMiddleware(app.wsgi_app, **_options(store, setup))  # type: ignore[method-assign]
     return app
 

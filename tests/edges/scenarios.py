@@ -18,6 +18,8 @@ from tests.edges.world import Act, Raise, Reply
 
 ALL = ("leased", "atomic", "edge")
 DECORATED = ("leased", "atomic")
+LEASED = ("leased",)
+EXPIRES = ("idempotency-key-expires",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,10 +406,13 @@ OUTCOMES: tuple[Scenario, ...] = (
     *(_remembered(status) for status in (200, 202, 302, 400, 409, 418, 422)),
     # Without a router nobody can tell whether a handler said it.
     _remembered(404, bare=False),
-    *(_forgotten(status) for status in (401, 403, 408, 413, 415, 425, 429, 500, 503)),
+    *(_forgotten(status) for status in (307, 308, 401, 403, 408, 413, 415, 425, 429)),
+    # Without a framework nobody can tell an error page from a handler's own word.
+    *(_forgotten(status, bare=False) for status in (500, 503)),
     *(_remembered(status, profile="stripe") for status in (403, 413, 503)),
     *(_forgotten(status, profile="stripe") for status in (401, 429)),
-    *(_forgotten(status, profile="stripe_v2") for status in (400, 404, 500)),
+    *(_forgotten(status, profile="stripe_v2") for status in (400, 404)),
+    _forgotten(500, profile="stripe_v2", bare=False),
 )
 
 
@@ -421,37 +426,59 @@ def _retryable(name: str, act: Act, first: Expect, **more: Any) -> Scenario:
     return Scenario(f"D5 X2 {name}", ((Ask(), first), (Ask(), ok(2)), (Ask(), again)), 2, (act,), **more)
 
 
-def _by_hand(said: int | BaseException) -> Outcome | None:
-    if said == 503:
+def _by_hand(status: int | None, error: BaseException | None) -> Outcome | None:
+    if isinstance(error, KeyError):
+        return Outcome.FAIL
+    if status == 503:
         return Outcome.REMEMBER
-    if isinstance(said, KeyError):
-        return Outcome.UNKNOWN
-    return Outcome.RELEASE if said == 409 else None
+    return Outcome.RELEASE if status == 409 else None
 
+
+LOST = Expect(409, "outcome_unknown", has=("retry-after", "idempotency-key-expires"))
+OPTIMISTIC = {"on_error": "retry"}
 
 CLASSES: tuple[Scenario, ...] = (
-    _unknown("returned 502", Reply(502), Expect(502, run=1), on_postgres=True),
-    _unknown("returned 504", Reply(504), Expect(504, run=1)),
-    _unknown("raised OutcomeUnknown", Raise(OutcomeUnknown), Expect(409, "outcome_unknown")),
-    _unknown("timed out", Raise(TimeoutError), Expect(500)),
-    _unknown("was cut off", Raise(ConnectionResetError), Expect(500)),
-    _unknown("on_error", Raise(ValueError), Expect(500), options={"on_error": "unknown"}, modes=("leased",)),
-    _unknown(
+    _unknown("returned 502", Reply(502), Expect(502, run=1, has=EXPIRES), on_postgres=True, bare=False),
+    _unknown("returned 504", Reply(504), Expect(504, run=1, has=EXPIRES), bare=False),
+    _unknown("raised OutcomeUnknown", Raise(OutcomeUnknown), LOST),
+    _unknown("raised an error", Raise(ValueError), LOST, on_postgres=True),
+    _unknown("timed out", Raise(TimeoutError), LOST),
+    _unknown("was cut off", Raise(ConnectionResetError), LOST),
+    _unknown("could not connect", Raise(ConnectionRefusedError), LOST),
+    _unknown("timed out, optimistically", Raise(TimeoutError), LOST, options=OPTIMISTIC, modes=LEASED),
+    _retryable(
         "the user's classifier: an error",
         Raise(KeyError),
         Expect(500),
         options={"classify": _by_hand},
-        modes=("leased",),
+        modes=LEASED,
     ),
-    _retryable("returned 500", Reply(500), Expect(500, run=1), modes=ALL, on_postgres=True),
-    _retryable("raised an error", Raise(ValueError), Expect(500), modes=ALL, on_postgres=True),
+    _retryable(
+        "returned 500", Reply(500), Expect(500, run=1, has=EXPIRES), modes=ALL, on_postgres=True, bare=False
+    ),
+    _retryable(
+        "atomic work raised an error", Raise(ValueError), Expect(500), modes=("atomic",), on_postgres=True
+    ),
+    _retryable(
+        "raised an error, read optimistically",
+        Raise(ValueError),
+        Expect(500),
+        options=OPTIMISTIC,
+        modes=LEASED,
+    ),
+    _retryable(
+        "could not connect, read optimistically",
+        Raise(ConnectionRefusedError),
+        Expect(500),
+        options=OPTIMISTIC,
+        modes=LEASED,
+    ),
     _retryable(
         "raised NotExecuted",
         Raise(NotExecuted),
         Expect(503, has=("retry-after",)),
         modes=ALL,
     ),
-    _retryable("could not connect", Raise(ConnectionRefusedError), Expect(500), modes=ALL),
     _retryable("atomic work timed out", Raise(TimeoutError), Expect(500), modes=("atomic",)),
     _retryable("atomic work returned 502", Reply(502), Expect(502, run=1), modes=("atomic",)),
     _retryable(

@@ -61,15 +61,15 @@ def test_whatever_is_not_remembered_is_rolled_back(kind: Kind, act: Act, play: P
 
 
 @every_kind
-def test_a_returned_refusal_commits(kind: Kind, play: Play) -> None:
-    (first, again), store, world = play(kind, Reply(409))
+def test_a_returned_refusal_commits_where_it_is_told_to(kind: Kind, play: Play) -> None:
+    (first, again), store, world = play(kind, Reply(409), options={"on_4xx": "commit"})
     assert first.status == 409 and again.replayed and again.content == first.content
     assert (world.runs, store.effects(world)) == (1, 1)
 
 
 @every_kind
-def test_a_returned_refusal_rolls_back_where_it_is_told_to(kind: Kind, play: Play) -> None:
-    (first, again, third), store, world = play(kind, Reply(409), times=3, options={"on_4xx": "rollback"})
+def test_a_returned_refusal_rolls_back(kind: Kind, play: Play) -> None:
+    (first, again, third), store, world = play(kind, Reply(409), times=3)
     assert first.status == 409 and again.replayed and again.content == first.content
     assert third.replayed and (world.runs, store.effects(world)) == (1, 0)
 

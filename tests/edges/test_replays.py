@@ -133,7 +133,7 @@ def test_streamed_leased(name: str, kind: Kind, mode: str, builder: Build, store
     assert world.runs == 1
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("fastapi", "leased"), ("flask", "edge"), ("asgi", "edge")])
+@pytest.mark.parametrize(("kind", "mode"), [("fastapi", "leased"), ("flask", "edge"), ("starlette", "edge")])
 def test_a_streamed_failure_is_not_kept(kind: Kind, mode: str, builder: Build, stores: Stores) -> None:
     world = World(Reply(500, None, OCTETS, tuple(b"x" * 400 for _ in range(4))))
     client = builder(kind, stores.get(max_answer=1000), world)

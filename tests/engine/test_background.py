@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from samekey import Executed, Idempotency, OutcomeUnknown, Response, ietf
-from samekey.core.claim import scope_of, scope_part
+from samekey.core.claim import call_part, scope_of
 from samekey.core.ledger import Comparison, Entry
 from samekey.core.record import Record
 from samekey.core.states import State
@@ -31,7 +31,7 @@ def test_every_service_does_its_work_inside_an_application(url: str) -> None:
         policy = ietf(ttl=1, lease=0.3, max_run=0.3)
     idempotency = Idempotency(url, policy=policy)
     run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
-    scope = scope_of(scope_part("t"))
+    scope = scope_of(call_part("t"))
     compared: list[Comparison] = []
 
     @idempotency.lookup()

@@ -74,13 +74,12 @@ def without_persisting_first() -> None:
     """The answer is sent, and only then made durable."""
     persist = asgi._Guarded._finish
 
-    async def send_first(self: Any, *, streamed: bool) -> None:
-        chunks = list(self._chunks)
-        await self._deliver(self._answer())
-        await asyncio.sleep(INSTANT)
-        self._chunks = chunks
-        self._deliver = _nothing
-        await persist(self, streamed=streamed)
+    async def send_first(self: Any, page: Any, *, streamed: bool = False) -> Any:
+        if page is not None:
+            await self._deliver(page)
+            await asyncio.sleep(INSTANT)
+            self._deliver = _nothing
+        return await persist(self, page, streamed=streamed)
 
     vars_of(asgi._Guarded, _finish=send_first)
 

@@ -1,23 +1,31 @@
-"""What becomes of an operation, judged by what its handler returned or raised.
+"""The judgement: what became of an operation, read once, at its handler's own boundary.
 
-| the handler …                                                        | leased             |
-|----------------------------------------------------------------------|--------------------|
-| returned 2xx, 3xx or a definite 4xx                                  | remembered         |
-| returned 401, 403, 408, 413, 415, 425, 429, or the router refused    | released           |
-| returned 5xx other than 502 and 504                                  | `failed_retryable` |
-| returned 502 or 504                                                  | `unknown`          |
-| raised `NotExecuted`, or could not even connect                      | `failed_retryable` |
-| raised `OutcomeUnknown`, timed out, was cut off, was cancelled       | `unknown`          |
-| raised anything else                                                 | by `on_error`      |
-| died, or its lease ended                                             | `unknown`          |
+Only proof frees a key. What a framework, a middleware or an error page does after the handler has ended
+changes what the client sees, never what is recorded.
 
-Atomic work reads the same table, except that whatever is not remembered is rolled back, so there is
-nothing to be unknown. The user's own ``classify`` comes before all of it.
+| at the handler's boundary                                             | leased             |
+|-----------------------------------------------------------------------|--------------------|
+| returned 2xx, 3xx or a definite 4xx                                   | remembered         |
+| returned 307, 308, 401, 403, 408, 413, 415, 425 or 429                | released           |
+| returned 5xx other than 502 and 504                                   | `failed_retryable` |
+| returned 502 or 504                                                   | `unknown`          |
+| returned, and its answer failed afterwards                            | `unknown`          |
+| raised `NotExecuted`, or anything inside `before_effect()`            | `failed_retryable` |
+| raised the framework's own HTTP exception below 500                   | as if returned     |
+| raised anything else                                                  | `unknown`          |
+| raised anything else, with `on_error="retry"`                         | by its kind        |
+| was never reached: the claim is given back                            | released           |
+| died, or its lease ended                                              | `unknown`          |
+
+Atomic work reads the same table, except that whatever is not remembered is rolled back, so there is nothing
+to be unknown. The user's own ``classify`` comes before all of it, except for the answer that failed after its
+handler had returned: no rule may free that key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -38,9 +46,150 @@ class Outcome(StrEnum):
     """It may have happened; no retry may run."""
 
 
-OnError = Literal["retry", "unknown"]
-Classifier = Callable[[int | BaseException], Outcome | None]
-"""A user's own rule: given a status or the raised error, an outcome, or None for the default rule."""
+OnError = Literal["unknown", "retry"]
+Classifier = Callable[[int | None, BaseException | None], Outcome | None]
+"""A user's own rule, given the status of the answer and the raised error, either of which may be None.
+
+It returns an outcome, or None for the default rule.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a handler's run ended, as its own boundary saw it, and the status of the answer."""
+
+    status: int | None
+    """Of the answer that the application made; None where it made none, or it broke off."""
+    error: BaseException | None = None
+    """What the handler raised."""
+    own: bool = True
+    """It returned, and this status is the handler's own word, not one of a framework or middleware."""
+    refusal: int | None = None
+    """It raised the framework's own HTTP exception, of this status."""
+    before_effect: bool = False
+    """It raised inside ``before_effect()``: by its own word nothing had happened."""
+    routed: bool = True
+    """A handler gave the answer, for all that is known, and not a router that found none."""
+
+    @property
+    def answer_failed(self) -> bool:
+        """The handler returned, and no answer of its own making will reach the client."""
+        return self.error is None and not self.own and (self.status is None or self.status >= 500)
+
+
+def judge(
+    ending: Ending, *, remember: Remember, on_error: OnError, classify: Classifier | None = None
+) -> Outcome:
+    """What became of the operation. Called once for each run of a handler."""
+    if not ending.routed and ending.status in ROUTER_REFUSALS:
+        return Outcome.RELEASE
+    if classify is not None and not ending.answer_failed:
+        chosen = classify(ending.status, ending.error)
+        if chosen is not None:
+            return Outcome(chosen)
+    if ending.error is not None:
+        return _raised(ending, ending.error, remember, on_error)
+    status = ending.status
+    if status is None:
+        return Outcome.UNKNOWN
+    if ending.own:
+        return of_status(status, remember)
+    if status >= 500 and remember != "everything":
+        return Outcome.UNKNOWN
+    # Not the handler's own status: it may be kept, but it proves nothing that could free the key.
+    return Outcome.REMEMBER
+
+
+def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: OnError) -> Outcome:
+    shown = ending.status is not None and ending.status < 500
+    if ending.refusal is not None and ending.refusal < 500:
+        outcome = of_status(ending.refusal, remember)
+        # What is remembered is the page; without one there is nothing to remember.
+        return Outcome.UNKNOWN if outcome is Outcome.REMEMBER and not shown else outcome
+    if isinstance(error, NotExecuted) or ending.before_effect:
+        return Outcome.FAIL
+    said_unknown = isinstance(error, OutcomeUnknown | EscapedTransaction) or not isinstance(error, Exception)
+    if said_unknown:
+        return Outcome.UNKNOWN
+    if remember == "everything":
+        return Outcome.REMEMBER
+    if on_error == "unknown":
+        return Outcome.UNKNOWN
+    if ending.refusal is not None:
+        return of_status(ending.refusal, remember)
+    return of_error(error)
+
+
+def of_status(status: int, remember: Remember) -> Outcome:
+    """By a status that is the handler's own word."""
+    if status in (307, 308):
+        return Outcome.RELEASE  # "send it elsewhere": nothing was done here
+    if remember == "everything":
+        return Outcome.RELEASE if status in (401, 429) else Outcome.REMEMBER
+    if status >= 500:
+        return Outcome.UNKNOWN if status in (502, 504) else Outcome.FAIL
+    if status >= 400 and (remember == "successes" or status in NEVER_REMEMBERED):
+        return Outcome.RELEASE
+    return Outcome.REMEMBER
+
+
+def of_error(error: BaseException) -> Outcome:
+    """The optimistic reading, ``on_error="retry"``: an error means that nothing happened, unless it is one
+    after which the provider may have acted, itself or by whatever it was raised from."""
+    return _read(error, set()) or Outcome.FAIL
+
+
+def _read(error: BaseException, seen: set[int]) -> Outcome | None:
+    """What an error, its causes or the members of a group say; None if nothing."""
+    chain = list(_chain(error, seen))
+    for place, cause in enumerate(chain):
+        if isinstance(cause, NotExecuted):
+            return Outcome.FAIL
+        # Not an Exception: cancelled, or the process is being torn down.
+        if isinstance(cause, OutcomeUnknown | EscapedTransaction) or not isinstance(cause, Exception):
+            return Outcome.UNKNOWN
+        if isinstance(cause, ExceptionGroup):
+            members = {_read(member, seen) for member in cause.exceptions}
+            if Outcome.UNKNOWN in members:
+                return Outcome.UNKNOWN
+            if members == {Outcome.FAIL}:
+                return Outcome.FAIL
+        elif _names(cause) & _NEVER_SENT:
+            # Of this call. A handler that tried again after a time-out has made another one before it.
+            before = (one for one in chain[place + 1 :] if _library(one) == _library(cause))
+            return Outcome.UNKNOWN if any(map(_may_have_arrived, before)) else Outcome.FAIL
+        elif _may_have_arrived(cause):
+            return Outcome.UNKNOWN
+    return None
+
+
+def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+    """The error, then what caused it. A wrapped time-out is still a time-out."""
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+
+
+def _may_have_arrived(error: BaseException) -> bool:
+    names = _names(error)
+    return not names & _NEVER_SENT and bool(names & _MAY_HAVE_ARRIVED)
+
+
+def _names(error: BaseException) -> set[str]:
+    return {f"{_home(kind)}.{kind.__qualname__}" for kind in type(error).__mro__}
+
+
+def _library(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
+
+
+def _home(kind: type) -> str:
+    """The public module of a class: libraries define errors in private modules such as httpx._x."""
+    parts = kind.__module__.split(".")
+    return ".".join(part for part in parts if not part.startswith("_")) or parts[0]
+
 
 _NEVER_SENT: Final = frozenset(
     {
@@ -110,77 +259,3 @@ _MAY_HAVE_ARRIVED: Final = frozenset(
     }
 )
 """Errors after which the provider may or may not have acted. Named, so that nothing is imported."""
-
-
-def of_status(status: int, remember: Remember, *, routed: bool = True) -> Outcome:
-    """By the returned status. ``routed`` is False where no handler saw the request."""
-    if not routed and status in ROUTER_REFUSALS:
-        return Outcome.RELEASE
-    if remember == "everything":
-        return Outcome.RELEASE if status in (401, 429) else Outcome.REMEMBER
-    if status >= 500:
-        return Outcome.UNKNOWN if status in (502, 504) else Outcome.FAIL
-    if status >= 400 and (remember == "successes" or status in NEVER_REMEMBERED):
-        return Outcome.RELEASE
-    return Outcome.REMEMBER
-
-
-def of_error(error: BaseException, on_error: OnError) -> Outcome:
-    """By the raised error, or by whichever error it was raised from. The first that says anything counts:
-    ``NotExecuted`` raised from a time-out is the user's own word about that time-out."""
-    judged = _judge(error, set())
-    if judged is not None:
-        return judged
-    return Outcome.UNKNOWN if on_error == "unknown" else Outcome.FAIL
-
-
-def _judge(error: BaseException, seen: set[int]) -> Outcome | None:
-    """What an error, its causes or the members of a group prove; None if nothing."""
-    chain = list(_chain(error, seen))
-    for place, cause in enumerate(chain):
-        if isinstance(cause, NotExecuted):
-            return Outcome.FAIL
-        # Not an Exception: cancelled, or the process is being torn down.
-        if isinstance(cause, OutcomeUnknown | EscapedTransaction) or not isinstance(cause, Exception):
-            return Outcome.UNKNOWN
-        if isinstance(cause, ExceptionGroup):
-            members = {_judge(member, seen) for member in cause.exceptions}
-            if Outcome.UNKNOWN in members:
-                return Outcome.UNKNOWN
-            if members == {Outcome.FAIL}:
-                return Outcome.FAIL
-        elif _names(cause) & _NEVER_SENT:
-            # Of this call. A handler that tried again after a time-out has made another one before it.
-            before = (one for one in chain[place + 1 :] if _library(one) == _library(cause))
-            return Outcome.UNKNOWN if any(map(_may_have_arrived, before)) else Outcome.FAIL
-        elif _may_have_arrived(cause):
-            return Outcome.UNKNOWN
-    return None
-
-
-def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """The error, then what caused it. A wrapped time-out is still a time-out."""
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-
-
-def _may_have_arrived(error: BaseException) -> bool:
-    names = _names(error)
-    return not names & _NEVER_SENT and bool(names & _MAY_HAVE_ARRIVED)
-
-
-def _names(error: BaseException) -> set[str]:
-    return {f"{_home(kind)}.{kind.__qualname__}" for kind in type(error).__mro__}
-
-
-def _library(error: BaseException) -> str:
-    return type(error).__module__.partition(".")[0]
-
-
-def _home(kind: type) -> str:
-    """The public module of a class: libraries define errors in private modules such as httpx._x."""
-    parts = kind.__module__.split(".")
-    return ".".join(part for part in parts if not part.startswith("_")) or parts[0]

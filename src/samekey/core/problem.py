@@ -112,20 +112,7 @@ def verdict_answer(verdict: Verdict, policy: Policy) -> Answer:
             )
             return refuse(Refusal(policy.gone_status, detail, "expired"), policy)
         case Withheld(record):
-            detail = (
-                "The operation was done once and will not be done again under this key. Its answer "
-                "was streamed or too large to keep; look at the resource itself."
-            )
-            return refuse(
-                Refusal(
-                    409,
-                    detail,
-                    "result_unavailable",
-                    operation_id=record.id,
-                    expires_at=record.expires_at,
-                ),
-                policy,
-            )
+            return withheld_answer(policy, record.id, record.expires_at)
         case Unreadable():
             return refuse(
                 Refusal(
@@ -166,6 +153,17 @@ def uncertain_answer(policy: Policy, operation_id: str | None, expires_at: int |
     return refuse(
         Refusal(409, detail, "outcome_unknown", policy.unknown_retry_after, operation_id, expires_at),
         policy,
+    )
+
+
+def withheld_answer(policy: Policy, operation_id: str, expires_at: int) -> Answer:
+    """The answer where it was done, and what it answered cannot be repeated."""
+    detail = (
+        "The operation was done once and will not be done again under this key. Its answer was streamed or "
+        "too large to keep; look at the resource itself."
+    )
+    return refuse(
+        Refusal(409, detail, "result_unavailable", operation_id=operation_id, expires_at=expires_at), policy
     )
 
 

@@ -12,22 +12,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Literal
 
+from ..core.decide import Outstanding
 from ..core.fingerprint import RequestParts
-from ..core.problem import Refusal, refuse
+from ..core.outcome import OnError
+from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
-from ..engine.exchange import UNGUARDED, Exchange, current_exchange
+from ..engine.boundary import Place
+from ..engine.exchange import UNGUARDED, Exchange, Unguarded, current_exchange
 from ..engine.gate import tenant_of
 from ..engine.operation import _current
-from ..engine.rules import Rules
-from ..engine.way import Handled
+from ..engine.way import Finished, Handled, with_expiry
 from ..errors import Answered, ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Tenant
-from .guards import Found, Route, RouteGuard, RouteGuards, exceeds, too_large
-from .starlette import find_route, make_response
+from .guards import (
+    AT_THE_EDGE,
+    Found,
+    Route,
+    RouteGuard,
+    RouteGuards,
+    exceeds,
+    only_guard,
+    own_word,
+    too_large,
+)
+from .starlette import find_route, framework_of
+from .startup import refuse as refuse_at_start
 
 logger = logging.getLogger("samekey")
 
@@ -52,8 +66,12 @@ class IdempotencyMiddleware:
     ``routes``: by path or route template, ``"required"``, ``"optional"`` or ``"exempt"``; for undecorated
     routes.
 
-    ``undecorated``: ``"guard"`` (the default) claims at the edge for routes without a decorator, where
-    authentication is in front of this middleware; ``"pass"`` leaves them alone.
+    ``undecorated``: ``"guard"`` (the default) guards routes without a decorator: at their handler where the
+    framework is Starlette or FastAPI, else before the application runs, which then must authenticate in front
+    of this middleware; ``"pass"`` leaves them alone.
+
+    ``on_error``: what an error means on an undecorated route; ``"retry"`` only where all of them are safe to
+    repeat.
 
     ``binding``: a function like ``tenant`` that gives a session or credential, if a key shall mean something
     only there as well; None from it is a 401. A retry from another session is then another operation.
@@ -67,6 +85,7 @@ class IdempotencyMiddleware:
         tenant: Tenant,
         routes: dict[str, RouteGuard] | None = None,
         undecorated: Literal["guard", "pass"] = "guard",
+        on_error: OnError = "unknown",
         binding: Tenant | None = None,
     ) -> None:
         if not callable(tenant):
@@ -76,56 +95,69 @@ class IdempotencyMiddleware:
         self._policy = idempotency.policy
         self._tenant = tenant
         self._binding = binding
-        self._guards = RouteGuards(idempotency, routes or {}, undecorated)
-        self._running: set[asyncio.Task[None]] = set()
+        self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error)
+        self._routes = routes
+        self._checked = False
+        self._running: dict[asyncio.Task[None], _Guarded] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, self._before_shutdown(receive), send)
+            await self._lifespan(scope, receive, send)
             return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        operation_id = self._guards.status_id(scope["method"], scope.get("path", ""))
+        method = scope["method"].upper()
+        operation_id = self._guards.status_id(method, scope.get("path", ""))
         if operation_id is not None:
-            await send_answer(send, await self._status(scope, operation_id), head=scope["method"] == "HEAD")
-        elif scope["method"] not in self._policy.methods:
-            token = current_exchange.set(UNGUARDED)  # a decorated handler must know that it may run
-            try:
-                await self.app(scope, receive, send)
-            finally:
-                current_exchange.reset(token)
+            await send_answer(send, await self._status(scope, operation_id), head=method == "HEAD")
+        elif method not in self._policy.methods:
+            await self._pass(scope, receive, send, UNGUARDED)  # a decorated handler must know that it may run
         else:
             await self._guard(scope, receive, send)
 
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, seen: Unguarded | None) -> None:
+        token = current_exchange.set(seen)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            current_exchange.reset(token)
+
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check(scope)
         route = find_route(scope, self.app)
-        guard = self._guards.for_route(route, scope.get("path", ""))
-        if guard == "exempt":
-            await self.app(scope, receive, send)
-            return
+        guarded = self._guards.for_route(route, scope.get("path", ""))
         lines = [value for name, value in scope["headers"] if name.lower() == self._guards.header]
-        if not lines and guard != "handler" and not guard.required:
-            await self.app(scope, receive, send)
+        if guarded is None or (not lines and not guarded.needs_key):
+            await self._pass(scope, receive, send, None)
             return
+        only_guard(scope)
         body: bytes | None = None
         if lines:
-            read = await read_body(scope, receive, self._policy.max_body)
+            read = await read_body(scope, receive, guarded.max_body)
             if read is None:
                 return  # the client is gone half-way: nothing was claimed, nobody is there to answer
             if isinstance(read, Refusal):
                 await send_answer(send, refuse(read, self._policy))
                 return
             body = read
-            receive = _replay_body(body)
         exchange = self._exchange(scope, lines, body, route)
-        routed = guard == "handler" or (isinstance(route, Route) and not route.opaque)
-        work = _Guarded(self, exchange, guard, receive, send, routed=routed)
+        exchange.rules = guarded.rules
+        exchange.routed = guarded.rules is None or (isinstance(route, Route) and not route.opaque)
+        if not guarded.at_handler:
+            exchange.framework = AT_THE_EDGE
+        work = _Guarded(self, exchange, receive, send, body, at_edge=not guarded.at_handler)
         task = asyncio.create_task(work.run())
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        # A cancelled connection does not cancel the operation: it runs on, and its record is written.
-        await asyncio.shield(task)
+        self._running[task] = work
+        task.add_done_callback(self._running.pop)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # A cancelled connection does not cancel the operation: it runs on, and its record is written.
+            # What passes straight to the client has nothing left to record.
+            if work.passing:
+                task.cancel()
+            raise
 
     def _exchange(
         self, scope: Scope, lines: list[bytes], body: bytes | None, route: Found = None
@@ -133,7 +165,7 @@ class IdempotencyMiddleware:
         headers = tuple((name.lower(), value) for name, value in scope["headers"])
         has_body = bool(body) or any(n in (b"content-length", b"transfer-encoding") for n, _ in headers)
         parts = RequestParts(
-            method=scope["method"],
+            method=scope["method"].upper(),
             path=scope.get("path", ""),
             query=scope.get("query_string", b""),
             headers=headers,
@@ -145,8 +177,9 @@ class IdempotencyMiddleware:
             scope,
             self._tenant,
             endpoint=route.template if isinstance(route, Route) else parts.path,
-            respond=make_response(scope),
+            framework=framework_of(scope),
             binding=self._binding,
+            engine=self._idempotency,
         )
 
     async def _status(self, scope: Scope, operation_id: str) -> Answer:
@@ -156,22 +189,64 @@ class IdempotencyMiddleware:
             return tenant
         return await self._idempotency.status_async(tenant, operation_id)
 
-    def _before_shutdown(self, receive: Receive) -> Receive:
-        """Shutdown waits for handlers that outlived their connections."""
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Start-up refuses what can be seen to be wrong; shutdown waits for handlers that outlived their
+        connections."""
+        first: Message | None = await receive()
+        assert first is not None
+        if first["type"] == "lifespan.startup":
+            try:
+                self._check(scope)
+            except ConfigurationError as error:
+                logger.error("%s", error)
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
 
         async def receive_lifespan() -> Message:
-            message = await receive()
+            nonlocal first
+            message, first = first or await receive(), None
             if message["type"] == "lifespan.shutdown":
                 await self.drain()
             return message
 
-        return receive_lifespan
+        await self.app(scope, receive_lifespan, send)
+
+    def _check(self, scope: Scope) -> None:
+        """Once: at start-up where the server says so, else at the first request."""
+        if not self._checked:
+            refuse_at_start(self.app, self._idempotency, self._routes, root=scope.get("root_path", ""))
+            self._checked = True
 
     async def drain(self) -> None:
-        """Waits for every guarded handler that is still running, then gives back connections."""
-        while self._running:
-            await asyncio.wait(set(self._running))
+        """Waits for the guarded handlers that still run, each until its longest run is over; then gives back
+        connections. What passes straight to a client is not waited for: nothing of it is left to record."""
+        began = time.monotonic()
+        longest = self._policy.max_run.total_seconds()
+        while waiting := {task: work for task, work in self._running.items() if not work.passing}:
+            left = max(work.longest(longest) for work in waiting.values()) - (time.monotonic() - began)
+            if left <= 0:
+                logger.error("Shutting down although these have not ended: %s", _named(waiting.values()))
+                break
+            logger.info("Shutdown waits up to %.0f s for: %s", left, _named(waiting.values()))
+            await asyncio.wait(waiting, timeout=min(left, _DRAIN_BEAT), return_when=asyncio.FIRST_COMPLETED)
+        await self._idempotency.drain(max(0.0, longest - (time.monotonic() - began)))
         await self._idempotency.aclose()
+
+
+_SILENCE = "The application returned without sending a whole answer."
+_DRAIN_BEAT = 10.0
+"""Seconds between two lines of the log about what a shutdown waits for."""
+
+
+def _is_cancelled() -> bool:
+    """Whether the event loop is torn down; a deadline inside the application takes its own word back."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _named(works: Iterable[_Guarded]) -> str:
+    names = sorted(work.name for work in works)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 class _Guarded:
@@ -181,43 +256,58 @@ class _Guarded:
         self,
         middleware: IdempotencyMiddleware,
         exchange: Exchange,
-        guard: Rules | Literal["handler"],
         receive: Receive,
         send: Send,
+        body: bytes | None,
         *,
-        routed: bool,
+        at_edge: bool,
     ) -> None:
         self._app = middleware.app
         self._idempotency = middleware._idempotency
         self._exchange = exchange
-        self._guard = guard
+        self._at_edge = at_edge
+        """The edge claims, and the application as a whole is the handler."""
         self._scope: Scope = exchange.context
-        self._receive = receive
+        self._client_receive = receive
         self._send = send
-        self._routed = routed
-        """A handler, not a router, gives the answer."""
+        self._body = body
+        """To be handed on, once; None where it was not read."""
+        self._body_given = False
         self._start: Message | None = None
         self._chunks: list[bytes] = []
         self._size = 0
-        self._passing = False
+        self.passing = False
         """What the application sends goes straight to the client."""
-        self._held = False
-        """The answer is whole but not finished yet."""
+        self._passes = asyncio.Event()
+        self._page: Answer | None = None
+        """An error page of an application that has not ended yet: what it raises may follow."""
+        self._handled: Handled | None = None
+        """How the handler ended, once that is being made durable; whatever else the application sends is
+        dropped, except for the rest of a stream."""
         self._answered = False
-        """The client has its answer; whatever else the application sends is dropped."""
+        """The client has its answer."""
+
+    @property
+    def name(self) -> str:
+        return f"{self._exchange.parts.method} {self._exchange.endpoint}"
+
+    def longest(self, otherwise: float) -> float:
+        """Seconds for which this one may run at the most."""
+        running = self._exchange.running
+        return otherwise if running is None else running.rules.policy.max_run.total_seconds()
 
     async def run(self) -> None:
         token = current_exchange.set(self._exchange)
         try:
-            if self._guard != "handler":
-                begun = await self._idempotency.begin_async(self._exchange, self._guard)
+            if self._at_edge:
+                rules = self._exchange.rules
+                assert rules is not None
+                begun = await self._idempotency.begin_async(self._exchange, rules)
                 if isinstance(begun, Answer):
                     await self._deliver(begun)
                     return
-                if begun is None:
-                    self._passing = True
-                else:
-                    _current.set(begun.operation)  # this task's own context: it ends with the request
+                _current.set(begun.operation)  # this task's own context: it ends with the request
+                begun.boundary.enter()
             await self._run_app()
         finally:
             current_exchange.reset(token)
@@ -230,23 +320,29 @@ class _Guarded:
         try:
             await self._app(scope, self._receive, self._capture)
         except BaseException as error:
-            if await self._handle_error(error):
+            if await self._app_raised(error):
                 raise
-            return
-        if not self._answered and not self._passing:
-            if self._exchange.answer is not None:
-                await self._deliver(self._exchange.answer)
-            elif self._held:
-                await self._finish(streamed=False)
-            elif self._exchange.running is not None:
-                silence = RuntimeError("The application returned without sending an answer.")
-                await self._handle_error(silence)
-                raise silence
+        else:
+            await self._app_returned()
 
-    async def _handle_error(self, error: BaseException) -> bool:
-        """Records what the error means. True: raise it, so that the server reports it."""
+    async def _app_returned(self) -> None:
         exchange = self._exchange
-        if self._answered or self._passing:
+        if self._answered or self.passing:
+            return
+        if exchange.answer is not None:
+            await self._deliver(exchange.answer)
+        elif exchange.running is not None:
+            if self._page is None and self._handled is None:
+                raise_again = await self._app_raised(silence := RuntimeError(_SILENCE))
+                if raise_again:
+                    raise silence
+            else:
+                await self._finish(self._page)
+
+    async def _app_raised(self, error: BaseException) -> bool:
+        """Records what is to be recorded. True: raise the error, so that the server reports it."""
+        exchange = self._exchange
+        if self._answered or self.passing:
             # After the answer: a background task or a clean-up failed. Our own sign to the framework that
             # the answer was decided is no failure.
             return not (isinstance(error, Answered) and exchange.answer is not None)
@@ -255,33 +351,57 @@ class _Guarded:
             return False
         if exchange.running is None:
             return True
-        # What the handler raised counts; a framework may have wrapped it on the way out.
-        page = self._answer() if self._held else None
-        finished = await self._idempotency.finish_async(
-            exchange.running, Handled(page, exchange.error or error, routed=self._routed)
-        )
-        if finished.answer is not None:
-            await self._deliver(finished.answer)
-        self._answered = True
-        if page is not None:
-            return True
-        if finished.error is None or finished.error in (error, exchange.error):
-            return finished.error is not None
-        raise finished.error from error
+        boundary = exchange.running.boundary
+        late = self._handled is not None  # it was raised while its outcome was being made durable
+        if not late and self._at_edge:
+            boundary.raised(error)
+        elif not late and self._abandon():
+            await self._deliver(self._still_runs())
+            return not isinstance(error, asyncio.CancelledError) or _is_cancelled()
+        try:
+            finished = await self._finish(self._page)
+        except Exception as found:
+            if found is error:
+                return True
+            raise found from error
+        if isinstance(error, asyncio.CancelledError):
+            return _is_cancelled()
+        # An error that was answered on purpose (``NotExecuted``) is nobody's failure.
+        return finished.answer is None or late or boundary.place is Place.RETURNED or self._page is not None
+
+    def _abandon(self) -> bool:
+        """Whether the handler still runs: then whoever runs it will finish, and nobody else."""
+        running = self._exchange.running
+        assert running is not None
+        return self._idempotency.abandon(running)
+
+    async def _receive(self) -> Message:
+        """The body, once. Then the client's own messages, but only for a stream that passes: a handler whose
+        outcome is still to be recorded does not see the client leave."""
+        if self._body is None:
+            return await self._client_receive()
+        if self._body_given:
+            await self._passes.wait()
+            return await self._client_receive()
+        self._body_given = True
+        return {"type": "http.request", "body": self._body, "more_body": False}
 
     async def _capture(self, message: Message) -> None:
         """What the application sends to: holds the answer back until its outcome is durable."""
-        if self._passing:
+        exchange = self._exchange
+        if self.passing:
             await self._send(message)
-        elif self._answered or self._held:
+        elif self._answered or self._handled is not None or self._page is not None:
             return
-        elif self._exchange.answer is not None:
-            await self._deliver(self._exchange.answer)
-        elif self._exchange.running is None:
+        elif exchange.answer is not None:
+            await self._deliver(exchange.answer)
+        elif exchange.running is None:
             # No handler claimed: the router refused, validation failed, or no key was sent.
-            self._passing = True
+            self._pass()
             await self._send(message)
         elif message["type"] == "http.response.start":
+            if self._start is not None:
+                raise RuntimeError("The application sent http.response.start twice.")
             self._start = message
         elif message["type"] == "http.response.body":
             await self._collect(message)
@@ -289,58 +409,92 @@ class _Guarded:
             await self._send(message)
 
     async def _collect(self, message: Message) -> None:
+        if self._start is None:
+            raise RuntimeError("The application sent a body before http.response.start.")
         chunk = bytes(message.get("body", b""))
         self._chunks.append(chunk)
         self._size += len(chunk)
         running = self._exchange.running
         assert running is not None
         if not message.get("more_body", False):
-            if self._guard != "handler" and self._start is not None and self._start["status"] >= 500:
-                # An error page: what was raised may follow, and says more than the page does.
-                self._held = True
+            if self._at_edge and self._start["status"] >= 500:
+                self._page = self._answer()
             else:
-                await self._finish(streamed=False)
+                await self._finish(self._answer())
         elif self._size > running.rules.policy.max_answer or self._is_endless():
-            await self._finish(streamed=True)
+            await self._finish(self._answer(), streamed=True)
 
     def _is_endless(self) -> bool:
         assert self._start is not None
         types = [value for name, value in self._start.get("headers", ()) if name.lower() == b"content-type"]
         return any(value.strip().lower().startswith(b"text/event-stream") for value in types)
 
-    async def _finish(self, *, streamed: bool) -> None:
-        """The outcome becomes durable; only then does the first byte leave."""
-        running, answer = self._exchange.running, self._answer()
+    async def _finish(self, page: Answer | None, *, streamed: bool = False) -> Finished:
+        """The outcome becomes durable, once; only then does the first byte leave.
+
+        Whoever is cancelled while it waits here comes back at the application's end for the same result.
+        """
+        running = self._exchange.running
         assert running is not None
-        handled = Handled(answer, self._exchange.error, streamed=streamed, routed=self._routed)
+        policy, first = running.rules.policy, self._handled is None
+        if self._handled is None:
+            if self._at_edge and running.boundary.place is Place.RUNNING and page is not None:
+                running.boundary.returned(own_word(page.status, running.rules))
+            elif not self._at_edge and self._abandon():
+                # Somebody answers in the place of a handler that still runs; whoever runs it will finish.
+                assert page is not None
+                shown = Finished(with_expiry(page, policy, running.expires_at))
+                await self._deliver(shown.answer)
+                return shown
+            self._handled = self._exchange.handled(page, streamed=streamed)
+        handled = self._handled
         finished = await self._idempotency.finish_async(running, handled)
-        assert finished.answer is not None
-        if streamed and finished.answer.body is answer.body:
-            self._passing = True
-            await self._send(
-                {
-                    "type": "http.response.start",
-                    "status": answer.status,
-                    "headers": list(finished.answer.headers),
-                }
-            )
-            await self._send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        answer = finished.answer
+        if handled.streamed and answer is not None and handled.answer is not None:
+            if answer.body is not handled.answer.body:
+                await self._deliver(answer)
+            elif first:
+                await self._begin_stream(answer)
+            else:  # cancelled meanwhile: what should have followed is lost
+                await self._deliver(withheld_answer(policy, running.operation.id, running.expires_at))
         else:
-            await self._deliver(finished.answer)
-        if finished.error is not None:
+            await self._deliver(answer)
+        if finished.error is not None and not isinstance(finished.error, asyncio.CancelledError):
             raise finished.error
+        return finished
+
+    async def _begin_stream(self, answer: Answer) -> None:
+        """Sends what there is; the rest passes."""
+        self._pass()
+        await self._send(
+            {"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)}
+        )
+        await self._send({"type": "http.response.body", "body": answer.body, "more_body": True})
+
+    def _pass(self) -> None:
+        self.passing = True
+        self._passes.set()
+
+    def _still_runs(self) -> Answer:
+        """The application gave up while its handler still runs, and its outcome is not known yet."""
+        running = self._exchange.running
+        assert running is not None
+        operation_id = None if running.lease is None else running.operation.id
+        return verdict_answer(Outstanding(operation_id, running.expires_at), running.rules.policy)
 
     def _answer(self) -> Answer:
         """What the application has sent so far."""
-        if self._start is None:
-            raise RuntimeError("The application sent a body before http.response.start.")
+        assert self._start is not None
         headers = tuple((bytes(name), bytes(value)) for name, value in self._start.get("headers", ()))
         body = b"".join(self._chunks)
         self._chunks.clear()
         return Answer(self._start["status"], headers, body)
 
-    async def _deliver(self, answer: Answer) -> None:
+    async def _deliver(self, answer: Answer | None) -> None:
+        """Sends the answer. None: the error that follows is for the server to answer."""
         self._answered = True
+        if answer is None:
+            return
         try:
             await send_answer(self._send, answer)
         except OSError:
@@ -364,21 +518,6 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | Refus
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
-
-
-def _replay_body(body: bytes) -> Receive:
-    """Hands the body on, once; then waits for ever: the handler does not see the client leave."""
-    sent = False
-
-    async def receive() -> Message:
-        nonlocal sent
-        if not sent:
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable")
-
-    return receive
 
 
 async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:

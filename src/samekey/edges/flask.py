@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..core.record import Answer
-from ..engine.decorate import GUARD
-from ..engine.exchange import Exchange, Respond, current_exchange, raise_answered
+from ..engine.decorate import GUARD, at_handler
+from ..engine.exchange import UNKNOWN_FRAMEWORK, Framework
 from .guards import NO_ROUTE, Found, Route
 
 _DEEPEST = 64
@@ -26,7 +28,8 @@ def find_route(app: Any, environ: dict[str, Any]) -> Found:
         rule, _ = adapter.match(return_rule=True)
     except Exception:
         return NO_ROUTE  # no such route, another method, a redirect, a bad host: Flask will say so itself
-    return Route(_view(views.get(rule.endpoint), environ["REQUEST_METHOD"]), rule.rule)
+    view = _view(views.get(rule.endpoint), environ["REQUEST_METHOD"])
+    return Route(view, rule.rule, guard_handler=partial(_guard_view, views, rule.endpoint))
 
 
 def behind(app: Any) -> Any:
@@ -41,18 +44,20 @@ def behind(app: Any) -> Any:
     return None
 
 
-def note_errors(app: Any) -> None:
-    """Flask makes a 500 of what a view raises and tells only its signal. Where the edge claims, the error
-    decides what may be done again: a time-out is not a failure."""
-    flask, flask_app = sys.modules.get("flask"), behind(app)
-    if flask is not None and isinstance(flask_app, flask.Flask):
-        flask.got_request_exception.connect(_note_error, flask_app, weak=False)
+_GUARDED = "__samekey_undecorated__"
+"""The attribute that marks a view that was made to claim for itself."""
 
 
-def _note_error(_app: Any, exception: BaseException, **_: Any) -> None:
-    exchange = current_exchange.get()
-    if isinstance(exchange, Exchange) and exchange.error is None:
-        exchange.error = exception
+def _guard_view(views: dict[str, Any], endpoint: str) -> bool:
+    """Puts the guard around the view that Flask calls, below whatever runs before each request."""
+    view = views.get(endpoint)
+    if view is None:
+        return False
+    if not getattr(view, _GUARDED, False):
+        guarded = at_handler(view)
+        setattr(guarded, _GUARDED, True)
+        views[endpoint] = guarded
+    return True
 
 
 def _view(view: Any, method: str) -> Any:
@@ -65,16 +70,42 @@ def _view(view: Any, method: str) -> Any:
     return view
 
 
-def make_response() -> Respond:
-    """How a decorated handler gives a decided answer to its framework."""
-    flask = sys.modules.get("flask")
-    if flask is None:
-        return raise_answered
+class FlaskFramework(Framework):
+    """Flask, and what it takes from Werkzeug."""
 
-    def respond(answer: Answer) -> Any:
-        if not flask.has_request_context():
-            return raise_answered(answer)
+    def __init__(self, flask: Any) -> None:
+        self._flask = flask
+        self._response = sys.modules["werkzeug.wrappers"].Response
+        self._exception = sys.modules["werkzeug.exceptions"].HTTPException
+
+    def respond(self, answer: Answer) -> Any:
+        if not self._flask.has_request_context():
+            return super().respond(answer)
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
-        return flask.Response(answer.body, status=answer.status, headers=headers)
+        return self._flask.Response(answer.body, status=answer.status, headers=headers)
 
-    return respond
+    def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
+        chosen: Any = None
+        if isinstance(value, tuple) and len(value) in (2, 3):
+            # (body, status) and (body, status, headers); (body, headers) says nothing about the status.
+            chosen = None if len(value) == 2 and isinstance(value[1], dict | list | tuple) else value[1]
+            value = value[0]
+        if chosen is None:
+            chosen = getattr(value, "status_code", None) if isinstance(value, self._response) else None
+        try:
+            return None if chosen is None else int(str(chosen).split(" ", 1)[0])
+        except ValueError:
+            return None
+
+    def refusal(self, error: BaseException) -> int | None:
+        if not isinstance(error, self._exception):
+            return None
+        response = getattr(error, "response", None)
+        code = error.code if response is None else getattr(response, "status_code", None)
+        return code if isinstance(code, int) else None
+
+
+def framework_of(app: Any) -> Framework:
+    """The framework behind a WSGI application."""
+    flask = sys.modules.get("flask")
+    return UNKNOWN_FRAMEWORK if flask is None or behind(app) is None else FlaskFramework(flask)

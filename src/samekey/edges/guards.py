@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
 from ..core.claim import is_operation_id
+from ..core.outcome import OnError
 from ..core.problem import Refusal
-from ..engine.decorate import GUARD
+from ..engine.decorate import GUARD, Mark
+from ..engine.exchange import Framework
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
@@ -27,6 +30,8 @@ class Route:
     template: str
     opaque: bool = False
     """A mounted application of another kind: its own router may still refuse the request."""
+    guard_handler: Callable[[], bool] = lambda: False
+    """Has the route's own handler claim for itself; False where the framework gives no way to."""
 
 
 class NoRoute:
@@ -38,6 +43,39 @@ Found = Route | NoRoute | None
 """What a router says before it runs; None where it is not one that can be asked."""
 
 
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """Who claims for a route, and by which rules."""
+
+    at_handler: bool
+    """The handler claims when the framework reaches it; else the edge does, before the application runs."""
+    rules: Rules | None
+    """Of an undecorated route; a decorated handler has its own."""
+    max_body: int
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether the edge has something to do even if no key was sent."""
+        return self.rules is None or self.rules.required
+
+
+class AtTheEdge(Framework):
+    """An application of an unknown kind. Its answer counts as a handler's own, except for an error page: that
+    may be what a framework made of an error, after the effect."""
+
+    def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
+        assert value is None or isinstance(value, int)
+        return value
+
+
+AT_THE_EDGE: Final = AtTheEdge()
+
+
+def own_word(status: int, rules: Rules) -> int | None:
+    """The status, if it may be taken for the handler's own where only the application's edge is seen."""
+    return status if status < 500 or rules.on_error == "retry" else None
+
+
 class RouteGuards:
     """Answers, for each request: leave it alone, let its handler claim, or claim at the edge."""
 
@@ -46,6 +84,7 @@ class RouteGuards:
         idempotency: Idempotency,
         routes: dict[str, RouteGuard],
         undecorated: Literal["guard", "pass"],
+        on_error: OnError = "unknown",
     ) -> None:
         for path, guard in routes.items():
             if guard not in ("required", "optional", "exempt"):
@@ -54,33 +93,51 @@ class RouteGuards:
                 )
         if undecorated not in ("guard", "pass"):
             raise ConfigurationError(f"undecorated must be 'guard' or 'pass', not {undecorated!r}.")
-        self.header = idempotency.policy.header.lower().encode("latin-1")
+        policy = idempotency.policy
+        self.header = policy.header.lower().encode("latin-1")
         self._routes = routes
         self._undecorated = undecorated
-        self._default = idempotency.edge_rules()
-        self._required = idempotency.edge_rules(required=True)
-        self._optional = idempotency.edge_rules(required=False)
-        prefix = idempotency.policy.status_path
+        self._max_body = policy.max_body
+        self._default = idempotency.edge_rules(on_error=on_error)
+        self._required = idempotency.edge_rules(required=True, on_error=on_error)
+        self._optional = idempotency.edge_rules(required=False, on_error=on_error)
+        prefix = policy.status_path
         self._status_prefix = None if prefix is None else f"{prefix.rstrip('/')}/"
 
-    def for_route(self, route: Found, path: str) -> Rules | Literal["handler", "exempt"]:
-        """By the handler's own mark, then by what was said of its path or template."""
+    def for_route(self, route: Found, path: str) -> Guarded | None:
+        """By the handler's own mark, then by what was said of its path or template. None: leave it alone."""
+        mark, said = self._declared(route, path)
+        if isinstance(mark, Mark):
+            if said == "exempt":
+                raise ConfigurationError(f"{path} is declared exempt, but its handler is guarded.")
+            return Guarded(True, None, mark.rules.policy.max_body)
+        if mark == "exempt" or said == "exempt":
+            return None
+        if said is not None:
+            return self._for_undecorated(route, self._required if said == "required" else self._optional)
+        if route is NO_ROUTE:
+            return None  # a 404 or 405 is on its way: nothing to claim, nobody to ask for
+        if self._undecorated == "guard":
+            return self._for_undecorated(route, self._default)
+        if isinstance(route, Route) and not route.opaque:
+            return None
+        return Guarded(True, None, self._max_body)  # a decorated handler may be behind it
+
+    def is_exempt(self, route: Found, path: str) -> bool:
+        """Whether a route was declared exempt, by its handler's mark or by its path."""
+        return "exempt" in self._declared(route, path)
+
+    def _declared(self, route: Found, path: str) -> tuple[object, RouteGuard | None]:
+        """The mark of the handler, and what was said of the path or template."""
         endpoint, template = (route.endpoint, route.template) if isinstance(route, Route) else (None, path)
         while isinstance(endpoint, partial):
             endpoint = endpoint.func
-        mark = getattr(endpoint, GUARD, None)
         said = next((self._routes[known] for known in (path, template) if known in self._routes), None)
-        if isinstance(mark, Rules):
-            if said == "exempt":
-                raise ConfigurationError(f"{path} is declared exempt, but its handler is guarded.")
-            return "handler"
-        if mark == "exempt" or said == "exempt":
-            return "exempt"
-        if said is not None:
-            return self._required if said == "required" else self._optional
-        if route is NO_ROUTE:
-            return "exempt"  # a 404 or 405 is on its way: nothing to claim, nobody to ask for
-        return self._default if self._undecorated == "guard" else "handler"
+        return getattr(endpoint, GUARD, None), said
+
+    def _for_undecorated(self, route: Found, rules: Rules) -> Guarded:
+        at_handler = isinstance(route, Route) and not route.opaque and route.guard_handler()
+        return Guarded(at_handler, rules, self._max_body)
 
     def status_id(self, method: str, path: str) -> str | None:
         """The operation id, if this request is for the status resource."""
@@ -89,6 +146,20 @@ class RouteGuards:
             return None
         operation_id = path.removeprefix(prefix)
         return operation_id if is_operation_id(operation_id) else None
+
+
+_SEEN = "samekey.guarded"
+"""The key in the ASGI scope or WSGI environ of a request that has passed a middleware of ours."""
+
+
+def only_guard(context: MutableMapping[str, Any]) -> None:
+    """Two middlewares around one application would keep two records of one request, and lose its answer."""
+    if context.get(_SEEN):
+        raise ConfigurationError(
+            "This request has already passed an IdempotencyMiddleware, so nothing was run. Put one around "
+            "the application, not two."
+        )
+    context[_SEEN] = True
 
 
 def too_large(limit: int) -> Refusal:

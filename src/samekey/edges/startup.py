@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ..engine.decorate import ENGINE, GUARD, identity
+from ..engine.decorate import GUARD, Mark, identity
 from ..engine.engine import Engine
 from ..errors import ConfigurationError
 from .guards import RouteGuard
@@ -56,6 +56,7 @@ class Declared:
     path: str
     handler: Any
     methods: frozenset[str]
+    opaque: bool = False
 
     def __str__(self) -> str:
         changing = sorted(self.methods - READ_ONLY) or sorted(self.methods)
@@ -63,12 +64,12 @@ class Declared:
 
 
 def _by_handler(reached: Iterable[Reached]) -> Iterator[Declared]:
-    grouped: dict[tuple[str, tuple[int, int]], tuple[Any, set[str]]] = {}
+    grouped: dict[tuple[str, tuple[int, int]], tuple[Any, set[str], bool]] = {}
     for one in reached:
         handler = plain(one.handler)
-        grouped.setdefault((one.path, identity(handler)), (handler, set()))[1].add(one.method)
-    for (path, _), (handler, methods) in grouped.items():
-        yield Declared(path, handler, frozenset(methods))
+        grouped.setdefault((one.path, identity(handler)), (handler, set(), one.opaque))[1].add(one.method)
+    for (path, _), (handler, methods, opaque) in grouped.items():
+        yield Declared(path, handler, frozenset(methods), opaque)
 
 
 def wrong_with(
@@ -103,7 +104,7 @@ def _decorated(
             f"{one}: the handler is decorated by another Idempotency than the middleware's, so its answer "
             "would be lost. Make one Idempotency, and use it for both."
         )
-    unguarded = sorted(one.methods - READ_ONLY - guarded)
+    unguarded = [] if one.opaque else sorted(one.methods - READ_ONLY - guarded)
     if unguarded:
         wanted = ", ".join(repr(method) for method in sorted({*guarded, *unguarded}))
         yield (
@@ -132,10 +133,9 @@ def mark_of(handler: Any) -> Engine | Literal["exempt"] | None:
     """Whose decorator guards a handler; "exempt" or None where none does."""
     handler = plain(handler)
     mark = getattr(handler, GUARD, None)
-    if mark is None or mark == "exempt":
-        return "exempt" if mark else None
-    engine: Engine = getattr(handler, ENGINE)
-    return engine
+    if isinstance(mark, Mark):
+        return mark.engine
+    return "exempt" if mark == "exempt" else None
 
 
 def _is_bare(handler: Any, idempotency: Engine) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from wsgiref.util import setup_testing_defaults
 
 from ..core.policy import Policy
+from ..engine.decorate import GUARD
 from . import flask, starlette
 from .guards import Found, Route
 
@@ -71,6 +72,8 @@ class Reached:
     sample: str | None
     """A path that the route takes, where one could be made."""
     host: str = ""
+    opaque: bool = False
+    """An application that cannot be looked into: its methods are a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,8 @@ def walk(app: Any, place: Place) -> Iterator[Reached]:
             yield from walk(mounted, replace(place, prefix=f"{place.prefix}{path.rstrip('/')}"))
         yield from walk(app.app, place)
     else:
-        inner = _inside(app)
+        # A decorated application is a handler; what it wraps is called by it alone.
+        inner = None if hasattr(app, GUARD) else _inside(app)
         yield from _opaque(app, place) if inner is None else walk(inner, place)
 
 
@@ -168,7 +172,7 @@ def _opaque(app: Any, place: Place) -> Iterator[Reached]:
     for method in _methods(place, None):
         sample = _sample(f"{place.prefix}/{_EXAMPLE}")
         path = f"{place.prefix}/{{path:path}}"
-        yield Reached(method, path, app, place.guards, sample, place.host)
+        yield Reached(method, path, app, place.guards, sample, place.host, opaque=True)
 
 
 def _methods(place: Place, methods: Any) -> list[str]:
@@ -215,7 +219,7 @@ def _router(router: Any, place: Place) -> Iterator[Reached]:
 def _endpoint(route: Any, endpoint: Any, template: str, place: Place) -> Iterator[Reached]:
     sample = _sample(template)
     for method in _methods(place, getattr(route, "methods", None)):
-        found = starlette._by_method(endpoint, method, template)
+        found = starlette._by_method(route, endpoint, method, template)
         if isinstance(found, Route):
             yield Reached(method, template, found.endpoint, place.guards, sample, place.host)
 

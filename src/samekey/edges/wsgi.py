@@ -13,19 +13,32 @@ from http import HTTPStatus
 from itertools import chain
 from typing import Any, Literal
 
+from ..core.decide import Outstanding
 from ..core.fingerprint import RequestParts
-from ..core.problem import Refusal, refuse
+from ..core.outcome import OnError
+from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer
-from ..engine.exchange import UNGUARDED, Exchange, current_exchange
+from ..engine.boundary import Place
+from ..engine.exchange import UNGUARDED, Exchange, Unguarded, current_exchange
 from ..engine.gate import tenant_of
 from ..engine.operation import _current
-from ..engine.rules import Rules
-from ..engine.way import Finished, Handled
+from ..engine.way import Finished, with_expiry
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Tenant
-from .flask import find_route, make_response, note_errors
-from .guards import Found, Route, RouteGuard, RouteGuards, exceeds, too_large
+from .flask import find_route, framework_of
+from .guards import (
+    AT_THE_EDGE,
+    Found,
+    Route,
+    RouteGuard,
+    RouteGuards,
+    exceeds,
+    only_guard,
+    own_word,
+    too_large,
+)
+from .startup import refuse as refuse_at_start
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -45,6 +58,7 @@ class IdempotencyMiddleware:
         tenant: Tenant,
         routes: dict[str, RouteGuard] | None = None,
         undecorated: Literal["guard", "pass"] = "guard",
+        on_error: OnError = "unknown",
         binding: Tenant | None = None,
     ) -> None:
         if not callable(tenant):
@@ -54,35 +68,34 @@ class IdempotencyMiddleware:
         self._policy = idempotency.policy
         self._tenant = tenant
         self._binding = binding
-        self._guards = RouteGuards(idempotency, routes or {}, undecorated)
-        note_errors(app)
+        self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error)
+        self._routes = routes
+        self._checked = False
         self._variable = "HTTP_" + idempotency.policy.header.upper().replace("-", "_")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        method, path = environ["REQUEST_METHOD"], full_path(environ)
+        method, path = environ["REQUEST_METHOD"].upper(), full_path(environ)
         operation_id = self._guards.status_id(method, path)
         if operation_id is not None:
             body = send_answer(start_response, self._status(environ, operation_id))
             return [] if method == "HEAD" else body
         if method not in self._policy.methods:
-            token = current_exchange.set(UNGUARDED)  # a decorated handler must know that it may run
-            try:
-                return self.app(environ, start_response)
-            finally:
-                current_exchange.reset(token)
+            return self._pass(environ, start_response, UNGUARDED)  # a decorated handler must know that it may
+        if not self._checked:
+            refuse_at_start(self.app, self._idempotency, self._routes, root=environ.get("SCRIPT_NAME", ""))
+            self._checked = True
         route = find_route(self.app, environ)
-        guard = self._guards.for_route(route, path)
-        if guard == "exempt":
-            return self.app(environ, start_response)
+        guarded = self._guards.for_route(route, path)
         sent = environ.get(self._variable)
-        if sent is None and guard != "handler" and not guard.required:
-            return self.app(environ, start_response)
+        if guarded is None or (sent is None and not guarded.needs_key):
+            return self._pass(environ, start_response, None)
+        only_guard(environ)
         # A server joins repeated header lines with a comma, which no key may hold.
         lines = [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
         received: bytes | None = None
         if lines:
             has_body = bool(environ.get("CONTENT_LENGTH") or environ.get("HTTP_TRANSFER_ENCODING"))
-            read = read_body(environ, self._policy.max_body)
+            read = read_body(environ, guarded.max_body)
             if isinstance(read, Refusal):
                 return send_answer(start_response, refuse(read, self._policy))
             environ["wsgi.input"] = io.BytesIO(read)
@@ -90,21 +103,43 @@ class IdempotencyMiddleware:
                 received = read
                 environ["CONTENT_LENGTH"] = str(len(read))
         exchange = self._exchange(environ, lines, received, route)
-        routed = guard == "handler" or isinstance(route, Route)
-        return _Guarded(self.app, self._idempotency, exchange, guard, routed=routed).run(start_response)
+        exchange.rules = guarded.rules
+        exchange.routed = guarded.rules is None or isinstance(route, Route)
+        if not guarded.at_handler:
+            exchange.framework = AT_THE_EDGE
+        work = _Guarded(self.app, self._idempotency, exchange, at_edge=not guarded.at_handler)
+        return work.run(start_response)
+
+    def _pass(
+        self, environ: Environ, start_response: StartResponse, seen: Unguarded | None
+    ) -> Iterable[bytes]:
+        token = current_exchange.set(seen)
+        try:
+            return self.app(environ, start_response)
+        finally:
+            current_exchange.reset(token)
 
     def _exchange(
         self, environ: Environ, lines: list[bytes], body: bytes | None, route: Found = None
     ) -> Exchange:
         parts = RequestParts(
-            method=environ["REQUEST_METHOD"],
+            method=environ["REQUEST_METHOD"].upper(),
             path=full_path(environ),
             query=environ.get("QUERY_STRING", "").encode("latin-1", "replace"),
             headers=tuple(_headers(environ)),
             body=body,
         )
         template = route.template if isinstance(route, Route) else parts.path
-        return Exchange(parts, lines, environ, self._tenant, template, make_response(), self._binding)
+        return Exchange(
+            parts,
+            lines,
+            environ,
+            self._tenant,
+            template,
+            framework_of(self.app),
+            self._binding,
+            engine=self._idempotency,
+        )
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:
         exchange = self._exchange(environ, [], None)
@@ -120,16 +155,14 @@ class _Guarded:
         app: App,
         idempotency: Idempotency,
         exchange: Exchange,
-        guard: Rules | Literal["handler"],
         *,
-        routed: bool,
+        at_edge: bool,
     ) -> None:
         self._app = app
         self._idempotency = idempotency
         self._exchange = exchange
-        self._guard = guard
-        self._routed = routed
-        """A handler, not a router, gives the answer."""
+        self._at_edge = at_edge
+        """The edge claims, and the application as a whole is the handler."""
         self._start: tuple[str, list[tuple[str, str]]] | None = None
         self._written: list[bytes] = []
         self._client: StartResponse | None = None
@@ -139,13 +172,14 @@ class _Guarded:
     def run(self, start_response: StartResponse) -> Iterable[bytes]:
         token, operation = current_exchange.set(self._exchange), None
         try:
-            if self._guard != "handler":
-                begun = self._idempotency.begin(self._exchange, self._guard)
+            if self._at_edge:
+                rules = self._exchange.rules
+                assert rules is not None
+                begun = self._idempotency.begin(self._exchange, rules)
                 if isinstance(begun, Answer):
                     return send_answer(start_response, begun)
-                if begun is None:
-                    return self._app(self._exchange.context, start_response)
                 operation = _current.set(begun.operation)
+                begun.boundary.enter()
             return self._run_app(start_response)
         finally:
             if operation is not None:
@@ -167,13 +201,21 @@ class _Guarded:
             if exchange.answer is not None:
                 return _Stream(send_answer(start_response, exchange.answer), chunks)
             body, streamed = self._collect(whole)
-            finished = self._finish(body, streamed=streamed)
+            page = self._answer(body)
         except BaseException as error:
             try:
-                return self._failed(error, start_response)
+                return self._app_raised(error, start_response)
             finally:
                 _close(chunks)
-        assert finished.answer is not None
+        try:
+            finished = self._finish(page, streamed=streamed)
+        except BaseException:
+            _close(chunks)
+            raise
+        if finished.answer is None:
+            _close(chunks)
+            assert finished.error is not None
+            raise finished.error
         if streamed and finished.answer.body is body:
             _start(start_response, finished.answer)
             return _Stream(chain((body,), iterator), chunks)
@@ -222,28 +264,43 @@ class _Guarded:
             for name, value in headers
         )
 
-    def _finish(self, body: bytes, *, streamed: bool) -> Finished:
-        """The outcome becomes durable; only then does the first byte leave."""
-        exchange = self._exchange
-        assert exchange.running is not None
+    def _answer(self, body: bytes) -> Answer:
         if self._start is None:
             raise RuntimeError("The application gave a body without calling start_response.")
         status, headers = self._start
         encoded = tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
-        answer = Answer(int(status.split(" ", 1)[0]), encoded, body)
-        handled = Handled(answer, exchange.error, streamed=streamed, routed=self._routed)
-        return self._idempotency.finish(exchange.running, handled)
+        return Answer(int(status.split(" ", 1)[0]), encoded, body)
 
-    def _failed(self, error: BaseException, start_response: StartResponse) -> Iterable[bytes]:
+    def _finish(self, page: Answer, *, streamed: bool) -> Finished:
+        """The outcome becomes durable, once; only then does the first byte leave."""
+        running = self._exchange.running
+        assert running is not None
+        if self._at_edge:
+            running.boundary.returned(own_word(page.status, running.rules))
+        elif self._idempotency.abandon(running):
+            # Somebody answers in the place of a handler that still runs; whoever runs it will finish.
+            return Finished(with_expiry(page, running.rules.policy, running.expires_at))
+        return self._idempotency.finish(running, self._exchange.handled(page, streamed=streamed))
+
+    def _app_raised(self, error: BaseException, start_response: StartResponse) -> Iterable[bytes]:
         exchange = self._exchange
         if exchange.answer is not None:
             return send_answer(start_response, exchange.answer)
-        if exchange.running is None:
+        running = exchange.running
+        if running is None:
             raise error
-        finished = self._idempotency.finish(exchange.running, Handled(None, exchange.error or error))
+        if self._at_edge:
+            running.boundary.raised(error)
+        elif self._idempotency.abandon(running):
+            operation_id = None if running.lease is None else running.operation.id
+            waiting = verdict_answer(Outstanding(operation_id, running.expires_at), running.rules.policy)
+            return _Stream(send_answer(start_response, waiting), (), error)
+        finished = self._idempotency.finish(running, exchange.handled(None))
         if finished.answer is None:
             raise error
-        return _Stream(send_answer(start_response, finished.answer), (), finished.error)
+        # What failed after the handler had returned is for the server's log, like any other error.
+        failed = error if running.boundary.place is Place.RETURNED else None
+        return _Stream(send_answer(start_response, finished.answer), (), finished.error or failed)
 
     def _pass_on(
         self, whole: Iterator[bytes], chunks: Iterable[bytes], start_response: StartResponse

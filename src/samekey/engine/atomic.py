@@ -51,6 +51,10 @@ seen to land two and a half seconds after its connection was cut."""
 _MARK_FOR_MS = 600_000
 """How long an escaped transaction is tried to be marked while the store is away."""
 
+STREAMED = (
+    "An atomic handler cannot stream its answer: it commits before the first byte is sent. Everything was "
+    "rolled back. Return the whole body at once, or declare the handler leased."
+)
 _NOTHING_WRITTEN = (
     "The atomic handler answered {status} but wrote nothing on current_operation().connection. Work on "
     "another connection does not commit with the answer, and a crash between the two runs it twice. Write "
@@ -73,13 +77,9 @@ class _Atomic(ABC):
         rules, policy = running.rules, running.rules.policy
         if handled.streamed:
             yield from self._undo(running, None)
-            error = StreamedAnswer(
-                "An atomic handler cannot stream its answer: it commits before the first byte is sent. "
-                "Everything was rolled back. Return the whole body at once, or declare the handler leased."
-            )
-            return Finished(refuse(Refusal(500, "The answer could not be kept."), policy), error)
-        outcome = handled.outcome(rules)
-        if outcome is not Outcome.REMEMBER:
+            answer = refuse(Refusal(500, "The answer could not be kept."), policy)
+            return Finished(with_expiry(answer, policy, running.expires_at), StreamedAnswer(STREAMED))
+        if running.outcome is not Outcome.REMEMBER:
             escaped = yield from self._undo(running, None)
             if escaped is None and _gave_way(handled.error):
                 return Finished(unavailable(policy, TransactionConflict("the database gave it up")))
@@ -199,7 +199,7 @@ class LockedAtomic(_Atomic):
         policy, session = running.rules.policy, running.session
         try:
             written = yield from ask_in(session, self._last_statement(running, keep(answer, handled, policy)))
-        except SamekeyError as error:
+        except Exception as error:
             # COMMIT was not sent, so the server rolls back whatever happens to this connection.
             escaped = yield from self._undo(running, None)
             logger.error("Atomic work could not be committed and was rolled back: %s", error)
@@ -361,7 +361,7 @@ class ClaimedAtomic(_Atomic):
                 yield Rollback(session)
                 return (yield from self._decide_again(running))
             yield Commit(session)
-        except SamekeyError as error:
+        except Exception as error:
             yield from self._undo(running, None)
             logger.error("Atomic work could not be committed and was rolled back: %s", error)
             return Finished(unavailable(policy, error))

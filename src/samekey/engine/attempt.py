@@ -11,11 +11,12 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.claim import downstream_key
 from ..core.decide import Outstanding, Replay, Uncertain, Withheld
-from ..core.outcome import OnError, Outcome, of_error
+from ..core.outcome import Ending, OnError, Outcome, of_error
 from ..core.phases import (
     Kind,
     Phase,
@@ -298,9 +299,7 @@ class Run:
 
     def _judge(self, error: BaseException, otherwise: OnError) -> Outcome:
         """By the user's own rule, then by the table."""
-        classify = self.definition.rules.classify
-        chosen = None if classify is None else classify(error)
-        return of_error(error, otherwise) if chosen is None else Outcome(chosen)
+        return replace(self.definition.rules, on_error=otherwise).judge(Ending(None, error))
 
     # The end
 
@@ -319,7 +318,7 @@ class Run:
             return (yield from self.stop(forgotten))
         all_reached(self._phases, self._position)
         answer = answer_of(result)
-        outcome = self.definition.rules.outcome(answer.status, None, routed=True)
+        outcome = self.definition.rules.judge(Ending(answer.status))
         if outcome is Outcome.RELEASE and not self._acted:
             yield from ask(lambda: self.ways.phases.release(self.lease, self.operation_id))
             return Finished(answer)
@@ -448,7 +447,7 @@ def _must_not_be_swallowed(error: BaseException) -> bool:
     """Whether a function that returns after this error of a phase does not know what it is saying."""
     if isinstance(error, SamekeyError):
         return not isinstance(error, NotExecuted)
-    return of_error(error, "retry") is Outcome.UNKNOWN
+    return of_error(error) is Outcome.UNKNOWN
 
 
 def code_of(error: BaseException) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from ..core.record import Answer
 from ..errors import ConfigurationError
 from .exchange import Exchange, Unguarded, current_exchange
 from .input import Captured, capture
-from .operation import _current
+from .operation import Running, _current
 from .phased import Definition
 from .rules import Rules
 from .way import Finished
@@ -23,8 +25,14 @@ if TYPE_CHECKING:
 
 GUARD = "__samekey_guard__"
 """The attribute that marks a decorated handler, so that the edge leaves its claim to it."""
-ENGINE = "__samekey_engine__"
-"""Beside it: whose decorator it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The mark of a decorated handler, so that the edge leaves its claim to it."""
+
+    engine: Engine
+    rules: Rules
 
 
 def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
@@ -34,48 +42,107 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
 
         @functools.wraps(handler)
         async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(handler)
+            exchange = _exchange_of(handler, engine)
             if exchange is None:
                 return await handler(*args, **kwargs)
-            begun = await engine.begin_async(exchange, rules)
-            if isinstance(begun, Answer):
-                return exchange.decided(begun)
-            if begun is None:
-                return await handler(*args, **kwargs)
-            token = _current.set(begun.operation)
-            try:
-                return await handler(*args, **kwargs)
-            except BaseException as error:
-                exchange.error = error
-                raise
-            finally:
-                _current.reset(token)
+            return await _run_async(engine, rules, exchange, handler, args, kwargs)
 
         guarded: Any = guarded_async
     else:
 
         @functools.wraps(handler)
         def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(handler)
+            exchange = _exchange_of(handler, engine)
             if exchange is None:
                 return handler(*args, **kwargs)
-            begun = engine.begin(exchange, rules)
-            if isinstance(begun, Answer):
-                return exchange.decided(begun)
-            if begun is None:
-                return handler(*args, **kwargs)
-            token = _current.set(begun.operation)
-            try:
-                return handler(*args, **kwargs)
-            except BaseException as error:
-                exchange.error = error
-                raise
-            finally:
-                _current.reset(token)
+            return _run(engine, rules, exchange, handler, args, kwargs)
 
         guarded = guarded_sync
     _mark(guarded, engine, handler, rules)
     return guarded
+
+
+def at_handler(handler: Any) -> Any:
+    """A route's own undecorated handler, guarded by the rules that the edge has for such routes.
+
+    It claims when the framework reaches it, as a decorated one does, so authentication and validation come
+    first; and its boundary is seen.
+    """
+    if inspect.iscoroutinefunction(handler):
+
+        @functools.wraps(handler)
+        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
+            found = _undecorated()
+            if found is None:
+                return await handler(*args, **kwargs)
+            return await _run_async(*found, handler, args, kwargs)
+
+        return guarded_async
+
+    @functools.wraps(handler)
+    def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+        found = _undecorated()
+        if found is None:
+            return handler(*args, **kwargs)
+        return _run(*found, handler, args, kwargs)
+
+    return guarded_sync
+
+
+def _undecorated() -> tuple[Engine, Rules, Exchange] | None:
+    """What the edge says of this request; None where it lets it pass, or a guard has claimed already."""
+    exchange = current_exchange.get()
+    if not isinstance(exchange, Exchange) or exchange.engine is None or exchange.rules is None:
+        return None
+    if exchange.running is not None or exchange.answer is not None:
+        return None
+    return exchange.engine, exchange.rules, exchange
+
+
+def _run(
+    engine: Engine, rules: Rules, exchange: Exchange, handler: Any, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """Claims, and calls the handler inside its boundary."""
+    begun = engine.begin(exchange, rules)
+    if isinstance(begun, Answer):
+        return exchange.decided(begun)
+    boundary = begun.boundary
+    token = _current.set(begun.operation)
+    boundary.enter(kwargs)
+    try:
+        value = handler(*args, **kwargs)
+    except BaseException as error:
+        if boundary.raised(error):
+            engine.finish(begun, exchange.handled(None))
+        raise
+    finally:
+        _current.reset(token)
+    if boundary.returned(value):
+        engine.finish(begun, exchange.handled(None))
+    return value
+
+
+async def _run_async(
+    engine: Engine, rules: Rules, exchange: Exchange, handler: Any, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """``_run`` for async handlers."""
+    begun = await engine.begin_async(exchange, rules)
+    if isinstance(begun, Answer):
+        return exchange.decided(begun)
+    boundary = begun.boundary
+    token = _current.set(begun.operation)
+    boundary.enter(kwargs)
+    try:
+        value = await handler(*args, **kwargs)
+    except BaseException as error:
+        if boundary.raised(error):
+            await engine.finish_async(begun, exchange.handled(None))
+        raise
+    finally:
+        _current.reset(token)
+    if boundary.returned(value):
+        await engine.finish_async(begun, exchange.handled(None))
+    return value
 
 
 def phased_endpoint(engine: Engine, definition: Definition) -> Any:
@@ -85,35 +152,40 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
     if inspect.iscoroutinefunction(function):
 
         async def endpoint_async(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(function)
+            exchange = _exchange_of(function, engine)
             if exchange is None:
                 raise ConfigurationError(_PHASED_METHOD)
             value = capture(exchange, definition.model, args, kwargs)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
             begun = await engine.begin_async(exchange, definition.rules)
-            if begun is None or isinstance(begun, Answer):
-                assert begun is not None, "phased work always needs a key"
+            if isinstance(begun, Answer):
                 return exchange.decided(begun)
-            finished = await engine.run_phased_async(begun, definition, Captured(begun.tenant, value))
-            return _settle(exchange, finished)
+
+            async def run(begun: Running = begun) -> Finished:
+                with _phases(engine, exchange, begun) as ended:
+                    captured = Captured(begun.tenant, value)
+                    return ended(await engine.run_phased_async(begun, definition, captured))
+
+            # Whoever waits may be cancelled; the phases go on, and record what becomes of them.
+            return _respond(exchange, await engine.own(run()))
 
         endpoint: Any = endpoint_async
     else:
 
         def endpoint_sync(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(function)
+            exchange = _exchange_of(function, engine)
             if exchange is None:
                 raise ConfigurationError(_PHASED_METHOD)
             value = capture(exchange, definition.model, args, kwargs)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
             begun = engine.begin(exchange, definition.rules)
-            if begun is None or isinstance(begun, Answer):
-                assert begun is not None, "phased work always needs a key"
+            if isinstance(begun, Answer):
                 return exchange.decided(begun)
-            finished = engine.run_phased(begun, definition, Captured(begun.tenant, value))
-            return _settle(exchange, finished)
+            with _phases(engine, exchange, begun) as ended:
+                finished = ended(engine.run_phased(begun, definition, Captured(begun.tenant, value)))
+            return _respond(exchange, finished)
 
         endpoint = endpoint_sync
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
@@ -131,8 +203,7 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
 
 def _mark(guarded: Any, engine: Engine, handler: Any, rules: Rules) -> None:
     """What the edge and the checks at start-up see. A route that calls the bare function is unguarded."""
-    setattr(guarded, GUARD, rules)
-    setattr(guarded, ENGINE, engine)
+    setattr(guarded, GUARD, Mark(engine, rules))
     while handler is not None and identity(handler) not in engine.declared:
         engine.declared[identity(handler)] = handler
         handler = getattr(handler, "__wrapped__", None)
@@ -145,9 +216,24 @@ def identity(handler: Any) -> tuple[int, int]:
     return id(handler), 0
 
 
-def _settle(exchange: Exchange, finished: Finished) -> Any:
-    """The record is already as it should be; the edge has nothing left to record."""
-    exchange.running = None
+@contextmanager
+def _phases(engine: Engine, exchange: Exchange, running: Running) -> Iterator[Callable[[Finished], Finished]]:
+    """The boundary of a phased run. It records its own end, so the edge has nothing left to record."""
+    running.boundary.enter()
+
+    def ended(finished: Finished) -> Finished:
+        exchange.answer = finished.answer
+        return finished
+
+    try:
+        yield ended
+    finally:
+        running.boundary.returned()
+        exchange.running = None
+        engine.found(running)
+
+
+def _respond(exchange: Exchange, finished: Finished) -> Any:
     if finished.answer is not None:
         return exchange.decided(finished.answer)
     assert finished.error is not None
@@ -172,14 +258,20 @@ _PHASED_METHOD = (
 )
 
 
-def _exchange_of(handler: Callable[..., Any]) -> Exchange | None:
+def _exchange_of(handler: Callable[..., Any], engine: Engine) -> Exchange | None:
     """The exchange of this request; None where the middleware lets it pass (a PUT, say)."""
     exchange = current_exchange.get()
     if isinstance(exchange, Unguarded):
         return None
     if exchange is None:
         raise ConfigurationError(
-            f"{handler.__qualname__} is guarded, but no IdempotencyMiddleware is around the application, "
-            "so nothing was run. Add it: app.add_middleware(IdempotencyMiddleware, idempotency=…, tenant=…)."
+            f"{handler.__qualname__} is guarded, but no IdempotencyMiddleware is around the application, or "
+            "it leaves this route alone, so nothing was run. Add it: app.add_middleware("
+            "IdempotencyMiddleware, idempotency=…, tenant=…)."
+        )
+    if exchange.engine is not engine:
+        raise ConfigurationError(
+            f"{handler.__qualname__} is guarded by another Idempotency than the middleware's, so nothing was "
+            "run: its answer would be lost. Make one Idempotency, and use it for both."
         )
     return exchange

@@ -12,7 +12,7 @@ import hmac
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ..core.claim import Claim, owner_of, scope_of, scope_part
@@ -25,7 +25,7 @@ from ..core.decide import (
 )
 from ..core.header import KeyRefused, parse_key
 from ..core.ledger import Ledgers
-from ..core.outcome import Outcome
+from ..core.outcome import OnError, Outcome
 from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
@@ -47,6 +47,7 @@ from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.queries import Queries
+from .anonymous import Anonymous
 from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
 from .deferred import ClaimedDeferred, LockedDeferred
@@ -78,6 +79,8 @@ Lookup = Callable[[Record], Any]
 
 _MIGRATORS_WAIT = 15
 """How often a migration waits for another one: a minute, which is long for a few statements."""
+_DRAIN_BEAT = 0.05
+"""Seconds between looks at what a shutdown waits for."""
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
 
@@ -132,6 +135,8 @@ class Engine:
         self._ways: dict[Mode, Way] = {Mode.LEASED: leased, Mode.REPEATABLE: leased}
         self.declared: dict[tuple[int, int], Any] = {}
         """By identity, the bare functions that were declared: no route may call one past its guard."""
+        self._anonymous = Anonymous()
+        self._abandoned: set[Running] = set()
         self.jobs = JobRegistry()
         self.lookups: dict[str | None, Lookup] = {}
         self.ledgers: list[Ledgers] = []
@@ -173,32 +178,34 @@ class Engine:
         self.store.must_carry(Mode.DEFERRED)
         return self._outbox
 
-    def edge_rules(self, *, required: bool | None = None) -> Rules:
+    def edge_rules(self, *, required: bool | None = None, on_error: OnError = "unknown") -> Rules:
         """How an undecorated route is guarded: leased, with the policy's defaults."""
         chosen = self.policy.required_at_edge if required is None else required
-        return Rules(policy=self.policy, mode=Mode.LEASED, required=chosen)
+        return Rules(policy=self.policy, mode=Mode.LEASED, required=chosen, on_error=on_error)
 
     # Running operations: the two shells, then the flows
 
-    def begin(self, exchange: Exchange, rules: Rules) -> Running | Answer | None:
-        """Claims for sync code. An answer: the key decides it. None: no key was sent, run unguarded."""
+    def begin(self, exchange: Exchange, rules: Rules) -> Running | Answer:
+        """Claims for sync code. An answer: the key decides it, and nothing may run."""
         connection = rules.connection(exchange.context) if rules.connection is not None else None
         begun = self.drive(self._begin(exchange, rules, connection))
         if isinstance(begun, Running):
-            exchange.running = begun
             begun.sync = True
+            if begun.to_finish:
+                exchange.running = begun
             if rules.mode is Mode.DEFERRED:
                 begun.operation._enqueue = functools.partial(self._enqueue, begun)
         return begun
 
-    async def begin_async(self, exchange: Exchange, rules: Rules) -> Running | Answer | None:
+    async def begin_async(self, exchange: Exchange, rules: Rules) -> Running | Answer:
         """Claims for async code."""
         connection = rules.connection(exchange.context) if rules.connection is not None else None
         if inspect.isawaitable(connection):
             connection = await connection
         begun = await self._hold(self._begin(exchange, rules, connection), connection)
         if isinstance(begun, Running):
-            exchange.running = begun
+            if begun.to_finish:
+                exchange.running = begun
             if rules.mode is Mode.DEFERRED:
                 begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
         return begun
@@ -214,7 +221,7 @@ class Engine:
 
         async def give_back(begun: T) -> None:
             if isinstance(begun, Running):
-                await self._drive_async(self._ways[begun.claim.mode].give_back(begun))
+                await self._drive_async(self._way(begun).give_back(begun))
 
         # What runs on the caller's own connection must have ended before the caller goes on with it.
         return await self._errands.begin(
@@ -233,21 +240,69 @@ class Engine:
             running.operation.enqueued += 1
 
     def finish(self, running: Running, handled: Handled) -> Finished:
-        """Makes the outcome durable, for sync code."""
-        finished = self.drive(self._ways[running.claim.mode].finish(running, handled))
-        self._tell_end(running, handled)
-        return finished
+        """Judges how the handler ended, and makes that durable. Once; for sync code."""
+        outcome = running.judge(handled)
+        try:
+            return self.drive(self._way(running).finish(running, handled))
+        finally:
+            self._abandoned.discard(running)
+            self._tell_end(running, outcome)
 
     async def finish_async(self, running: Running, handled: Handled) -> Finished:
-        """Makes the outcome durable, for async code; also for a sync handler under an async edge."""
+        """``finish`` for async code; also for a sync handler under an async edge.
+
+        The work is a task of the engine's own: whoever waits for it may be cancelled, and may come back for
+        its result, but cannot stop it or begin it anew.
+        """
+        if running.finishing is None:
+            running.finishing = self._errands.start(self._finish_async(running, handled))
+        return await asyncio.shield(running.finishing)
+
+    async def own(self, work: Coroutine[Any, Any, Finished]) -> Finished:
+        """Awaits work of the engine's own: whoever is cancelled meanwhile does not stop it."""
+        return await asyncio.shield(self._errands.start(work))
+
+    async def _finish_async(self, running: Running, handled: Handled) -> Finished:
         if running.sync:
             return await asyncio.to_thread(self.finish, running, handled)
-        finished = await self.drive_async(self._ways[running.claim.mode].finish(running, handled))
-        self._tell_end(running, handled)
-        return finished
+        outcome = running.judge(handled)
+        try:
+            return await self.drive_async(self._way(running).finish(running, handled))
+        finally:
+            self._abandoned.discard(running)
+            self._tell_end(running, outcome)
 
-    def _tell_end(self, running: Running, handled: Handled) -> None:
-        outcome, mode = handled.outcome(running.rules), running.claim.mode
+    def abandon(self, running: Running) -> bool:
+        """The edge waits no longer for a handler. True: it still runs, and is judged when it ends."""
+        self._abandoned.add(running)
+        if running.boundary.abandon():
+            return True
+        self._abandoned.discard(running)
+        return False
+
+    def found(self, running: Running) -> None:
+        """A handler that may have been abandoned has ended."""
+        self._abandoned.discard(running)
+
+    async def drain(self, seconds: float) -> None:
+        """Waits for what nobody else waits for: abandoned handlers, and outcomes that are being recorded."""
+        give_up = time.monotonic() + seconds
+        if self._abandoned:
+            names = ", ".join(sorted({one.claim.endpoint for one in list(self._abandoned)}))
+            logger.info("Shutdown waits up to %.0f s for handlers that were given up: %s", seconds, names)
+        while self._abandoned and time.monotonic() < give_up:  # noqa: ASYNC110 (threads wake no loop)
+            await asyncio.sleep(_DRAIN_BEAT)
+        await self._errands.settle(max(0.0, give_up - time.monotonic()))
+        if self._abandoned:
+            logger.error("Shutting down although %d handlers have not ended", len(self._abandoned))
+
+    def _way(self, running: Running) -> Way | Anonymous:
+        return self._anonymous if running.anonymous else self._ways[running.claim.mode]
+
+    def _tell_end(self, running: Running, outcome: Outcome) -> None:
+        mode = running.claim.mode
+        if running.anonymous:
+            return
         self.events.emit(
             "operation.finished",
             tenant=running.tenant,
@@ -276,7 +331,7 @@ class Engine:
     async def _drive_async(self, flow: Flow[T]) -> T:
         return await drive_async(flow, self.drivers.aio, self.breaker)
 
-    def _begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running | Answer | None]:
+    def _begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running | Answer]:
         policy = rules.policy
         if exchange.running is not None or exchange.answer is not None:
             raise ConfigurationError(
@@ -288,7 +343,7 @@ class Engine:
             key = parse_key(exchange.key_lines, policy.key)
         except KeyRefused as refused:
             if refused.code == "missing" and not rules.required:
-                return None
+                return (yield from self._begin_anonymous(exchange, rules, connection))
             return refuse(Refusal(400, refused.detail, refused.code), policy)
         stale = stale_answer(exchange, policy)
         if stale is not None:
@@ -312,6 +367,14 @@ class Engine:
             self.events.emit("store.error", tenant=tenant, kind="CorruptRecord")
             begun = Unreadable(str(error))
         return begun if isinstance(begun, Running) else verdict_answer(begun, policy)
+
+    def _begin_anonymous(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running | Answer]:
+        """No key was sent and none is required: the handler runs as ever, and nothing is remembered."""
+        try:
+            return (yield from self._anonymous.begin(exchange, rules, connection))
+        except StoreError as error:
+            logger.error("The store could not be used, so nothing was run: %s", error)
+            return unavailable(rules.policy, error)
 
     def claim_key(
         self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any

@@ -27,11 +27,9 @@ class Errands:
 
         It waits, because what comes next may need the same connection. Drivers bound how long that takes.
         """
-        task = self._start(work)
+        task = self.start(work)
         cancelled = await _to_its_end(task)
         if cancelled is not None:
-            if not task.cancelled():
-                task.exception()  # looked at, so that nobody is told that it was not
             raise cancelled
         return task.result()
 
@@ -51,7 +49,7 @@ class Errands:
         who = Caller()
         token = caller.set(who)
         try:
-            task = self._start(work)
+            task = self.start(work)
         finally:
             caller.reset(token)
         try:
@@ -60,7 +58,7 @@ class Errands:
             # Cancelled, perhaps in the very moment in which the work ended: the result is nobody's.
             who.gone = True
             if not task.done() or (not task.cancelled() and task.exception() is None):
-                undoing = self._start(_undo(task, unwanted))
+                undoing = self.start(_undo(task, unwanted))
                 if not leaves_at_once:
                     await _to_its_end(undoing)
             raise
@@ -72,11 +70,17 @@ class Errands:
         if mine:
             await asyncio.wait(mine, timeout=seconds)
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work that only the engine can cancel: whoever wants its result awaits it shielded."""
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, also where nobody waits for it any more
 
 
 async def _to_its_end(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..core.fingerprint import RequestParts
 from ..core.record import Answer
 from ..errors import Answered
+from .boundary import Boundary, Place
 from .operation import Running
+from .way import Handled
 
-Respond = Callable[[Answer], Any]
-"""Makes a framework's own response of a decided answer, or raises ``Answered``."""
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .rules import Rules
 
 
-def raise_answered(answer: Answer) -> Any:
-    """For frameworks that we do not know: the edge replaces whatever comes of this."""
-    raise Answered(f"This key already decides the answer ({answer.status}); the handler was not run.")
+class Framework:
+    """What the engine must know of a web framework. This one is for those that we do not know."""
+
+    def respond(self, answer: Answer) -> Any:
+        """The framework's own response for an answer that the key decides."""
+        raise Answered(f"This key already decides the answer ({answer.status}); the handler was not run.")
+
+    def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
+        """The status that a handler chose itself, by what it returned."""
+        status = getattr(value, "status_code", None)
+        return status if isinstance(status, int) else None
+
+    def refusal(self, error: BaseException) -> int | None:
+        """The status of the framework's own HTTP exception; None for every other error."""
+        return None
+
+
+UNKNOWN_FRAMEWORK = Framework()
 
 
 @dataclass(slots=True)
@@ -32,22 +50,47 @@ class Exchange:
     tenant: Callable[[Any], str | None]
     endpoint: str
     """The route's template where the router could be asked, else the path."""
-    respond: Respond = raise_answered
+    framework: Framework = UNKNOWN_FRAMEWORK
     binding: Callable[[Any], str | None] | None = None
     """Gives the session or credential that the key is bound to as well."""
     bound_to: str | None = None
     is_call: bool = False
     """A call of the service's own (``once``), not a request of a client: its keys are apart."""
+    engine: Engine | None = None
+    """Of the middleware that the request came through; a decorator of another one is refused."""
+    rules: Rules | None = None
+    """How an undecorated handler is guarded."""
+    routed: bool = True
+    """A handler, not a router, will give the answer, for all that is known."""
 
     running: Running | None = None
     answer: Answer | None = None
     """The answer that the key decided; nothing was run."""
-    error: BaseException | None = field(default=None)
-    """What the handler raised, even if the framework made an answer of it."""
 
     def decided(self, answer: Answer) -> Any:
         self.answer = answer
-        return self.respond(answer)
+        return self.framework.respond(answer)
+
+    def handled(self, page: Answer | None, *, streamed: bool = False) -> Handled:
+        """How the handler ended, by its boundary, with the answer that the application made of it."""
+        assert self.running is not None
+        boundary = self.running.boundary
+        if boundary.place is Place.RAISED:
+            assert boundary.error is not None
+            return Handled(
+                page,
+                boundary.error,
+                streamed=streamed,
+                refusal=self.framework.refusal(boundary.error),
+                before_effect=boundary.error is boundary.proof,
+                routed=self.routed,
+            )
+        return Handled(page, streamed=streamed, own=self._is_own(boundary, page), routed=self.routed)
+
+    def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
+        if page is None:
+            return False
+        return self.framework.own_status(boundary.value, boundary.arguments) == page.status
 
 
 class Unguarded:

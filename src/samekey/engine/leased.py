@@ -12,7 +12,6 @@ from ..core.outcome import Outcome
 from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
-from ..errors import StoreError
 from ..stores.keys import Keys, Seen
 from .flow import Flow, ask
 from .keeper import Keeper
@@ -60,7 +59,8 @@ class Leased:
     def _record(self, running: Running, lease: Lease, handled: Handled) -> Flow[Finished]:
         policy = running.rules.policy
         provider_id = running.operation.provider_id
-        outcome = handled.outcome(running.rules)
+        outcome = running.outcome
+        assert outcome is not None
         if outcome is Outcome.REMEMBER:
             answer = handled.answer_or_failure(policy)
             expires_at = yield from self._attempt(
@@ -101,7 +101,8 @@ class Leased:
         """
         try:
             return (yield from ask(factory))
-        except StoreError as error:
+        except Exception as error:
+            # Of the store, or of whatever stands before it, such as an encryption service.
             logger.error(
                 "The outcome of an operation could not be recorded and will be tried again: %s", error
             )

@@ -82,6 +82,7 @@ class Once:
         self.exchange = Exchange(parts, (), {}, lambda _: tenant, name, is_call=True)
         self.tenant = tenant
         self.key = _storable(key)
+        self._unserialisable: NotSerialisable | None = None
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Sync."""
@@ -96,7 +97,7 @@ class Once:
             result = function()
             _must_be_sync(result)
         except BaseException as error:
-            engine.finish(begun, Handled(None, error))
+            engine.finish(begun, _raised(begun, error))
             raise
         finally:
             _current.reset(token)
@@ -118,7 +119,7 @@ class Once:
             if inspect.isawaitable(result):
                 result = await result
         except BaseException as error:
-            await engine.finish_async(begun, Handled(None, error))
+            await engine.finish_async(begun, _raised(begun, error))
             raise
         finally:
             _current.reset(token)
@@ -132,15 +133,16 @@ class Once:
         except NotSerialisable as error:
             if self.rules.mode is Mode.ATOMIC:
                 return Handled(None, error)
-            return Handled(Answer(200, _JSON), error, streamed=True)
+            self._unserialisable = error
+            return Handled(Answer(200, _JSON), streamed=True)
 
     def _result(self, result: Any, handled: Handled, finished: Finished) -> Any:
         if finished.error is not None:
             raise finished.error
-        if handled.error is not None:
+        if self._unserialisable is not None:
             raise NotSerialisable(
-                f"{handled.error} The call was carried out and will not be run again under this key: later "
-                "calls get ResultUnavailable."
+                f"{self._unserialisable} The call was carried out and will not be run again under this key: "
+                "later calls get ResultUnavailable."
             )
         assert finished.answer is not None and handled.answer is not None
         if finished.answer.status == 503:
@@ -227,6 +229,10 @@ class Arguments:
         if self._rest is not None:
             values[self._rest] = list(values[self._rest])
         return values
+
+
+def _raised(begun: Running, error: BaseException) -> Handled:
+    return Handled(None, error, before_effect=error is begun.boundary.proof)
 
 
 def _must_be_sync(result: Any) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.claim import Claim, downstream_key
+from ..core.outcome import Outcome
 from ..core.provider import ProviderId
 from ..core.record import Lease
 from ..core.states import Mode
 from ..errors import ConfigurationError, NoOperation
 from ..stores.sql.atomic import Opened
+from .boundary import Boundary
 from .rules import Rules
 from .steps import Steps
+
+if TYPE_CHECKING:
+    from .way import Finished, Handled
 
 
 class Operation:
@@ -27,6 +33,7 @@ class Operation:
 
     def __init__(self, claim: Claim, operation_id: str) -> None:
         self._claim = claim
+        self._boundary = Boundary()
         self._session: Any = None
         self.id = operation_id
         """The unguessable id of the record: reference it from your tables."""
@@ -75,11 +82,25 @@ class Operation:
         self._steps.note(f"op.enqueue({name!r})", writing)
         return writing
 
+    @contextmanager
+    def before_effect(self) -> Iterator[None]:
+        """Says that nothing has happened yet: an error that leaves this block and the handler frees the key.
+
+        with current_operation().before_effect():
+            order = prices[request.sku]      # a bug here may be retried
+        charge = provider.charge(order)      # after an error here the outcome is unknown
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._boundary.proof = error
+            raise
+
     def __repr__(self) -> str:
         return f"<Operation {self.id} {self.mode}>"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
     """The engine's own view of an operation that holds its key."""
 
@@ -99,6 +120,27 @@ class Running:
     started: float = field(default_factory=time.monotonic)
     tenant: str = ""
     """As the resolver gave it."""
+    anonymous: bool = False
+    """No key was sent, and none is required: nothing is remembered."""
+    outcome: Outcome | None = None
+    """The judgement, once the handler has ended; there is one."""
+    finishing: asyncio.Future[Finished] | None = None
+
+    @property
+    def to_finish(self) -> bool:
+        """Whether its answer must wait for something: there is a record to write, or a transaction to end."""
+        return not self.anonymous or self.session is not None
+
+    @property
+    def boundary(self) -> Boundary:
+        return self.operation._boundary
+
+    def judge(self, handled: Handled) -> Outcome:
+        """Judges the run, once. A second finish cannot be written."""
+        if self.outcome is not None:
+            raise RuntimeError("This operation has been finished already.")
+        self.outcome = self.rules.judge(handled.ending)
+        return self.outcome
 
 
 _current: ContextVar[Operation | None] = ContextVar("samekey_operation", default=None)
@@ -110,6 +152,6 @@ def current_operation() -> Operation:
     if operation is None:
         raise NoOperation(
             "current_operation() was called where no guarded operation is running: outside a decorated "
-            "handler, or in one whose key is optional and was not sent."
+            "handler."
         )
     return operation

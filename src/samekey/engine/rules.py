@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
-from ..core.outcome import Classifier, OnError, Outcome, of_error, of_status
+from ..core.outcome import Classifier, Ending, OnError, Outcome, judge
 from ..core.policy import Policy
 from ..core.states import Mode
-from ..errors import ConfigurationError, NotExecuted, OutcomeUnknown
+from ..errors import ConfigurationError
+
+logger = logging.getLogger("samekey")
 
 Connections = Callable[[Any], Any]
 """Gives the connection for atomic work from the ASGI scope or WSGI environ; may be async."""
@@ -23,8 +26,9 @@ class Rules:
     policy: Policy
     mode: Mode = Mode.LEASED
     required: bool = True
-    on_error: OnError = "retry"
-    on_4xx: Literal["commit", "rollback"] = "commit"
+    on_error: OnError = "unknown"
+    """What a raised error means. ``"retry"`` is the optimistic reading, for work that is safe to repeat."""
+    on_4xx: Literal["commit", "rollback"] = "rollback"
     strict: bool = False
     """Atomic: a handler that wrote nothing on its connection is an error, not a warning."""
     classify: Classifier | None = None
@@ -36,37 +40,15 @@ class Rules:
         if self.on_4xx not in ("commit", "rollback"):
             raise ConfigurationError(f'on_4xx must be "commit" or "rollback", not {self.on_4xx!r}.')
 
-    def outcome(self, status: int | None, error: BaseException | None, *, routed: bool) -> Outcome:
-        """What became of the operation, by the returned status, the raised error, or both.
-
-        An error that the application turned into an answer below 500 is that answer.
-        """
-        if error is not None and (status is None or status >= 500):
-            carried = _status_of(error)
-            if carried is not None:
-                # raise HTTPException(502) is another way to return a 502.
-                status, error = carried, None
-        answered = status is not None and (error is None or status < 500)
-        if self.classify is not None:
-            chosen = self.classify(status if answered or error is None else error)  # type: ignore[arg-type]
-            if chosen is not None:
-                return Outcome(chosen)
-        if answered or (status is not None and self.policy.remember == "everything"):
-            assert status is not None
-            return of_status(status, self.policy.remember, routed=routed)
-        assert error is not None
-        said = isinstance(error, NotExecuted | OutcomeUnknown) or not isinstance(error, Exception)
-        if self.policy.remember == "everything" and not said:
-            return Outcome.REMEMBER
-        return of_error(error, self.on_error)
-
-
-def _status_of(error: BaseException) -> int | None:
-    """The status of a framework's own HTTP error: Starlette's ``status_code``, Werkzeug's ``code``."""
-    name = "code" if hasattr(error, "get_response") else "status_code"
-    status = getattr(error, name, None)
-    is_status = isinstance(status, int) and not isinstance(status, bool) and 100 <= status <= 599
-    return status if is_status and isinstance(error, Exception) else None
+    def judge(self, ending: Ending) -> Outcome:
+        """The one judgement of a run. A classifier that fails proves nothing, so it frees no key."""
+        try:
+            return judge(
+                ending, remember=self.policy.remember, on_error=self.on_error, classify=self.classify
+            )
+        except Exception:
+            logger.exception("The classifier of a handler failed, so the outcome counts as unknown")
+            return Outcome.UNKNOWN
 
 
 def seconds(value: float | timedelta) -> timedelta:
@@ -87,7 +69,7 @@ _OPTIONS = {
     Mode.PHASED: _LEASED,
 }
 _AT_THE_EDGE = frozenset(
-    {"profile", "header", "methods", "max_body", "status_path", "required_at_edge", "lookups_per_minute"}
+    {"profile", "header", "methods", "status_path", "required_at_edge", "lookups_per_minute"}
 )
 """Settings that are read before any handler is reached."""
 
@@ -105,4 +87,7 @@ def rules_from(policy: Policy, mode: Mode, options: dict[str, Any]) -> Rules:
             )
     merged = policy.override(**options)
     own.setdefault("required", merged.required)
+    if mode in (Mode.REPEATABLE, Mode.PHASED):
+        # Safe to repeat by declaration; phases keep their effects apart from whatever else may fail.
+        own.setdefault("on_error", "retry")
     return Rules(policy=merged, mode=mode, **own)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..core.claim import Claim
 from ..core.decide import Decision, Verdict
-from ..core.outcome import Outcome
+from ..core.outcome import Ending, Outcome
 from ..core.policy import Policy
 from ..core.problem import Refusal, expiry_header, refuse, uncertain_answer
 from ..core.record import Answer, Lease
@@ -36,18 +36,26 @@ logger = logging.getLogger("samekey")
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """How the handler ended: what it answered, what it raised, or both."""
+    """How the handler ended: the answer that the application made of it, and what its boundary saw."""
 
     answer: Answer | None
     error: BaseException | None = None
+    """What the handler raised."""
     streamed: bool = False
     """There is more of the answer to come, so it cannot be kept."""
+    own: bool = True
+    """The handler returned, and the answer's status is its own word."""
+    refusal: int | None = None
+    """The status, if it raised the framework's own HTTP exception."""
+    before_effect: bool = False
+    """It raised inside ``before_effect()``."""
     routed: bool = True
-    """Whether a handler saw the request at all."""
+    """A handler gave the answer, for all that is known, and not a router that found none."""
 
-    def outcome(self, rules: Rules) -> Outcome:
+    @property
+    def ending(self) -> Ending:
         status = None if self.answer is None else self.answer.status
-        return rules.outcome(status, self.error, routed=self.routed)
+        return Ending(status, self.error, self.own, self.refusal, self.before_effect, self.routed)
 
     @property
     def propagated(self) -> BaseException | None:
@@ -59,7 +67,9 @@ class Handled:
         """What is kept of a failure for operators: its kind, never its text, which may be private."""
         if self.error is not None:
             return type(self.error).__name__
-        return "no_answer" if self.answer is None else f"status_{self.answer.status}"
+        if self.answer is None or self.ending.answer_failed:
+            return "answer_failed"
+        return f"status_{self.answer.status}"
 
     def answer_or_failure(self, policy: Policy) -> Answer:
         """The answer; where the handler only raised, the 500 that is remembered in its place."""
@@ -67,15 +77,25 @@ class Handled:
             return self.answer
         return refuse(Refusal(500, "The operation failed. It will not be run again under this key."), policy)
 
+    def _own_word(self) -> bool:
+        """The client gets what the handler itself chose to say, its own 502 for one."""
+        if self.answer is None:
+            return False
+        return self.own if self.error is None else self.refusal == self.answer.status
+
     def unremembered(
         self, policy: Policy, outcome: Outcome, operation_id: str | None, expires_at: int
     ) -> Finished:
         """What the client gets when nothing is remembered."""
-        if isinstance(self.error, OutcomeUnknown) and outcome is Outcome.UNKNOWN:
-            return Finished(uncertain_answer(policy, operation_id, expires_at))
+        if outcome is Outcome.UNKNOWN and not self._own_word():
+            told = isinstance(self.error, OutcomeUnknown)  # on purpose: there is no bug to report
+            return Finished(
+                uncertain_answer(policy, operation_id, expires_at), None if told else self.propagated
+            )
         if isinstance(self.error, NotExecuted | StoreUnavailable):
-            return Finished(unavailable(policy, self.error))
-        return Finished(self.answer, self.propagated)
+            return Finished(with_expiry(unavailable(policy, self.error), policy, expires_at))
+        answer = None if self.answer is None else with_expiry(self.answer, policy, expires_at)
+        return Finished(answer, self.propagated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ..core.policy import Policy
 from ..edges.guards import NO_ROUTE
 from ..edges.startup import Declared, wrong_with
 from ..edges.walk import READ_ONLY, Guard, Place, Reached, named_paths, plain, walk
-from ..engine.decorate import GUARD
+from ..engine.decorate import GUARD, Mark
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
 
@@ -125,7 +125,7 @@ def _judge(reached: Reached) -> RouteCoverage:
             return _row(reached, How.BROKEN, why=wrong, edge=edge)
     answers = [answer for _, answer, _ in asked]
     claims = [answer for answer in answers if isinstance(answer, Rules)]
-    if isinstance(mark, Rules):
+    if isinstance(mark, Mark):
         if claims:
             return _row(
                 reached,
@@ -135,7 +135,7 @@ def _judge(reached: Reached) -> RouteCoverage:
                 edge=edge,
             )
         if "handler" in answers:
-            return _row(reached, How.HANDLER, rules=mark, edge=edge)
+            return _row(reached, How.HANDLER, rules=mark.rules, edge=edge)
         return _row(reached, How.BROKEN, why=_LOST, edge=edge)
     if claims:
         return _row(reached, How.EDGE, rules=claims[0], edge=edge)
@@ -176,7 +176,7 @@ def _without_a_guard(reached: Reached, mark: object) -> RouteCoverage:
     if reached.guards:
         edge = reached.guards[-1].policy
         return _row(reached, How.METHOD, edge=edge)
-    if isinstance(mark, Rules):
+    if isinstance(mark, Mark):
         why = "it is decorated, but no IdempotencyMiddleware is around it, so every request fails."
         return _row(reached, How.BROKEN, why=why)
     if reached.method not in Policy().methods:
@@ -190,12 +190,14 @@ def _ask(guard: Guard, reached: Reached) -> tuple[Rules | str, str]:
     route, path = guard.find(reached), reached.sample or reached.path
     guards = guard.middleware._guards
     try:
-        answer: Rules | str = guards.for_route(route, path)
-        if route is NO_ROUTE and answer == "exempt" and guards.for_route(None, path) != "exempt":
-            answer = "lost"
+        guarded = guards.for_route(route, path)
+        if guarded is not None:
+            return guarded.rules or "handler", ""
+        if guards.is_exempt(route, path):
+            return "exempt", ""
     except ConfigurationError as error:
         return "handler", str(error)
-    return answer, ""
+    return "lost" if route is NO_ROUTE else "handler", ""
 
 
 def _row(

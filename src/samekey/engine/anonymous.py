@@ -1,0 +1,75 @@
+"""Handlers whose key is optional and was not sent: they run as ever, and nothing is remembered.
+
+So keys can be rolled out one client at a time: ``current_operation()`` works with and without a key, and
+atomic work is one transaction either way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from ..core.claim import Claim
+from ..core.outcome import Outcome
+from ..core.problem import Refusal, refuse
+from ..core.states import Mode
+from ..errors import CommitUncertain, StoreError, StreamedAnswer
+from .atomic import STREAMED
+from .exchange import Exchange
+from .flow import Commit, Flow, Open, Rollback
+from .operation import Operation, Running
+from .rules import Rules
+from .way import Finished, Handled, unavailable
+
+
+class Anonymous:
+    """The way of operations without a key."""
+
+    def begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running]:
+        operation_id = secrets.token_hex(16)
+        claim = Claim(
+            id=operation_id,
+            attempt=secrets.token_hex(16),
+            scope="",
+            key=operation_id,  # its downstream keys are as new as this id
+            tenant="",
+            endpoint=exchange.endpoint,
+            fingerprint=b"",
+            fingerprint_version="",
+            digest_as=lambda version: None,
+            mode=rules.mode,
+            lease_ms=0,
+            ttl_ms=0,
+        )
+        operation = Operation(claim, operation_id)
+        session = None
+        if rules.mode is Mode.ATOMIC:
+            session = yield Open(connection)
+            operation._session = session
+        return Running(claim, rules, operation, session=session, anonymous=True)
+
+    def give_back(self, running: Running) -> Flow[None]:
+        """Its caller was gone before the handler began."""
+        if running.session is not None:
+            yield Rollback(running.session)
+
+    def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
+        """Commits or rolls back, by the same judgement as with a key."""
+        policy, answer = running.rules.policy, handled.answer
+        if running.session is None:
+            return Finished(answer, handled.propagated)
+        if handled.streamed:
+            yield Rollback(running.session)
+            return Finished(
+                refuse(Refusal(500, "The answer could not be kept."), policy), StreamedAnswer(STREAMED)
+            )
+        keeps = answer is not None and (answer.status < 400 or running.rules.on_4xx == "commit")
+        if running.outcome is not Outcome.REMEMBER or handled.error is not None or not keeps:
+            yield Rollback(running.session)
+            return Finished(answer, handled.propagated)
+        try:
+            yield Commit(running.session)
+        except StoreError as error:
+            uncertain = error if isinstance(error, CommitUncertain) else StoreError("rolled back")
+            return Finished(unavailable(policy, uncertain))
+        return Finished(answer)
