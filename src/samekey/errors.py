@@ -24,6 +24,7 @@
     │   ├── NotExecuted             raise it: nothing happened, a retry may run
     │   ├── OutcomeUnknown          raise it: nobody can tell, a retry must not run
     │   ├── CommitRefused           atomic work tried to end its transaction and was stopped
+    │   ├── UnfinishedWork          atomic work returned while a statement was under way; rolled back
     │   ├── EscapedTransaction      atomic work ended its own transaction
     │   ├── OperationOver           what an operation lent was used after its end
     │   ├── LeaseLost               somebody else has taken the operation; stop here
@@ -193,6 +194,17 @@ class OutcomeUnknown(HandlerError):
 
 class CommitRefused(HandlerError):
     """samekey commits this transaction together with the answer. Remove the commit or rollback."""
+
+
+class UnfinishedWork(HandlerError):
+    """The handler returned while a statement of its own was under way. Everything was rolled back."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The handler returned while a statement was still under way on the connection that was lent to "
+            "it, so everything was rolled back. Await every task and join every thread that uses it, and "
+            "close every stream, copy or pipeline, before the handler returns."
+        )
 
 
 class EscapedTransaction(HandlerError):

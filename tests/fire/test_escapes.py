@@ -66,8 +66,10 @@ ENDS = {
 def test_a_transaction_that_the_handler_ended_itself(
     postgres: Settings, statements: list[str], fails: bool, raised: Raised
 ) -> None:
+    """Past the face that it was lent: what cannot be refused is found out."""
+
     async def escape(at: Scene) -> None:
-        connection = await at.insert()
+        connection = _behind(await at.insert())
         for sql in statements:
             await settled(connection.execute(sql))
         if fails:
@@ -86,13 +88,40 @@ def test_a_transaction_that_the_handler_ended_itself(
         assert at.evidence.runs("k") == 1
 
 
+def _behind(connection: Any) -> Any:
+    """The driver's own connection behind the face of it that a handler is lent."""
+    return getattr(connection, "_samekey_real" if isinstance(connection, psycopg.Connection) else "_target")
+
+
+@worlds
+@pytest.mark.parametrize("statements", ENDS.values(), ids=ENDS)
+def test_postgresql_refuses_a_text_that_ends_our_transaction(
+    postgres: Settings, statements: list[str], raised: Raised
+) -> None:
+    async def escape(at: Scene) -> None:
+        connection = await at.insert()
+        for sql in statements:
+            await settled(connection.execute(sql))
+
+    assert_refused(postgres, escape, raised, CommitRefused, "samekey commits this transaction")
+
+
 @pytest.mark.parametrize("world", ["wsgi"])
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "close"])
 def test_psycopg_refuses_to_end_our_transaction(postgres: Settings, end: str, raised: Raised) -> None:
     async def escape(at: Scene) -> None:
         getattr(await at.insert(), end)()
 
-    assert_refused(postgres, escape, raised, psycopg.ProgrammingError, "forbidden within a Transaction")
+    assert_refused(postgres, escape, raised, CommitRefused, "samekey commits this transaction")
+
+
+@pytest.mark.parametrize("world", ["asgi"])
+@pytest.mark.parametrize("end", ["close", "terminate", "reset"])
+def test_asyncpg_refuses_to_end_our_transaction(postgres: Settings, end: str, raised: Raised) -> None:
+    async def escape(at: Scene) -> None:
+        await settled(getattr(await at.insert(), end)())
+
+    assert_refused(postgres, escape, raised, CommitRefused, "samekey commits this transaction")
 
 
 def assert_refused(

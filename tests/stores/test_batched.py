@@ -12,10 +12,10 @@ import pytest
 from samekey.core.decide import Decision, Execute, Outstanding
 from samekey.core.policy import ietf
 from samekey.core.program import Row, Statement
-from samekey.drivers.batched import LARGEST, AsyncBatchedDriver
+from samekey.drivers.batched import LARGEST, UNDER_WAY, AsyncBatchedDriver
 from samekey.drivers.protocol import AsyncDriver, AsyncSession
 from samekey.drivers.run import run_async
-from samekey.errors import ConnectionLost, StoreError, StoreUnavailable
+from samekey.errors import ConnectionLost, StoreBusy, StoreError, StoreUnavailable
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.conformance import AsyncSubject, StoreConformance, Subject, new_claim, retry_of
@@ -46,6 +46,18 @@ class Counting:
 
     async def close(self) -> None:
         await self._driver.close()
+
+
+class Stuck(Counting):
+    """Holds every statement until the gate opens."""
+
+    gate: asyncio.Event
+    held = 0
+
+    async def execute(self, statement: Statement) -> Sequence[Row]:
+        self.held += 1
+        await self.gate.wait()
+        return await super().execute(statement)
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +195,33 @@ def test_a_batch_that_is_torn_down_leaves_nobody_waiting(migrated_postgres: str,
         assert all(isinstance(decision, Execute) for decision in decisions)
 
     drive(migrated_postgres, story)
+
+
+def test_the_wait_for_a_batch_is_bounded(migrated_postgres: str) -> None:
+    """All batches that may be under way are, and do not come back; what was sent has the driver's bounds."""
+
+    async def run() -> None:
+        drivers = migrated(migrated_postgres)
+        stuck, gate = Stuck(drivers.aio), asyncio.Event()
+        stuck.gate = gate
+        batched = AsyncBatchedDriver(stuck, TOGETHER, timeout=0.05)
+        sent = []
+        for number in range(UNDER_WAY):
+            sent.append(asyncio.ensure_future(claims(batched, [new_claim()])))
+            while stuck.held <= number:
+                await asyncio.sleep(0)
+        late = [new_claim() for _ in range(3)]
+        async with asyncio.timeout(30):
+            with pytest.raises(StoreBusy, match="No batch took this statement"):
+                await claims(batched, late)
+        held = stuck.held
+        gate.set()
+        assert all(isinstance(found[0], Execute) for found in await asyncio.gather(*sent))
+        assert stuck.held == held == UNDER_WAY, "what was given up was sent all the same"
+        await drivers.aio.close()
+        drivers.sync.close()
+
+    asyncio.run(run())
 
 
 def test_it_serves_one_event_loop_after_another(migrated_postgres: str) -> None:

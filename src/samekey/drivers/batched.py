@@ -3,7 +3,7 @@
 A round trip costs an event loop more than the statement costs the database. Under load many requests want the
 same kind of statement at once; here they share one. It sits between the programs and an async driver, so
 neither knows of it. Nobody waits for company: a statement that finds no batch under way is sent at once, and
-what arrives meanwhile makes up the next batch.
+what arrives meanwhile makes up the next batch. That wait has the same bound as the one for a connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.program import Query, Row, Statement, Value
-from ..errors import ConnectionLost, StoreUnavailable, TransactionConflict
+from ..errors import ConnectionLost, StoreBusy, StoreUnavailable, TransactionConflict
 from .caller import Caller, NotSent, caller
 from .protocol import AsyncDriver, AsyncSession
 
@@ -31,11 +31,13 @@ class AsyncBatchedDriver:
 
     ``together``: for the name of a statement, the query that does many of them. Its parameters are those of
     the single one, as lists, and each of its rows begins with the number of the statement it belongs to.
+    ``timeout``: seconds after which a statement that no batch has taken yet is ``StoreBusy``.
     """
 
-    def __init__(self, driver: AsyncDriver, together: Mapping[str, Query]) -> None:
+    def __init__(self, driver: AsyncDriver, together: Mapping[str, Query], *, timeout: float = 5.0) -> None:
         self._driver = driver
         self._together = together
+        self._timeout = timeout
         self._queues: dict[tuple[str, Value], _Queue] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -59,25 +61,41 @@ class AsyncBatchedDriver:
         queue = self._queues.get((many.name, now))
         if queue is None:
             # There is one moment for all of a batch; it is given only by tests.
-            queue = self._queues[many.name, now] = _Queue(self._driver, many, now)
+            queue = self._queues[many.name, now] = _Queue(self._driver, many, now, self._timeout)
         return queue
 
 
 class _Queue:
     """The statements of one kind that wait, and the batches that are under way."""
 
-    def __init__(self, driver: AsyncDriver, many: Query, now: Value) -> None:
+    def __init__(self, driver: AsyncDriver, many: Query, now: Value, timeout: float) -> None:
         self._driver = driver
+        self._timeout = timeout
         self._many = many
         self._now = now
         self._waiting: list[Waiting] = []
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def ask(self, statement: Statement) -> Sequence[Row]:
-        answer: asyncio.Future[Sequence[Row]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((statement, answer, caller.get()))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Sequence[Row]] = loop.create_future()
+        waiting = statement, answer, caller.get()
+        self._waiting.append(waiting)
         self._start()
-        return await answer
+        if len(self._under_way) < UNDER_WAY and len(self._waiting) <= LARGEST:
+            return await answer  # the next batch begins in the next turn of the loop
+        late = loop.call_later(self._timeout, self._give_up, waiting)
+        try:
+            return await answer
+        finally:
+            late.cancel()
+
+    def _give_up(self, waiting: Waiting) -> None:
+        """It has not been sent, so nothing was done. What was sent has the driver's own bounds."""
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            busy = f"No batch took this statement within {self._timeout:g} s; the database is slow to answer."
+            _fail(waiting[1], StoreBusy(f"{busy} Retry with the same key."))
 
     def _start(self) -> None:
         if self._waiting and len(self._under_way) < UNDER_WAY:
@@ -107,12 +125,12 @@ class _Queue:
                 _fail(answer, error)
         except Exception:
             # One that the database refuses must not fail the others.
-            for statement, answer, _ in batch:
-                await self._send_alone(statement, answer)
+            try:
+                await asyncio.gather(*(self._send_alone(statement, answer) for statement, answer, _ in batch))
+            finally:
+                self._fail_all(batch)
         except BaseException:
-            # Torn down in the middle: nobody may wait for ever for an answer that does not come.
-            for _, answer, _ in batch:
-                _fail(answer, ConnectionLost("The statement was given up in the middle."))
+            self._fail_all(batch)
             raise
         else:
             shares: list[list[Row]] = [[] for _ in batch]
@@ -122,6 +140,11 @@ class _Queue:
             for (_, answer, _), share in zip(batch, shares, strict=True):
                 if not answer.done():
                     answer.set_result(share)
+
+    def _fail_all(self, batch: list[Waiting]) -> None:
+        """Torn down in the middle: nobody may wait for ever for an answer that does not come."""
+        for _, answer, _ in batch:
+            _fail(answer, ConnectionLost("The statement was given up in the middle."))
 
     async def _send_alone(self, statement: Statement, answer: asyncio.Future[Sequence[Row]]) -> None:
         try:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..core.program import Row, Statement
 from .copies import EVICTING, READING, Copies, Fetch, Flow, Touched
-from .protocol import AsyncDriver, AsyncSession, Driver, Session
+from .protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 from .redis_cache import AsyncRedisCache, CacheUrl, RedisCache
 from .url import Drivers
 
@@ -96,6 +96,15 @@ class _CachedSession:
     @property
     def connection(self) -> Any:
         return self._session.connection
+
+    def cut(self) -> None:
+        cast(Lending, self._session).cut()
+
+    def give_up(self) -> None:
+        cast(Lending, self._session).give_up()
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        cast(Lending, self._session).expire_after(seconds, then)
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         if self._copies.ends(statement):
@@ -186,6 +195,15 @@ class _AsyncCachedSession:
     @property
     def connection(self) -> Any:
         return self._session.connection
+
+    def cut(self) -> None:
+        cast(Lending, self._session).cut()
+
+    def give_up(self) -> None:
+        cast(Lending, self._session).give_up()
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        cast(Lending, self._session).expire_after(seconds, then)
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         if self._copies.ends(statement):

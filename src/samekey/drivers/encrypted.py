@@ -7,11 +7,11 @@ switched on have no mark and stay readable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, cast
 
 from ..core.program import Row, Statement, Unreadable, Value
-from .protocol import AsyncDriver, AsyncSession, Driver, Session
+from .protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 
 SECRET_PARAMETERS: Final = frozenset({"answer_headers", "answer_body", "payload", "result", "outcome"})
 """What requests and answers say. Keys, states and times stay readable: the store must compare them."""
@@ -82,6 +82,15 @@ class _EncryptedSession:
     def connection(self) -> Any:
         return self._session.connection
 
+    def cut(self) -> None:
+        cast(Lending, self._session).cut()
+
+    def give_up(self) -> None:
+        cast(Lending, self._session).give_up()
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        cast(Lending, self._session).expire_after(seconds, then)
+
     def execute(self, statement: Statement) -> Sequence[Row]:
         return _opened(self._session.execute(_sealed(statement, self._cipher)), self._cipher)
 
@@ -115,6 +124,15 @@ class _AsyncEncryptedSession:
     @property
     def connection(self) -> Any:
         return self._session.connection
+
+    def cut(self) -> None:
+        cast(Lending, self._session).cut()
+
+    def give_up(self) -> None:
+        cast(Lending, self._session).give_up()
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        cast(Lending, self._session).expire_after(seconds, then)
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         return _opened(await self._session.execute(_sealed(statement, self._cipher)), self._cipher)

@@ -2,6 +2,8 @@
 
 A connection is opened by whoever needs it, so a database that is down is an error at once, with its own
 words, and not a wait for somebody else's attempt. The last one given back is the first one taken.
+
+Who takes a connection takes a place, and gives back exactly that one: giving back twice changes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +18,13 @@ from typing import Generic, TypeVar
 from ..errors import StoreBusy
 
 C = TypeVar("C")
+
+
+def _none_free(timeout: float) -> StoreBusy:
+    return StoreBusy(
+        f"No connection was free within {timeout:g} s. Does a handler take a second connection while it "
+        "holds its own? Retry with the same key."
+    )
 
 
 class Pool(Generic[C]):
@@ -46,7 +55,15 @@ class Pool(Generic[C]):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[C] = []
+        self._lent: dict[int, int] = {}
+        """Connections that are in use, by identity, and how often the pool had been closed before."""
+        self._closings = 0
         self._places = threading.Semaphore(self._size) if self._size is not None else None
+
+    @property
+    def in_use(self) -> int:
+        """Connections that were taken and not given back."""
+        return len(self._lent)
 
     def take(self) -> C:
         """A connection that nobody else uses until it is given back. ``StoreBusy`` if none is free."""
@@ -55,23 +72,26 @@ class Pool(Generic[C]):
             # say goodbye on its socket, or drop its locks.
             self._start_anew()
         if self._places is not None and not self._places.acquire(timeout=self._timeout):
-            raise StoreBusy(
-                f"No connection was free within {self._timeout:g} s. Does a handler take a second "
-                "connection while it holds its own? Retry with the same key."
-            )
+            raise _none_free(self._timeout)
         try:
-            while True:
-                with self._lock:
-                    connection = self._idle.pop() if self._idle else None
-                if connection is None:
-                    return self._connect()
-                if self._usable(connection):
-                    return connection
-                self._close(connection)
+            connection = self._idle_or_new()
+            with self._lock:
+                self._lent[id(connection)] = self._closings
+            return connection
         except BaseException:
             if self._places is not None:
                 self._places.release()
             raise
+
+    def _idle_or_new(self) -> C:
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self._connect()
+            if self._usable(connection):
+                return connection
+            self._close(connection)
 
     def give_back(self, connection: C) -> None:
         """For the next one; closed if it is no longer usable or there are enough."""
@@ -79,18 +99,36 @@ class Pool(Generic[C]):
             return
         keep = self._usable(connection)
         with self._lock:
-            keep = keep and len(self._idle) < self._keep
+            since = self._lent.pop(id(connection), None)
+            if since is None:
+                return
+            keep = keep and len(self._idle) < self._keep and since == self._closings
             if keep:
                 self._idle.append(connection)
-        if not keep:
-            self._close(connection)
-        if self._places is not None:
-            self._places.release()
+        try:
+            if not keep:
+                self._close(connection)
+        finally:
+            self._free_place()
 
     def let_go(self, connection: C) -> None:
         """Closes a connection that nobody else shall have."""
-        self._close(connection)
-        if self._places is not None and self._pid == os.getpid():
+        try:
+            self._close(connection)
+        finally:
+            self.forget(connection)
+
+    def forget(self, connection: C) -> None:
+        """Gives back the place of a connection that its holder has ended, or leaves to its fate."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            known = self._lent.pop(id(connection), None) is not None
+        if known:
+            self._free_place()
+
+    def _free_place(self) -> None:
+        if self._places is not None:
             self._places.release()
 
     def drop_idle(self) -> None:
@@ -100,6 +138,12 @@ class Pool(Generic[C]):
         if self._pid == os.getpid():
             for connection in idle:
                 self._close(connection)
+
+    def close(self) -> None:
+        """Closes every idle connection now, and those in use when they are given back."""
+        if self._pid == os.getpid():
+            self._closings += 1
+            self.drop_idle()
 
 
 class AsyncPool(Generic[C]):
@@ -117,28 +161,42 @@ class AsyncPool(Generic[C]):
         self._connect = connect
         self._discard = discard
         self._usable = usable
-        self._size = size
         self._timeout = timeout
         self._idle: list[C] = []
-        self._open = 0
-        """Connections that are open or being opened, idle ones included."""
+        self._lent: dict[int, C] = {}
+        self._room = size
+        """Places without a connection that nobody has a right to."""
+        self._closed = False
         self._waiting: deque[asyncio.Future[C | None]] = deque()
+
+    @property
+    def free(self) -> int:
+        """Places that could be taken now."""
+        return self._room + len(self._idle)
+
+    @property
+    def in_use(self) -> int:
+        """Connections that were taken and not given back."""
+        return len(self._lent)
 
     async def take(self) -> C:
         """A connection that nobody else uses until it is given back. ``StoreBusy`` if none is free."""
         while self._idle:
             connection = self._idle.pop()
             if self._usable(connection):
-                return connection
+                return self._lend(connection)
             self._drop(connection)
-        if self._open < self._size:
+        if self._room > 0:
+            self._room -= 1
             return await self._new()
         handed_over = await self._wait()
         return await self._new() if handed_over is None else handed_over
 
     def give_back(self, connection: C) -> None:
         """For whoever waits, or for the next one."""
-        if not self._usable(connection):
+        if self._lent.pop(id(connection), None) is None:
+            return
+        if self._closed or not self._usable(connection):
             self._drop(connection)
         elif not self._hand_over(connection):
             self._idle.append(connection)
@@ -149,17 +207,32 @@ class AsyncPool(Generic[C]):
         for connection in idle:
             self._drop(connection)
 
+    def close(self) -> None:
+        """Closes every idle connection now, and those in use when they are given back."""
+        self._closed = True
+        self.drop_idle()
+
+    def empty(self) -> list[C]:
+        """Every connection, those in use included, for whoever ends them; none is handed out any more."""
+        self._closed = True
+        found = [*self._idle, *self._lent.values()]
+        self._idle, self._lent = [], {}
+        return found
+
+    def _lend(self, connection: C) -> C:
+        self._lent[id(connection)] = connection
+        return connection
+
     async def _new(self) -> C:
-        self._open += 1
+        """A new connection, on a place that is ours already."""
         try:
-            return await self._connect()
+            return self._lend(await self._connect())
         except BaseException:
-            self._open -= 1
-            self._hand_over(None)
+            self._free_place()
             raise
 
     async def _wait(self) -> C | None:
-        """A connection from somebody who is done, or None: there is room for a new one."""
+        """A connection from somebody who is done, or None: a place for a new one. Either is ours."""
         waiter: asyncio.Future[C | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
@@ -170,25 +243,30 @@ class AsyncPool(Generic[C]):
                 # It was handed over in the very moment in which we gave up.
                 connection = waiter.result()
                 if connection is None:
-                    self._hand_over(None)
+                    self._free_place()
                 else:
                     self.give_back(connection)
             if isinstance(error, TimeoutError):
-                raise StoreBusy(
-                    f"No connection was free within {self._timeout:g} s. Does a handler take a second "
-                    "connection while it holds its own? Retry with the same key."
-                ) from None
+                raise _none_free(self._timeout) from None
             raise
 
     def _hand_over(self, connection: C | None) -> bool:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
+                if connection is not None:
+                    self._lend(connection)
                 waiter.set_result(connection)
                 return True
         return False
 
+    def _free_place(self) -> None:
+        """A place goes to whoever waits: in between nobody else may take it."""
+        if not self._hand_over(None):
+            self._room += 1
+
     def _drop(self, connection: C) -> None:
-        self._open -= 1
-        self._discard(connection)
-        self._hand_over(None)
+        try:
+            self._discard(connection)
+        finally:
+            self._free_place()

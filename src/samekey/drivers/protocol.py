@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..core.program import Row, Statement
@@ -28,6 +28,22 @@ class Session(Protocol):
 
     def rollback(self) -> None:
         """Rolls back and gives the connection back. Never raises."""
+
+
+class Lending(Protocol):
+    """What a session on PostgreSQL has besides, sync and async: it has no lease that would end by itself."""
+
+    def cut(self) -> None:
+        """The handler has ended: nothing that was lent to it can be used any more.
+
+        ``UnfinishedWork`` if it was being used; then everything is rolled back already.
+        """
+
+    def give_up(self) -> None:
+        """Ends the session without waiting for anybody: the connection is closed, the server rolls back."""
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Gives it up, and calls ``then``, if the handler has not ended by that time."""
 
 
 class Driver(Protocol):

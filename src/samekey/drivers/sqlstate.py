@@ -21,6 +21,14 @@ from ..errors import (
 OLDEST_SERVER: Final = 13
 """The first PostgreSQL with xid8 and pg_current_xact_id, which our statements use."""
 
+COMMIT_ROLLED_BACK: Final = (
+    "COMMIT was answered with ROLLBACK: the transaction had failed before, so nothing of it was kept."
+)
+RAN_TOO_LONG: Final = (
+    "The operation ran longer than its max_run, so it was rolled back and its connection was closed."
+)
+SESSION_ENDED: Final = "The transaction has ended and its connection was given back."
+
 _POOLER: Final = (
     "A pooler in transaction mode is in between and does not keep prepared statements. Give "
     "Idempotency(…, prepared_statements=False); on a connection of your own switch them off too "

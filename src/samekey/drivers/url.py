@@ -77,11 +77,15 @@ def _postgres(url: str, pool_size: int, timeout: float, prepared_statements: boo
     except Error as error:
         raise ConfigurationError(f"The PostgreSQL URL cannot be read: {str(error).strip()}") from error
 
-    return Drivers(
-        "postgres",
-        PsycopgDriver(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements),
-        AsyncpgDriver(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements),
+    aio = AsyncpgDriver(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements)
+    sync = PsycopgDriver(
+        url,
+        pool_size=pool_size,
+        timeout=timeout,
+        prepared_statements=prepared_statements,
+        beside=aio.close_now,
     )
+    return Drivers("postgres", sync, aio)
 
 
 def _mysql(url: str, pool_size: int, timeout: float) -> Drivers:

@@ -31,6 +31,7 @@ from ..errors import (
     StoreError,
     StreamedAnswer,
     TransactionConflict,
+    UnfinishedWork,
 )
 from ..stores.keys import Seen
 from ..stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
@@ -149,9 +150,9 @@ class LockedAtomic(_Atomic):
         super().__init__(keys)
         self._keeper = keeper
         self._atomic = AtomicKeys(keys)
-        self._here: dict[tuple[str, str], int] = {}
-        """When the operations that run in this process will expire. A duplicate of one is answered from
-        here, even while handlers hold every connection of the pool."""
+        self._here: dict[tuple[str, str], Running] = {}
+        """The operations that run in this process. A duplicate of one is answered from here, even while
+        handlers hold every connection of the pool."""
 
     def begin(
         self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
@@ -161,9 +162,9 @@ class LockedAtomic(_Atomic):
         seen = yield from ask(lambda: self._keys.look(claim, policy))
         if seen is not None and not isinstance(seen, Seen):
             return seen
-        expires_at = self._here.get((claim.scope, claim.key))
-        if expires_at is not None:
-            return Outstanding(None, expires_at)
+        here = self._here.get((claim.scope, claim.key))
+        if here is not None:
+            return Outstanding(None, here.expires_at)
         session = yield Open(connection)
         try:
             opened = yield from ask_in(
@@ -172,8 +173,11 @@ class LockedAtomic(_Atomic):
             if admit is not None and isinstance(opened, Opened) and opened.seen is None:
                 # Under the lock: a duplicate of what runs in another process is no new key.
                 yield from admit()
-        except BaseException:
+        except Exception:
             yield Rollback(session)
+            raise
+        except BaseException:
+            session.give_up()
             raise
         if not isinstance(opened, Opened):
             yield Rollback(session)
@@ -182,21 +186,38 @@ class LockedAtomic(_Atomic):
         operation._session = session
         running = Running(claim, rules, operation, session=session, opened=opened)
         running.expires_at = opened.began // 1000 + claim.ttl_ms
-        self._here[claim.scope, claim.key] = running.expires_at
+        self._here[claim.scope, claim.key] = running
+        # The server ends a transaction that is idle for so long, and with it the lock. Here it must not keep
+        # its connection, nor the key, any longer either.
+        session.expire_after(max_run_of(rules) / 1000, lambda: self._leave(running))
         return running
 
     def give_back(self, running: Running) -> Flow[None]:
-        self._here.pop((running.claim.scope, running.claim.key), None)
+        self._leave(running)
         yield Rollback(running.session)
+
+    def _leave(self, running: Running) -> None:
+        name = running.claim.scope, running.claim.key
+        if self._here.get(name) is running:
+            del self._here[name]
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         try:
+            try:
+                running.session.cut()
+            except UnfinishedWork as error:
+                running.unfinished = error
             return (yield from super().finish(running, handled))
         finally:
-            self._here.pop((running.claim.scope, running.claim.key), None)
+            running.session.give_up()  # on every way out; it has ended already on the ordinary ones
+            self._leave(running)
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
         policy, session = running.rules.policy, running.session
+        if running.unfinished is not None:
+            return Finished(
+                refuse(Refusal(500, "The operation was rolled back."), policy), running.unfinished
+            )
         try:
             written = yield from ask_in(session, self._last_statement(running, keep(answer, handled, policy)))
         except Exception as error:

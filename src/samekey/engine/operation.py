@@ -15,7 +15,7 @@ from ..core.outcome import Outcome
 from ..core.provider import ProviderId
 from ..core.record import Lease
 from ..core.states import Mode
-from ..errors import ConfigurationError, NoOperation
+from ..errors import ConfigurationError, NoOperation, UnfinishedWork
 from ..stores.sql.atomic import Opened
 from .boundary import Boundary
 from .rules import Rules
@@ -112,6 +112,8 @@ class Running:
     lease: Lease | None = None
     session: Any = None
     opened: Opened | None = None
+    unfinished: UnfinishedWork | None = None
+    """The handler ended while a statement of its own was under way; everything is rolled back."""
     expires_at: int = field(default=0)
     attempts: int = 1
     reused: bool = False

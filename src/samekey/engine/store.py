@@ -96,7 +96,7 @@ def open_store(
 ) -> Store:
     """The store that a URL names. Nothing is connected yet."""
     drivers = drivers_for(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements)
-    drivers = _batched(drivers, schema)
+    drivers = _batched(drivers, schema, timeout)
     drivers = cached(drivers, schema, cache, in_progress=cache_in_progress)
     if encryption is not None:
         drivers = Drivers(
@@ -128,13 +128,13 @@ def cached(drivers: Drivers, schema: str, cache: str | None, *, in_progress: boo
 _SQL = ("sqlite", "postgres", "mysql")
 
 
-def _batched(drivers: Drivers, schema: str) -> Drivers:
+def _batched(drivers: Drivers, schema: str, timeout: float) -> Drivers:
     """Where the dialect knows how: what many requests want at once goes to the database together."""
     if drivers.dialect != "postgres":
         return drivers
     queries = queries_for(drivers.dialect, schema)
     together = {name: queries[f"{name}_many"] for name in ("find", "reserve")}
-    return Drivers(drivers.dialect, drivers.sync, AsyncBatchedDriver(drivers.aio, together))
+    return Drivers(drivers.dialect, drivers.sync, AsyncBatchedDriver(drivers.aio, together, timeout=timeout))
 
 
 def store_on(drivers: Drivers, schema: str = "samekey") -> Store:

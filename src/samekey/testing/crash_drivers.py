@@ -6,11 +6,11 @@ or a lost connection. Then an open transaction is lost, as it is when a server l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 from ..core.program import Row, Statement
-from ..drivers.protocol import AsyncDriver, AsyncSession, Driver, Session
+from ..drivers.protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 from ..errors import CommitUncertain, ConnectionLost
 
 
@@ -56,6 +56,17 @@ class _WatchedSession:
     @property
     def connection(self) -> Any:
         return self._session.connection
+
+    def cut(self) -> None:
+        if self._open:
+            cast(Lending, self._session).cut()
+
+    def give_up(self) -> None:
+        self._open = False
+        cast(Lending, self._session).give_up()
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        cast(Lending, self._session).expire_after(seconds, then)
 
     def wrote(self) -> bool | None:
         return self._session.wrote()
@@ -147,6 +158,17 @@ class _AsyncWatchedSession:
     @property
     def connection(self) -> Any:
         return self._session.connection
+
+    def cut(self) -> None:
+        if self._open:
+            cast(Lending, self._session).cut()
+
+    def give_up(self) -> None:
+        self._open = False
+        cast(Lending, self._session).give_up()
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        cast(Lending, self._session).expire_after(seconds, then)
 
     def wrote(self) -> bool | None:
         return self._session.wrote()

@@ -1,0 +1,285 @@
+"""One transaction on an asyncpg connection, lent to a handler, and its one end.
+
+A session ends once, whichever way out comes first: commit, rollback, the longest run, or being given up. Then
+its connection goes back to the pool, once. One that was interrupted is closed instead: nobody can tell what
+the server still does on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import asyncpg
+
+from ..core.program import Row, Statement
+from ..errors import (
+    CommitUncertain,
+    ConnectionLost,
+    OpenTransaction,
+    SamekeyError,
+    StoreError,
+    StoreUnavailable,
+    UnfinishedWork,
+)
+from .asyncpg_face import Lent, LentConnection
+from .pool import AsyncPool
+from .sqlstate import COMMIT_ROLLED_BACK, RAN_TOO_LONG, SESSION_ENDED, from_sqlstate
+
+T = TypeVar("T")
+
+CONNECTION_ERRORS = (
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    OSError,
+    asyncio.IncompleteReadError,
+)
+
+_RESET = (
+    "select pg_advisory_unlock_all(); close all; unlisten *; reset all; reset role; "
+    "reset session authorization; discard temp; discard sequences"
+)
+
+
+class AsyncpgSession:
+    """One transaction, opened through asyncpg's own object, so that the handler can nest savepoints."""
+
+    def __init__(
+        self, connection: Any, transaction: Any, *, bound: float, pool: AsyncPool[Any] | None
+    ) -> None:
+        self._connection = connection
+        self._transaction = transaction
+        self._answers = _Answers(transaction._connection)
+        # asyncpg drops the server's answer to COMMIT, which may be that it rolled back.
+        transaction._connection = self._answers
+        self._bound = bound
+        self._pool = pool
+        self._lent = Lent()
+        self._face: LentConnection | None = None
+        self._longest: asyncio.TimerHandle | None = None
+        self._ended: str | None = None
+        """Why there is no transaction any more."""
+
+    @classmethod
+    async def begin(cls, connection: Any, *, bound: float, pool: AsyncPool[Any] | None) -> AsyncpgSession:
+        if connection.is_closed():
+            raise ConnectionLost("The connection that was given for atomic work is closed.")
+        if connection.is_in_transaction():
+            raise OpenTransaction
+        # On our own connection the level is ours to say; on the user's it is checked, not overruled.
+        isolation = "read_committed" if pool is not None else None
+        try:
+            transaction = connection.transaction(isolation=isolation)
+            session = cls(connection, transaction, bound=bound, pool=pool)
+            with bounded(connection, bound):
+                await transaction.start()
+        except Exception as error:
+            connection.terminate()  # asyncpg takes it for begun, and the next one for nested
+            raise translate(error) from error
+        return session
+
+    @property
+    def connection(self) -> Any:
+        if self._face is None:
+            self._face = LentConnection(self._connection, self._lent)
+        return self._face
+
+    def wrote(self) -> None:
+        return None
+
+    def in_transaction(self) -> bool:
+        return self._ended is None and bool(self._connection.is_in_transaction())
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Gives the connection up if the handler has not ended by then."""
+
+        def expire() -> None:
+            if self._ended is None:
+                self._end(RAN_TOO_LONG, keep=False)
+                then()
+
+        self._longest = asyncio.get_running_loop().call_later(seconds, expire)
+
+    def cut(self) -> None:
+        """The handler has ended: from now on nobody but us uses the connection."""
+        if self._longest is not None:
+            self._longest.cancel()
+        self._lent.cut = True
+        if self._ended is None and self._lent.under_way:
+            unfinished = UnfinishedWork()
+            self._end(str(unfinished), keep=False)
+            raise unfinished
+
+    async def execute(self, statement: Statement) -> Sequence[Row]:
+        self._check()
+        sql, parameters = statement.render("numeric")
+        try:
+            with bounded(self._connection, self._bound):
+                rows: Sequence[Row] = await self._connection.fetch(
+                    sql, *parameters, record_class=asyncpg.Record
+                )
+            return rows
+        except Exception as error:
+            raise translate(error) from error
+
+    async def commit(self) -> None:
+        self.cut()
+        self._check()
+        try:
+            with bounded(self._connection, self._bound):
+                await _uncancelled(self._transaction.commit(), self._connection.terminate)
+        except (TimeoutError, *CONNECTION_ERRORS) as error:
+            self._end(SESSION_ENDED, keep=False)
+            raise CommitUncertain(f"The acknowledgement of COMMIT was lost: {error}") from error
+        except asyncpg.PostgresError as error:
+            # The server answered, and the answer was no (a deferred constraint, say).
+            await self._leave()
+            translated = translate(error)
+            if isinstance(translated, StoreUnavailable):
+                raise CommitUncertain(f"COMMIT was cut short: {error}") from error
+            raise translated from error
+        except BaseException:
+            self._end(SESSION_ENDED, keep=False)
+            raise
+        await self._leave()
+        if self._answers.last != "COMMIT":
+            raise StoreError(COMMIT_ROLLED_BACK)
+
+    async def rollback(self) -> None:
+        """Also after an end that came before: then there is nothing left to do."""
+        self._stop_lending()
+        if self._ended is not None:
+            return
+        interrupted = self._pool is not None and self._lent.interrupted
+        if self._lent.under_way or interrupted or self._connection.is_closed():
+            # Closing the connection makes the server roll back for certain.
+            self._end(SESSION_ENDED, keep=False)
+            return
+        try:
+            with bounded(self._connection, self._bound):
+                await self._transaction.rollback()
+        except Exception:
+            self._end(SESSION_ENDED, keep=False)  # ended already or broken
+        except BaseException:
+            self._end(SESSION_ENDED, keep=False)
+            raise
+        else:
+            await self._leave()
+
+    def give_up(self) -> None:
+        """Ends it without a word to the server, which rolls back. For a way out that cannot wait."""
+        self._stop_lending()
+        self._end(SESSION_ENDED, keep=False)
+
+    def _stop_lending(self) -> None:
+        self._lent.cut = True
+        if self._longest is not None:
+            self._longest.cancel()
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise ConnectionLost(self._ended)
+
+    async def _leave(self) -> None:
+        """After the transaction: what a handler set must not meet the next, who may be another tenant."""
+        keep = self._pool is None or self._lent.reusable
+        try:
+            if keep and self._pool is not None:
+                with bounded(self._connection, self._bound):
+                    await self._connection.execute(_RESET)
+        except Exception:
+            keep = False
+        except BaseException:
+            self._end(SESSION_ENDED, keep=False)
+            raise
+        self._end(SESSION_ENDED, keep=keep)
+
+    def _end(self, why: str, *, keep: bool) -> None:
+        """Once: gives the connection back, or closes it."""
+        if self._ended is not None:
+            return
+        self._ended = why
+        self._stop_lending()
+        try:
+            if not keep:
+                self._connection.terminate()
+        finally:
+            if self._pool is not None:
+                self._pool.give_back(self._connection)
+
+
+class _Answers:
+    """A connection that remembers the last answer of ``execute``."""
+
+    def __init__(self, connection: Any) -> None:
+        self.__dict__["_connection"] = connection
+        self.__dict__["last"] = None
+
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__["last"] = None
+        self.__dict__["last"] = await self._connection.execute(*args, **kwargs)
+        return self.last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_connection"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_connection"], name, value)
+
+
+@contextmanager
+def bounded(connection: Any, seconds: float) -> Iterator[None]:
+    """Closes the connection if what is done on it takes longer, or is interrupted in the middle."""
+    late = False
+
+    def give_up() -> None:
+        nonlocal late
+        late = True
+        connection.terminate()
+
+    timer = asyncio.get_running_loop().call_later(seconds, give_up)
+    try:
+        yield
+    except Exception as error:
+        if late:
+            raise TimeoutError("the server did not answer in time") from error
+        raise
+    except BaseException:
+        connection.terminate()
+        raise
+    finally:
+        timer.cancel()
+
+
+async def _uncancelled(work: Awaitable[T], give_up: Callable[[], None]) -> T:
+    """Awaits something that must not hear of our own cancellation as a cancel request to the server."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            give_up()
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # looked at, so that nobody is told that it was not
+        raise
+
+
+def words_of(error: asyncpg.PostgresError) -> str:
+    """The message without detail and hint: those quote values, and advise on asyncpg instead of on us."""
+    return str(error.args[0]) if error.args else type(error).__name__
+
+
+def translate(error: Exception) -> Exception:
+    """A driver's error as one of ours; anything that is not about the database stays what it is."""
+    if isinstance(error, SamekeyError):
+        return error
+    if isinstance(error, asyncpg.PostgresError):
+        return from_sqlstate(error.sqlstate, words_of(error))
+    if isinstance(error, TimeoutError):
+        return StoreUnavailable("PostgreSQL did not answer in time.")
+    if isinstance(error, CONNECTION_ERRORS):
+        return from_sqlstate(None, str(error) or type(error).__name__)
+    return error

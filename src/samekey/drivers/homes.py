@@ -1,0 +1,138 @@
+"""Where async connections live: pools for each event loop, closed with the loop, or after it.
+
+A connection belongs to one event loop of one process. An application has one loop; a test suite may have one
+for each test, and a program one in each of several threads. A loop that ends the ordinary way closes its own
+connections. What is left of one that was just closed is ended without it, as soon as anybody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .pool import AsyncPool
+
+
+@dataclass(slots=True)
+class Home:
+    """The pools of one event loop."""
+
+    statements: AsyncPool[Any]
+    """For short statements of ours."""
+    operations: AsyncPool[Any]
+    """For handlers that hold a connection."""
+    farewell: AsyncGenerator[None, None] | None = field(default=None, repr=False)
+    """Kept alive so that the loop finds it when it shuts down."""
+
+    def close(self) -> None:
+        """From within its loop: idle connections now, the others when they are given back."""
+        self.statements.close()
+        self.operations.close()
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.statements.in_use or self.operations.in_use)
+
+    def empty(self) -> list[Any]:
+        """Every connection, for whoever ends them."""
+        return [*self.statements.empty(), *self.operations.empty()]
+
+
+class Homes:
+    """``end``: ends a connection whose loop is not there to do it."""
+
+    def __init__(self, make: Callable[[], Home], end: Callable[[Any], None]) -> None:
+        self._make = make
+        self._end = end
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
+        self._leaving: list[Home] = []
+        """Closed, and still in use: the loop finds their farewell for as long as they are kept."""
+        self._of_parent: list[object] = []
+        """After a fork: what is the parent's, and must not even be thrown away here."""
+
+    def here(self) -> Home:
+        """The pools of the running loop."""
+        loop = asyncio.get_running_loop()
+        found = self._homes.get(loop)
+        if found is None or self._pid != os.getpid():
+            found = self._move_in(loop)
+        return found
+
+    def _move_in(self, loop: asyncio.AbstractEventLoop) -> Home:
+        self._leave_parent()
+        home = self._make()
+        home.farewell = _farewell(home)
+        try:
+            # Its first step makes it known to the loop, which closes all of its kind when it shuts down.
+            home.farewell.asend(None).send(None)
+        except StopIteration:
+            pass
+        with self._lock:
+            dead = [other for other in self._homes if other.is_closed()]
+            left = [connection for other in dead for connection in self._homes.pop(other).empty()]
+            self._homes[loop] = home
+        for connection in left:
+            self._end(connection)
+        return home
+
+    def close(self) -> None:
+        """Closes the connections of every loop of this process, whichever loop this is called in."""
+        self._leave_parent()
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        with self._lock:
+            homes, self._homes = self._homes, {}
+            self._leaving = [home for home in (*self._leaving, *homes.values()) if home.in_use]
+        for loop, home in homes.items():
+            if loop is here:
+                home.close()
+            elif loop.is_running():
+                try:
+                    loop.call_soon_threadsafe(home.close)
+                except RuntimeError:  # it was closed in this very moment
+                    self._end_all(home)
+            else:
+                self._end_all(home)
+
+    def _end_all(self, home: Home) -> None:
+        for connection in home.empty():
+            self._end(connection)
+
+    def _leave_parent(self) -> None:
+        if self._pid != os.getpid():
+            self._of_parent += [self._homes, self._leaving]
+            self._pid, self._lock, self._homes, self._leaving = os.getpid(), threading.Lock(), {}, []
+
+
+async def _farewell(home: Home) -> AsyncGenerator[None, None]:
+    """Waits for the end of its event loop, and closes what is open there."""
+    try:
+        yield
+    finally:
+        for connection in home.empty():
+            connection.terminate()
+
+
+def end_without_loop(connection: Any) -> None:
+    """Ends an asyncpg connection whose event loop does not run: by its socket."""
+    transport = connection._transport
+    connection_of_loop = getattr(transport, "_ssl_protocol", None)
+    plain = getattr(connection_of_loop, "_transport", None) or transport
+    socket = getattr(plain, "_sock", None)
+    closed = False
+    try:
+        connection.terminate()
+    except RuntimeError:
+        closed = True  # it asked its loop, which cannot do anything any more
+    if socket is not None:
+        socket.close()
+        if closed:
+            plain._sock = None  # so that nobody is told that it was never closed

@@ -1,0 +1,157 @@
+"""What a text of SQL would do to the transaction that it is sent in, as far as the text itself shows it.
+
+Handlers send texts of their own over a connection that is lent to them. One that would end the transaction is
+refused before it is sent; one whose traces no cheap statement can remove is remembered. PostgreSQL's lexical
+rules only: no grammar. Its time is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from functools import lru_cache
+from typing import Final
+
+from ..errors import CommitRefused
+
+COMMIT_REFUSED: Final = (
+    "samekey commits this transaction together with the answer, so the handler must not begin or end one. "
+    "Remove the commit or rollback; to undo everything, raise an error; to undo a part, use a savepoint."
+)
+CLOSE_REFUSED: Final = (
+    "This connection is lent to the handler for one operation, and samekey commits this transaction with the "
+    "answer. Remove the close: it is given back when the operation ends."
+)
+
+_TOKEN: Final = re.compile(r"--|/\*|'|\"|\$(?:[^\W\d]\w*)?\$|[^\W\d][\w$]*|;")
+_PLAIN: Final = re.compile(r"\s*(?:select|insert|update|delete|with|savepoint|release)\b", re.IGNORECASE)
+"""Statements of kinds that do nothing to the transaction or the session: most of them."""
+_CACHED_UP_TO: Final = 2_000
+
+
+class Effect(Enum):
+    """What a text does beyond reading and writing rows."""
+
+    NONE = "none"
+    TRACES = "traces"
+    """It leaves something in the session that is not worth removing: the connection is closed instead."""
+    ENDS = "ends"
+    """It begins, commits or rolls back a transaction."""
+
+
+def effect_of(sql: str) -> Effect:
+    """The strongest effect among the statements of a text."""
+    if _PLAIN.match(sql) is not None and not _has_second(sql):
+        return Effect.NONE
+    return _remembered(sql) if len(sql) <= _CACHED_UP_TO else _scan(sql)
+
+
+def _has_second(sql: str) -> bool:
+    """Whether there may be a second statement."""
+    first = sql.find(";")
+    return first >= 0 and not sql[first + 1 :].isspace() and first + 1 < len(sql)
+
+
+def leaves_traces(sql: str) -> bool:
+    """Whether nobody else may use the session after this text. ``CommitRefused`` if it must not be sent."""
+    effect = effect_of(sql)
+    if effect is Effect.ENDS:
+        raise CommitRefused(COMMIT_REFUSED)
+    return effect is Effect.TRACES
+
+
+def _scan(sql: str) -> Effect:
+    found = Effect.NONE
+    for words in _statements(sql):
+        effect = _of_statement(words)
+        if effect is Effect.ENDS:
+            return effect
+        if effect is Effect.TRACES:
+            found = effect
+    return found
+
+
+_remembered = lru_cache(maxsize=1_000)(_scan)
+
+
+def _of_statement(words: list[str]) -> Effect:
+    """By the first words of a statement; there are always three, maybe empty ones."""
+    match words[:3]:
+        case ["commit" | "end" | "abort" | "begin", *_]:
+            return Effect.ENDS
+        case ["start" | "prepare", "transaction", *_]:
+            return Effect.ENDS
+        case ["rollback", "to", _] | ["rollback", "work" | "transaction", "to"]:
+            return Effect.NONE
+        case ["rollback", *_]:
+            return Effect.ENDS
+        case ["prepare" | "deallocate" | "discard" | "load" | "listen", *_]:
+            return Effect.TRACES
+        case _:
+            return Effect.NONE
+
+
+def _statements(sql: str) -> list[list[str]]:
+    """The first words of each statement, in lower case."""
+    found: list[list[str]] = []
+    words: list[str] = []
+    position, last, depth = 0, "", 0
+    while (token := _TOKEN.search(sql, position)) is not None:
+        text, start, position = token.group(), token.start(), token.end()
+        if text == "--":
+            position = _after(sql, "\n", position)
+        elif text == "/*":
+            position = _after_comment(sql, position)
+        elif text == "'":
+            escaped = start > 0 and sql[start - 1] in "eE" and last == "e"
+            position = _after_escaped(sql, position) if escaped else _after(sql, "'", position)
+        elif text == '"' or text[0] == "$":
+            position = _after(sql, text, position)
+            last = ""
+        elif text == ";":
+            if depth == 0:
+                found.append([*words, "", "", ""])
+                words = []
+            last = ""
+        else:
+            word = text.lower()
+            if len(words) < 3:
+                words.append(word)
+            # The body of a function in standard SQL has statements of its own, up to its END.
+            if words[0] == "create" and (depth > 0 or (word == "atomic" and last == "begin")):
+                depth += word in ("atomic", "case")
+                depth -= word == "end"
+            last = word
+    found.append([*words, "", "", ""])
+    return found
+
+
+def _after(sql: str, end: str, position: int) -> int:
+    found = sql.find(end, position)
+    return len(sql) if found < 0 else found + len(end)
+
+
+_ESCAPED: Final = re.compile(r"[\\']")
+
+
+def _after_escaped(sql: str, position: int) -> int:
+    """The end of a string in which a backslash escapes."""
+    while (found := _ESCAPED.search(sql, position)) is not None:
+        if found.group() == "'":
+            return found.end()
+        position = found.end() + 1
+    return len(sql)
+
+
+_COMMENT: Final = re.compile(r"/\*|\*/")
+
+
+def _after_comment(sql: str, position: int) -> int:
+    """The end of a block comment; they nest."""
+    depth = 1
+    while (found := _COMMENT.search(sql, position)) is not None:
+        position = found.end()
+        depth += 1 if found.group() == "/*" else -1
+        if depth == 0:
+            return position
+    return len(sql)
