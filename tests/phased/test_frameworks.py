@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -9,7 +10,8 @@ from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import pytest
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
+from fastapi.responses import PlainTextResponse
 from flask import Flask
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from starlette.applications import Starlette
@@ -18,9 +20,11 @@ from starlette.testclient import TestClient
 
 from samekey import AsyncPhasedOperation, Backoff, Idempotency, Input, PhasedOperation, Response
 from samekey.asgi import IdempotencyMiddleware
+from samekey.edges.startup import problems
 from samekey.tenants import single_tenant
+from samekey.workers.completer import Completer
 from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
-from tests.phased.world import execute, kept, state_of
+from tests.phased.world import end_lease, execute, kept, snapshot, state_of
 
 AT_ONCE = Backoff(first=timedelta(0))
 
@@ -110,6 +114,147 @@ def test_fastapi_with_a_model(idempotency: Idempotency) -> None:
         operation = client.get("/openapi.json").json()["paths"]["/cities/{city}/rides"]["post"]
         assert "RideRequest" in str(operation["requestBody"])
         assert operation["description"] == "Creates a ride."
+
+
+class Ride(BaseModel):
+    """What a client may see."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    number: int = Field(alias="rideNumber")
+    note: str | None = None
+
+
+class Teapot(PlainTextResponse):
+    media_type = "text/x-tea"
+
+    def render(self, content: Any) -> bytes:
+        return repr(sorted(content.items())).encode()
+
+
+SECRET = {"number": 7, "card": "4242", "internal": True}
+
+
+def shaped_app(idempotency: Idempotency, style: str, result: Any, **route: Any) -> FastAPI:
+    app, router = FastAPI(), APIRouter(prefix="/v1")
+
+    async def ride_async(op: AsyncPhasedOperation, input: Input) -> Any:
+        await op.transaction("one", phase, 1)
+        return result
+
+    def ride(op: PhasedOperation, input: Input) -> Any:
+        op.transaction("one", phase, 1)
+        return result
+
+    declare = idempotency.phased("ride", backoff=AT_ONCE)
+    endpoint = declare(ride_async) if style == "async" else declare(ride)
+    router.post("/rides", **route)(endpoint)
+    app.include_router(router)
+    return app
+
+
+SHAPES: dict[str, tuple[Any, dict[str, Any], int, str, bytes]] = {
+    "model": (
+        SECRET,
+        {"response_model": Ride, "status_code": 201},
+        201,
+        "application/json",
+        b'{"rideNumber":7,"note":null}',
+    ),
+    "left out": (
+        SECRET,
+        {"response_model": Ride, "response_model_exclude_none": True, "response_model_by_alias": False},
+        200,
+        "application/json",
+        b'{"number":7}',
+    ),
+    "status": ({"a": 1}, {"status_code": 202}, 202, "application/json", b'{"a": 1}'),
+    "no content": (None, {"status_code": 204}, 204, "application/json", b""),
+    "class": (
+        SECRET,
+        {"response_model": Ride, "response_class": Teapot},
+        200,
+        "text/x-tea; charset=utf-8",
+        b"[('note', None), ('rideNumber', 7)]",
+    ),
+    "our response": (
+        Response(203, SECRET, {"X-Ride": "7"}),
+        {"response_model": Ride, "status_code": 201},
+        203,
+        "application/json",
+        b'{"rideNumber":7,"note":null}',
+    ),
+    "an error": (
+        Response(402, {"reason": "declined"}),
+        {"response_model": Ride, "status_code": 201},
+        402,
+        "application/json",
+        b'{"reason": "declined"}',
+    ),
+    "nothing said": ({"a": 1}, {}, 200, "application/json", b'{"a": 1}'),
+}
+
+
+@pytest.mark.parametrize("style", ["async", "sync"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fastapi_gives_its_shape_to_the_answer_and_no_field_leaks(
+    idempotency: Idempotency, shape: str, style: str
+) -> None:
+    result, route, status, media, body = SHAPES[shape]
+    app = shaped_app(idempotency, style, result, **route)
+    with guarded(idempotency, app) as client:
+        for number in range(2):
+            got = client.post("/v1/rides", headers={"Idempotency-Key": "k1"}, json={})
+            assert (got.status_code, got.content) == (status, body)
+            assert status == 204 or got.headers["content-type"] == media
+            assert ("idempotent-replayed" in got.headers) == (number == 1)
+            assert got.headers.get("x-ride") == ("7" if shape == "our response" else None)
+
+
+@pytest.mark.parametrize("learnt", ["at start-up", "by importing it"])
+def test_the_completer_gives_the_same_shape_or_leaves_it_to_one_that_can(
+    url: str, learnt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no request: it knows the routes of the application that it starts with, or has imported."""
+    first = Idempotency(url)
+    app = shaped_app(first, "sync", Response(503), response_model=Ride, status_code=201)
+    with guarded(first, app) as client:
+        assert client.post("/v1/rides", headers={"Idempotency-Key": "k1"}, json={}).status_code == 503
+    end_lease(url, "k1")
+
+    without = Idempotency(url)
+    without.phased("ride")(lambda op, input: op.transaction("one", phase, 1) and SECRET)
+    before = snapshot(url, "k1")
+    assert asyncio.run(complete_once(without)) == 1
+    assert snapshot(url, "k1") == before, "nothing was stored that the route would have left out"
+    end_lease(url, "k1")
+
+    second = Idempotency(url)
+    app = shaped_app(second, "sync", SECRET, response_model=Ride, status_code=201)
+    if learnt == "at start-up":
+        assert problems(app, second) == []
+    else:
+        monkeypatch.setitem(globals(), "app_of_a_worker", app)
+    assert asyncio.run(complete_once(second)) == 1
+    with guarded(second, app) as client:
+        got = client.post("/v1/rides", headers={"Idempotency-Key": "k1"}, json={})
+        assert (got.status_code, got.content) == (201, b'{"rideNumber":7,"note":null}')
+
+
+async def complete_once(idempotency: Idempotency) -> int:
+    try:
+        return await Completer(idempotency).run_once()
+    finally:
+        await idempotency.drivers.aio.close()
+
+
+def test_an_answer_that_does_not_fit_is_not_stored_and_nothing_runs_twice(idempotency: Idempotency) -> None:
+    app = shaped_app(idempotency, "sync", {"card": "4242"}, response_model=Ride)
+    with guarded(idempotency, app) as client:
+        for _ in range(2):
+            got = client.post("/v1/rides", headers={"Idempotency-Key": "k1"}, json={})
+            assert got.status_code in (409, 500) and b"4242" not in got.content
+    assert state_of(idempotency.url, "k1") != "completed"
 
 
 def test_fastapi_authenticates_before_anything_is_looked_up(idempotency: Idempotency) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from ..engine.decorate import GUARD, Mark, identity
 from ..engine.engine import Engine
+from ..engine.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
 from .guards import RouteGuard
 from .walk import READ_ONLY, Place, Reached, plain, walk
@@ -33,6 +34,7 @@ def problems(
     """
     said = dict(routes or {})
     reached = list(walk(app, Place()))
+    _learn_shapes(reached)
     found = [*_second_middleware(reached, said)]
     for one in _by_handler(reached):
         found.extend(wrong_with(one, idempotency, said, root))
@@ -47,6 +49,15 @@ def refuse(
     found = problems(app, idempotency, routes, root=root)
     if found:
         raise ConfigurationError("\n".join(found))
+
+
+def _learn_shapes(reached: Iterable[Reached]) -> None:
+    """So that a completer in this process can finish phased work before the first request has come."""
+    for one in reached:
+        definition: Any = getattr(plain(one.handler), DEFINITION, None)
+        shape = None if definition is None else Shape.of(one.route)
+        if shape is not None and shape.filters:
+            definition.shapes.setdefault(f"{one.method} {one.path}", shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ class Reached:
     host: str = ""
     opaque: bool = False
     """An application that cannot be looked into: its methods are a guess."""
+    route: Any = None
+    """As the framework has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ def _endpoint(route: Any, endpoint: Any, template: str, place: Place) -> Iterato
     for method in _methods(place, getattr(route, "methods", None)):
         found = starlette._by_method(route, endpoint, method, template)
         if isinstance(found, Route):
-            yield Reached(method, template, found.endpoint, place.guards, sample, place.host)
+            yield Reached(method, template, found.endpoint, place.guards, sample, place.host, route=route)
 
 
 def _behind_all(app: Any, place: Place) -> Place:

@@ -46,7 +46,6 @@ from ..errors import (
     StepNotAwaited,
     StoreError,
 )
-from ..response import answer_of
 from ..stores.protocols import Actor
 from ..stores.sql.phases import Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
@@ -317,7 +316,7 @@ class Run:
         if forgotten is not None:
             return (yield from self.stop(forgotten))
         all_reached(self._phases, self._position)
-        answer = answer_of(result)
+        answer = self.definition.shaped(result, self.captured.shape, self.captured.status)
         outcome = self.definition.rules.judge(Ending(answer.status))
         if outcome is Outcome.RELEASE and not self._acted:
             yield from ask(lambda: self.ways.phases.release(self.lease, self.operation_id))

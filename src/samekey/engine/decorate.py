@@ -18,6 +18,7 @@ from .input import Captured, capture
 from .operation import Running, _current
 from .phased import Definition
 from .rules import Rules
+from .shape import DEFINITION
 from .way import Finished
 
 if TYPE_CHECKING:
@@ -158,13 +159,14 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
             value = capture(exchange, definition.model, args, kwargs)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
+            shape = definition.noted_shape(endpoint_of(exchange), exchange.context)
             begun = await engine.begin_async(exchange, definition.rules)
             if isinstance(begun, Answer):
                 return exchange.decided(begun)
 
             async def run(begun: Running = begun) -> Finished:
                 with _phases(engine, exchange, begun) as ended:
-                    captured = Captured(begun.tenant, value)
+                    captured = Captured(begun.tenant, value, *shape)
                     return ended(await engine.run_phased_async(begun, definition, captured))
 
             # Whoever waits may be cancelled; the phases go on, and record what becomes of them.
@@ -180,11 +182,12 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
             value = capture(exchange, definition.model, args, kwargs)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
+            shape = definition.noted_shape(endpoint_of(exchange), exchange.context)
             begun = engine.begin(exchange, definition.rules)
             if isinstance(begun, Answer):
                 return exchange.decided(begun)
             with _phases(engine, exchange, begun) as ended:
-                finished = ended(engine.run_phased(begun, definition, Captured(begun.tenant, value)))
+                finished = ended(engine.run_phased(begun, definition, Captured(begun.tenant, value, *shape)))
             return _respond(exchange, finished)
 
         endpoint = endpoint_sync
@@ -198,7 +201,13 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
     ]
     endpoint.__signature__ = inspect.Signature(parameters)
     _mark(endpoint, engine, function, definition.rules)
+    setattr(endpoint, DEFINITION, definition)
     return endpoint
+
+
+def endpoint_of(exchange: Exchange) -> str:
+    """A route, as its method and its template."""
+    return f"{exchange.parts.method} {exchange.endpoint}"
 
 
 def _mark(guarded: Any, engine: Engine, handler: Any, rules: Rules) -> None:

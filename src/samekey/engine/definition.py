@@ -11,8 +11,11 @@ from typing import Any
 from ..core.backoff import Backoff
 from ..core.policy import milliseconds
 from ..core.provider import ProviderId
-from ..errors import OutcomeUnknown
+from ..core.record import Answer
+from ..errors import DefinitionChanged, OutcomeUnknown
+from ..response import Response, answer_of
 from .rules import Rules
+from .shape import Shape, known_shapes
 
 
 class _NotFound:
@@ -45,6 +48,39 @@ class Definition:
     max_attempts: int = 10
     """How often an operation that has begun to act is resumed before an operator must look."""
     backoff: Backoff = field(default_factory=Backoff)
+    shapes: dict[str, Shape] = field(default_factory=dict, compare=False, repr=False)
+    """By endpoint, what its routes make of an answer."""
+
+    def noted_shape(self, endpoint: str, context: Any) -> tuple[str | None, int | None]:
+        """Learns the shape of the route that a request has reached: its name, and its status."""
+        shape = Shape.at(context)
+        if shape is None:
+            return None, None
+        if not shape.filters:
+            return None, shape.status
+        self.shapes[endpoint] = shape
+        return endpoint, shape.status
+
+    def shaped(self, result: Any, shape: str | None, status: int | None) -> Answer:
+        """What the function returned, as the route of its first request would have sent it."""
+        if shape is None:
+            plain = isinstance(result, Response | Answer) or status is None
+            return answer_of(result if plain else Response(status or 200, result))
+        found = self.shapes.get(shape) or self._found_shape(shape)
+        if found is None:
+            raise DefinitionChanged(
+                f"The answer of {self.identity} is given its shape by the route {shape} (response_model), "
+                "which this process does not have. The operation was left as it was: everything but its "
+                "answer is done. A retry finishes it, and so does a worker that imports the application."
+            )
+        return found.answer(result)
+
+    def _found_shape(self, shape: str) -> Shape | None:
+        """Of the routes that were imported here. One that has moved is the only one there is."""
+        for endpoint, known in known_shapes(self):
+            self.shapes.setdefault(endpoint, known)
+        only = [*self.shapes.values()] if len(self.shapes) == 1 else [None]
+        return self.shapes.get(shape, only[0])
 
     @property
     def identity(self) -> str:

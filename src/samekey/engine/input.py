@@ -48,6 +48,10 @@ class Captured:
 
     tenant: str
     given: Given
+    shape: str | None = None
+    """Which route gives its shape to the answer."""
+    status: int | None = None
+    """The status that a route gives to an answer which has none of its own."""
 
     @property
     def value(self) -> Any:
@@ -65,6 +69,8 @@ class Captured:
         else:
             value = json.loads(_dumped(self.value))
         stored = {"tenant": self.tenant, "params": dict(self.given.params), "input": value}
+        if self.shape is not None or self.status is not None:
+            stored["answer"] = {"shape": self.shape, "status": self.status}
         return encode_value(stored, "The input of the operation")
 
     @staticmethod
@@ -78,7 +84,8 @@ class Captured:
                 value = Input(body, given["query"], given["content_type"], params)
             else:
                 value = model.model_validate_json(json.dumps(given))
-            return Captured(stored["tenant"], Given(value, params))
+            answer = stored.get("answer", {})
+            return Captured(stored["tenant"], Given(value, params), answer.get("shape"), answer.get("status"))
         except (ValueError, KeyError, TypeError) as error:
             raise DefinitionChanged(
                 f"The stored input of this operation does not fit the code any more: {error}. It was left as "
