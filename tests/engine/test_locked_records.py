@@ -17,6 +17,7 @@ from samekey.engine.keeper import Keeper
 from samekey.stores.sql.jobs import Job
 from samekey.testing.conformance import new_claim
 from samekey.testing.processes import wait_until
+from tests.taking import begin
 
 PAID = Answer(201, (), b"{}")
 DAY = 86_400_000
@@ -89,7 +90,7 @@ def test_a_locked_job_does_not_let_the_others_of_its_worker_be_taken(store: Idem
 
     for _ in range(3):
         run(driver, partial(enqueue, new_claim()))
-    taken: list[Job] = run(driver, lambda: jobs.take(secrets.token_hex(8), lease_ms=60_000, batch=10))
+    taken: list[Job] = run(driver, lambda: begin(jobs, batch=10))
     assert len(taken) == 3
     leases = [Lease(job.id, job.key, job.attempt, 60_000) for job in taken]
     session = driver.open()

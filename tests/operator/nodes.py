@@ -11,6 +11,7 @@ from samekey.stores.sql.upkeep import Upkeep
 from samekey.testing.processes import Turn
 from samekey.workers.reaper import Reaper
 from samekey.workers.sweeper import Sweeper
+from tests.taking import begin
 
 _kept: dict[str, Any] = {}
 
@@ -71,7 +72,7 @@ def take_or_time_out(turn: Turn, url: str, scope: str, key: str, operation_id: s
     if turn.racer == 0:
         taken = run(
             idempotency.drivers.sync,
-            lambda: idempotency.outbox.take(f"{turn.round:032x}", lease_ms=60_000, batch=10),
+            lambda: begin(idempotency.outbox, batch=10),
         )
         return "taken" if any(job.operation_id == operation_id for job in taken) else "nothing"
     upkeep = Upkeep(idempotency.store.tables.keys)

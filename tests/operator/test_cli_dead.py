@@ -10,6 +10,7 @@ from samekey.core.record import Record
 from samekey.workers.outbox import OutboxWorker
 from tests.operator.command import Ran, samekey
 from tests.operator.world import HOUR, MINUTE, World
+from tests.taking import begin
 
 
 def dead(world: World, *arguments: str) -> Ran:
@@ -121,7 +122,7 @@ def test_a_phased_operation_is_discarded_with_its_parts(world: World) -> None:
 def test_a_job_beside_the_one_that_answers(world: World) -> None:
     """Its operation is its own master: done or not, it stays as it is."""
     record, answering = world.pending(second=True)
-    taken = world.run(lambda: world.jobs.take("t" * 32, lease_ms=MINUTE, batch=5))
+    taken = world.run(lambda: begin(world.jobs, lease_ms=MINUTE, batch=5))
     first = next(job for job in taken if job.id == answering)
     other = next(job for job in taken if job.id != answering)
     world.run(lambda: world.jobs.finish(first, None, None))
@@ -130,7 +131,7 @@ def test_a_job_beside_the_one_that_answers(world: World) -> None:
     assert world.sql("select state from {jobs} where id = ?", other.id) == [("live",)]
     assert world.read(record).state == "completed"
     assert world.story(record)[-1] == ("completed", "completed", "ann")
-    again = world.run(lambda: world.jobs.take("u" * 32, lease_ms=MINUTE, batch=5))
+    again = world.run(lambda: begin(world.jobs, lease_ms=MINUTE, batch=5))
     world.run(lambda: world.jobs.bury(again[0], error="no such address"))
     ran = act(world, "discard", other.id)
     assert ran.code == 0 and "its operation stays as it is" in ran.out
@@ -139,7 +140,7 @@ def test_a_job_beside_the_one_that_answers(world: World) -> None:
 
 def test_reviving_a_bystander_does_not_revive_the_operation(world: World) -> None:
     record, answering = world.pending(second=True)
-    for job in world.run(lambda: world.jobs.take("t" * 32, lease_ms=MINUTE, batch=5)):
+    for job in world.run(lambda: begin(world.jobs, lease_ms=MINUTE, batch=5)):
         world.run(lambda job=job: world.jobs.bury(job, error="down"))  # type: ignore[misc]
     [(other,)] = world.sql("select id from {jobs} where id <> ?", answering)
     assert act(world, "retry", other).code == 0

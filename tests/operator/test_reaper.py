@@ -19,6 +19,7 @@ from samekey.testing.processes import Racers
 from samekey.workers.reaper import Reaper
 from tests.operator import nodes
 from tests.operator.world import DAY, HOUR, MINUTE, World, claim_of
+from tests.taking import begin
 
 OLD = -40 * DAY
 
@@ -34,7 +35,7 @@ def gone_world(world: World) -> World:
 
 def begun(world: World) -> None:
     world.pending(at=OLD)
-    world.run(lambda: world.jobs.take("t" * 32, lease_ms=HOUR, batch=1))
+    world.run(lambda: begin(world.jobs, lease_ms=HOUR, batch=1))
 
 
 UNSETTLED: dict[str, Callable[[World], object]] = {

@@ -326,7 +326,7 @@ def test_two_reconcilers_do_not_ask_twice(world: World) -> None:
     world.engine.lookup()(noting(asked))
 
     async def both() -> None:
-        await asyncio.gather(*(Reconciler(world.engine, batch=20).run_once() for _ in range(2)))
+        await asyncio.gather(*(Reconciler(world.engine).run_once() for _ in range(2)))
 
     world.serve(both)
     assert sorted(record.id for record in asked) == sorted(record.id for record in records)

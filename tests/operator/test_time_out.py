@@ -15,6 +15,7 @@ from samekey.workers.outbox import OutboxWorker
 from samekey.workers.reaper import Reaper
 from tests.operator import nodes
 from tests.operator.world import DAY, HOUR, MINUTE, World
+from tests.taking import begin
 
 ROUNDS = 100
 
@@ -37,7 +38,7 @@ def test_the_client_is_told_and_the_job_is_cancelled(world: World) -> None:
 def test_a_cancelled_job_is_never_taken(world: World) -> None:
     world.pending(at=-3 * HOUR)
     reap(world)
-    assert world.run(lambda: world.jobs.take("t" * 32, lease_ms=MINUTE, batch=10)) == []
+    assert world.run(lambda: begin(world.jobs, lease_ms=MINUTE, batch=10)) == []
 
 
 def test_young_work_is_left_alone(world: World) -> None:
@@ -52,7 +53,7 @@ def test_what_a_worker_has_begun_is_never_timed_out(world: World, how: str) -> N
     record, _ = world.pending(at=-3 * HOUR)
     long_ago = world.now - 3 * HOUR
     when = world.now if how == "held" else long_ago
-    [job] = world.run(lambda: world.jobs.take("t" * 32, lease_ms=MINUTE, batch=1, now=when))
+    [job] = world.run(lambda: begin(world.jobs, lease_ms=MINUTE, batch=1, now=when))
     if how == "given back":
         world.run(lambda: world.jobs.retry(job, pause_ms=0, error="stopped", forgiven=True, now=long_ago))
     if how == "gone wrong":
@@ -67,7 +68,7 @@ def test_what_a_worker_has_begun_is_never_timed_out(world: World, how: str) -> N
 
 def test_one_begun_job_of_two_is_enough(world: World) -> None:
     record, _ = world.pending(at=-3 * HOUR, second=True)
-    world.run(lambda: world.jobs.take("t" * 32, lease_ms=MINUTE, batch=1))
+    world.run(lambda: begin(world.jobs, lease_ms=MINUTE, batch=1))
     reap(world)
     assert world.read(record).state == "pending"
     assert world.count("jobs", "state = 'live'") == 2

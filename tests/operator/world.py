@@ -29,6 +29,7 @@ from samekey.stores.sql.operator import Operator, Transition
 from samekey.stores.sql.phases import Phases, StoredInput
 from samekey.stores.sql.upkeep import Upkeep
 from samekey.testing import mariadb
+from tests.taking import begin
 
 T = TypeVar("T")
 
@@ -206,9 +207,7 @@ class World:
     def dead_job(self, key: str | None = None, *, at: int = 0) -> tuple[Record, str]:
         """A deferred operation whose job has failed for the last time."""
         record, job_id = self.pending(key, at=at)
-        taken = self.run(
-            lambda: self.jobs.take(secrets.token_hex(16), lease_ms=MINUTE, batch=100, now=self.now + at)
-        )
+        taken = self.run(lambda: begin(self.jobs, lease_ms=MINUTE, batch=100, now=self.now + at))
         job = next(job for job in taken if job.id == job_id)
         self.run(lambda: self.jobs.bury(job, error="the provider said 500", now=self.now + at))
         return self.read(record), job_id

@@ -54,6 +54,7 @@ from samekey.testing.proxy import FaultProxy
 from samekey.workers.ledger import LedgerCheck
 from samekey.workers.reaper import Reaper
 from samekey.workers.reconciler import Reconciler
+from samekey.workers.service import WorkerService
 from samekey.workers.sweeper import Sweeper
 
 KEY = "raw-key-that-must-not-leak"
@@ -278,6 +279,20 @@ def differ(service: Service) -> None:
     asyncio.run(LedgerCheck(service.idempotency, lambda: ours, lambda: theirs).run_once())
 
 
+def troubled(service: Service) -> None:
+    WorkerService(service.idempotency)._note("sweeper", RuntimeError("no"))
+
+
+def hangs(service: Service) -> None:
+    become_unknown(service)
+    release = threading.Event()
+    service.idempotency.lookup()(lambda record: release.wait(30))
+    try:
+        asyncio.run(Reconciler(service.idempotency, timeout=timedelta(seconds=0.05)).run_once())
+    finally:
+        release.set()
+
+
 HAPPENINGS: dict[str, tuple[Callable[[Service], None], int, dict[str, str]]] = {
     "reserve.created": (created, 1, {"mode": "leased"}),
     "reserve.replay": (replay, 1, {"mode": "atomic"}),
@@ -294,6 +309,8 @@ HAPPENINGS: dict[str, tuple[Callable[[Service], None], int, dict[str, str]]] = {
     "reconcile.failed": (not_resolved, 1, {"mode": "leased"}),
     "dead_letter": (given_up, 1, {"mode": "leased"}),
     "ledger.difference": (differ, 3, {}),
+    "worker.trouble": (troubled, 1, {"service": "sweeper"}),
+    "worker.hanging": (hangs, 1, {"service": "reconciler"}),
 }
 
 

@@ -207,10 +207,10 @@ def test_an_idle_worker_costs_next_to_nothing(outbox: Outbox, monkeypatch: pytes
     monkeypatch.setattr(outbox.idempotency.drivers.aio, "execute", counted)
     with serving(outbox):
         outbox.run(asyncio.sleep(2))
-    # Looks at 0, 0.05, 0.15, 0.35, 0.75 and 1.55 s if it polls, two statements each; fewer if it listens. The
+    # Looks at 0, 0.05, 0.15, 0.35, 0.75 and 1.55 s if it polls, a statement each; fewer if it listens. The
     # reaper and the reconciler look once.
-    assert 2 <= len(statements) <= 16, statements
-    assert set(statements) == {"take_jobs", "next_due", "find_abandoned", "take_unknown"}
+    assert 2 <= len(statements) <= 10, statements
+    assert set(statements) == {"due_jobs", "find_abandoned", "take_unknown"}
 
 
 def test_polling_calms_down_and_work_wakes_it_up() -> None:

@@ -29,6 +29,7 @@ from samekey.testing import mariadb
 from samekey.workers.outbox import OutboxWorker
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.callers import AsgiClient, Client, Got, LoopThread, Request, WsgiClient
+from tests.taking import begin
 
 T = TypeVar("T")
 Kind = Literal["async", "sync"]
@@ -149,12 +150,9 @@ class Outbox:
         return chosen
 
     def take(self, batch: int = 1, **options: Any) -> list[Job]:
-        """Takes jobs by hand, as a worker would that then dies."""
-        take = self.idempotency.outbox.take
-        token, lease_ms = uuid.uuid4().hex, options.pop("lease_ms", 60_000)
-        return run(
-            self.idempotency.drivers.sync, lambda: take(token, lease_ms=lease_ms, batch=batch, **options)
-        )
+        """Takes jobs by hand and enters them, as a worker would that then dies."""
+        outbox = self.idempotency.outbox
+        return run(self.idempotency.drivers.sync, lambda: begin(outbox, batch=batch, **options))
 
     # ---------------------------------------------------------------- behind its back
 
@@ -199,8 +197,7 @@ class Outbox:
 
 
 async def _round(worker: OutboxWorker) -> None:
-    if not await worker.run_once():
-        await worker.run_suspect()
+    await worker.run_once()
     await worker.drain()
 
 

@@ -9,12 +9,13 @@ import typer
 
 from ..drivers.run import run
 from ..drivers.url import Drivers, drivers_for
+from ..engine.migrating import WAIT, migrate_patiently
 from ..engine.store import open_store
 from ..errors import SamekeyError
 from ..stores.dynamodb import table
 from ..stores.dynamodb.statements import DynamoStatements
-from ..stores.sql.migrations import check, code_version, migrate, script
-from ..stores.sql.queries import queries_for
+from ..stores.sql.migrations import Migration, check, code_version, migrate, script
+from ..stores.sql.queries import Queries, queries_for
 from .target import STORE_URL
 
 
@@ -37,16 +38,24 @@ def migrate_command(
             "--check", envvar="SAMEKEY_CHECK", help="Change nothing; fail if the tables do not fit."
         ),
     ] = False,
+    wait: Annotated[
+        float,
+        typer.Option(
+            envvar="SAMEKEY_MIGRATE_WAIT",
+            min=0,
+            help="Seconds to wait for whoever holds the tables. Traffic goes on meanwhile.",
+        ),
+    ] = WAIT,
 ) -> None:
     """Create samekey's tables, or bring them up to date. Safe to run twice, and two at once."""
     try:
-        _migrate(url, schema, print_sql=print_sql, check_only=check_only)
+        _migrate(url, schema, print_sql=print_sql, check_only=check_only, wait=wait)
     except SamekeyError as error:
         typer.echo(f"samekey: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool) -> None:
+def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool, wait: float) -> None:
     drivers = drivers_for(url)
     if drivers.dialect == "redis":
         _nothing_to_migrate(url)
@@ -60,12 +69,20 @@ def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool) -> Non
         return
     try:
         if not check_only:
-            for migration in run(drivers.sync, lambda: migrate(queries)):
+            for migration in _apply(drivers, url, queries, wait):
                 typer.echo(f"applied {migration.version:04d} {migration.name}")
         run(drivers.sync, lambda: check(queries))
         typer.echo(f"The tables have version {code_version(drivers.dialect)}.")
     finally:
         drivers.sync.close()
+
+
+def _apply(drivers: Drivers, url: str, queries: Queries, wait: float) -> list[Migration]:
+    if drivers.dialect == "sqlite":
+        return run(drivers.sync, lambda: migrate(queries))
+    return migrate_patiently(
+        url, queries, wait=wait, tell=lambda sentence: typer.echo(f"samekey: {sentence}", err=True)
+    )
 
 
 def _migrate_dynamodb(drivers: Drivers, url: str, *, print_definition: bool, check_only: bool) -> None:

@@ -49,7 +49,6 @@ def reconcile_command(
                 return
             reconciler = Reconciler(
                 idempotency,
-                batch=batch,
                 max_tries=max_tries,
                 timeout=timedelta(seconds=lookup_timeout),
             )
@@ -66,7 +65,7 @@ async def _reconcile(
     looked: list[Looked] = []
     try:
         while True:
-            some = await reconciler.look()
+            some = await reconciler.look(batch=batch)
             advance(len(some))
             looked += some
             if len(some) < batch:

@@ -7,15 +7,21 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Annotated
 
 import typer
 
+from ..core.backoff import Backoff
 from ..errors import ConfigurationError, SamekeyError
 from ..idempotency import Idempotency
+from ..workers.reconciler import BACKOFF, CONCURRENCY, LOOKUP_TIMEOUT, MAX_TRIES
 from ..workers.service import Services, WorkerService
+
+CLOSING = 1.0
+"""Seconds for hanging up at the end. Work is over by then."""
 
 
 def worker_command(
@@ -47,6 +53,12 @@ def worker_command(
             help="Seconds between looks for abandoned phased operations.",
         ),
     ] = 5,
+    completer_concurrency: Annotated[
+        int,
+        typer.Option(
+            envvar="SAMEKEY_COMPLETER_CONCURRENCY", min=1, help="Phased operations resumed at a time."
+        ),
+    ] = 10,
     sweeper: Annotated[
         bool, typer.Option(envvar="SAMEKEY_SWEEPER", help="Move records whose lease ran out.")
     ] = True,
@@ -76,6 +88,33 @@ def worker_command(
             envvar="SAMEKEY_RECONCILER_INTERVAL", min=0.05, help="Seconds between looks for unknown outcomes."
         ),
     ] = 30,
+    reconciler_concurrency: Annotated[
+        int, typer.Option(envvar="SAMEKEY_RECONCILER_CONCURRENCY", min=1, help="Lookups at a time.")
+    ] = CONCURRENCY,
+    reconciler_timeout: Annotated[
+        float,
+        typer.Option(envvar="SAMEKEY_LOOKUP_TIMEOUT", min=0.1, help="Seconds that one lookup may take."),
+    ] = LOOKUP_TIMEOUT.total_seconds(),
+    reconciler_tries: Annotated[
+        int,
+        typer.Option(
+            envvar="SAMEKEY_MAX_TRIES", min=1, help="Lookups after which an outcome is a dead letter."
+        ),
+    ] = MAX_TRIES,
+    reconciler_first_pause: Annotated[
+        float,
+        typer.Option(
+            envvar="SAMEKEY_RECONCILER_FIRST_PAUSE",
+            min=0.1,
+            help="Seconds between the first two lookups; each later pause may be twice as long.",
+        ),
+    ] = BACKOFF.first.total_seconds(),
+    reconciler_longest_pause: Annotated[
+        float,
+        typer.Option(
+            envvar="SAMEKEY_RECONCILER_LONGEST_PAUSE", min=0.1, help="Seconds that no pause exceeds."
+        ),
+    ] = BACKOFF.longest.total_seconds(),
     ledger: Annotated[
         bool, typer.Option(envvar="SAMEKEY_COMPARE_LEDGERS", help="Compare the declared ledgers once a day.")
     ] = True,
@@ -111,17 +150,26 @@ def worker_command(
         completer_interval=timedelta(seconds=completer_interval),
         sweeper_interval=timedelta(seconds=sweeper_interval),
         reaper_interval=timedelta(seconds=reaper_interval),
+        completer_concurrency=completer_concurrency,
         reconciler_interval=timedelta(seconds=reconciler_interval),
+        reconciler_concurrency=reconciler_concurrency,
+        reconciler_timeout=timedelta(seconds=reconciler_timeout),
+        reconciler_tries=reconciler_tries,
+        reconciler_backoff=Backoff(
+            timedelta(seconds=reconciler_first_pause), timedelta(seconds=reconciler_longest_pause)
+        ),
         pending_timeout=timedelta(seconds=pending_timeout),
         listen_url=listen_url,
     )
     try:
         idempotency = load(target)
         with _metrics(idempotency, metrics_port):
-            asyncio.run(_serve(idempotency, services))
+            code = asyncio.run(_serve(idempotency, services))
     except SamekeyError as error:
         typer.echo(f"samekey: {error}", err=True)
         raise typer.Exit(1) from None
+    if code:
+        raise typer.Exit(code)
 
 
 def _metrics(idempotency: Idempotency, port: int | None) -> AbstractContextManager[object]:
@@ -132,14 +180,27 @@ def _metrics(idempotency: Idempotency, port: int | None) -> AbstractContextManag
     return serve(idempotency, port)
 
 
-async def _serve(idempotency: Idempotency, services: Services) -> None:
+async def _serve(idempotency: Idempotency, services: Services) -> int:
     log = logging.getLogger("samekey")
     log.info("The worker is running; stop it with SIGTERM or Ctrl-C.")
+    code = 1
     try:
-        await WorkerService(idempotency, services).run()
+        code = await WorkerService(idempotency, services).run()
     finally:
-        await idempotency.aclose()
+        try:
+            async with asyncio.timeout(CLOSING):
+                await idempotency.aclose()
+        except TimeoutError:
+            log.error("The store's connections could not be closed in time.")
     log.info("The worker has stopped.")
+    left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    if left or sum(not thread.daemon for thread in threading.enumerate()) > 1:
+        # The interpreter would wait for them, and nothing tells for how long. They were named above.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def load(target: str) -> Idempotency:

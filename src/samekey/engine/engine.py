@@ -13,6 +13,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from ..core.claim import Claim, owner_of, scope_of, scope_part
@@ -40,7 +41,6 @@ from ..errors import (
     NotSerialisable,
     SamekeyError,
     SchemaMismatch,
-    StoreBusy,
     StoreError,
 )
 from ..stores.sql.jobs import Jobs
@@ -61,6 +61,7 @@ from .jobs import JobRegistry, enqueue_program
 from .keeper import Keeper
 from .leased import Leased
 from .lookups import LookupLimit
+from .migrating import migrate_patiently
 from .operation import Running
 from .phased import Definition, PhasedWay, Run
 from .phases import AsyncPhasedOperation, PhasedOperation
@@ -77,8 +78,6 @@ T = TypeVar("T")
 Lookup = Callable[[Record], Any]
 """Finds out what became of an operation; see ``samekey.evidence``. It may be async."""
 
-_MIGRATORS_WAIT = 15
-"""How often a migration waits for another one: a minute, which is long for a few statements."""
 _DRAIN_BEAT = 0.05
 """Seconds between looks at what a shutdown waits for."""
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
@@ -228,14 +227,16 @@ class Engine:
             self._drive_async(flow), give_back, leaves_at_once=connection is None
         )
 
-    def _enqueue(self, running: Running, name: str, payload: Any) -> None:
-        run_in(running.session, enqueue_program(self.outbox, self.jobs, running, name, payload))
+    def _enqueue(self, running: Running, name: str, payload: Any, delay: float | timedelta) -> None:
+        run_in(running.session, enqueue_program(self.outbox, self.jobs, running, name, payload, delay))
         running.operation.enqueued += 1
 
-    async def _enqueue_async(self, running: Running, name: str, payload: Any) -> None:
+    async def _enqueue_async(
+        self, running: Running, name: str, payload: Any, delay: float | timedelta
+    ) -> None:
         async with running.enqueuing:
             # One after the other, also under asyncio.gather: a job's key depends on its place.
-            program = enqueue_program(self.outbox, self.jobs, running, name, payload)
+            program = enqueue_program(self.outbox, self.jobs, running, name, payload, delay)
             await run_in_async(running.session, program)
             running.operation.enqueued += 1
 
@@ -564,14 +565,10 @@ class Engine:
 
         Safe to run twice, and in several processes at once. SQLite's are made without it.
         """
-        for _ in range(_MIGRATORS_WAIT):
-            try:
-                run(self.drivers.sync, self.store.migrate)
-                return
-            except StoreBusy as error:
-                # Each try has waited some seconds for whoever migrates now.
-                busy = error
-        raise busy
+        if self.drivers.dialect in ("postgres", "mysql"):
+            migrate_patiently(self.url, self.queries)
+        else:
+            run(self.drivers.sync, self.store.migrate)
 
     def check(self) -> None:
         """Raises ``SchemaMismatch`` if the tables do not fit this version. Good at start-up."""

@@ -30,6 +30,8 @@ NAMES: Final = frozenset(
         "reconcile.resolved",  # an unknown outcome was found out
         "reconcile.failed",  # a lookup failed or could not tell
         "dead_letter",  # the machine gave up on an operation or a job
+        "worker.trouble",  # a background service failed and will look again
+        "worker.hanging",  # a function of the user's hangs in a worker and cannot be stopped
         "ledger.difference",  # the ledgers differ; value: in how many entries
     }
 )

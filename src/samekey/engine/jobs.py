@@ -12,14 +12,19 @@ from typing import Any
 from ..core.backoff import Backoff
 from ..core.claim import downstream_key
 from ..core.phases import encode_value
-from ..core.program import Program
+from ..core.policy import milliseconds
+from ..core.program import Program, Unreadable
 from ..core.provider import ProviderId
 from ..errors import ConfigurationError, NotSerialisable
 from ..stores.sql.jobs import Job, Jobs
 from .operation import Running
+from .rules import seconds
 
 ENVELOPE_VERSION = 1
 """The layout of a stored payload. A worker of an older version leaves newer ones to others."""
+LONGEST_DELAY = timedelta(days=3650)
+_AGAIN, _NEXT = "#", ">"
+"""In a step: the second job of one name, and the one that a job enqueued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,10 @@ class JobRegistry:
     def register(self, definition: JobDefinition) -> None:
         if definition.name in self._known:
             raise ConfigurationError(f"The job {definition.name!r} is defined twice.")
-        if "#" in definition.name:
+        if _AGAIN in definition.name or _NEXT in definition.name:
             raise ConfigurationError(
-                f"The job {definition.name!r} needs a name without #: downstream keys count the jobs of an "
-                "operation by it, so two jobs could share one."
+                f"The job {definition.name!r} needs a name without {_AGAIN} and {_NEXT}: downstream keys "
+                "count the jobs of an operation by them, so two jobs could share one."
             )
         if definition.max_attempts < 1 or definition.timeout <= timedelta(0):
             raise ConfigurationError(
@@ -85,28 +90,38 @@ class Envelope:
 
     @staticmethod
     def decode(stored: bytes) -> Envelope:
-        """``NotSerialisable`` if it cannot be read; ``NewerVersion`` if a newer worker must do it."""
+        """``NotSerialisable`` if nobody can read it; ``NotForUs`` if another worker can."""
+        if isinstance(stored, Unreadable):
+            raise NotForUs(
+                "Its payload cannot be decrypted here: this process lacks the encryption key that it was "
+                "written with. Give it that key too, fernet(…, THAT_KEY), and it will be done"
+            )
         try:
             value = json.loads(stored)
             version = value["version"]
             if isinstance(version, int) and version > ENVELOPE_VERSION:
-                raise NewerVersion(f"The job was written by a newer version ({version}).")
+                raise NotForUs(f"It was written by a newer version of samekey ({version})")
             return Envelope(str(value["step"]), str(value["tenant"]), value["payload"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotSerialisable(f"The payload cannot be read: {type(error).__name__}: {error}") from None
 
 
-class NewerVersion(Exception):
-    """A payload that only a newer worker can read."""
+class NotForUs(Exception):
+    """A payload that this worker cannot read now and another can, or this one once it was set up anew."""
 
 
 def enqueue_program(
-    jobs: Jobs, registry: JobRegistry, running: Running, name: str, payload: Any
+    jobs: Jobs,
+    registry: JobRegistry,
+    running: Running,
+    name: str,
+    payload: Any,
+    delay: float | timedelta = 0,
 ) -> Program[None]:
     """Writes one job. Checked before anything is written, so a mistake costs the handler nothing."""
     registry.require(name)
     count = running.operation.enqueued
-    step = name if count == 0 else f"{name}#{count}"
+    step = name if count == 0 else f"{name}{_AGAIN}{count}"
     envelope = Envelope(step, running.tenant, payload).encode()
     return jobs.enqueue(
         secrets.token_hex(16),
@@ -116,7 +131,24 @@ def enqueue_program(
         name,
         envelope,
         answers=count == 0,
+        delay_ms=_delay_ms(name, delay),
     )
+
+
+def _delay_ms(name: str, delay: float | timedelta) -> int:
+    found = seconds(delay)
+    if not timedelta(0) <= found <= LONGEST_DELAY:
+        raise ConfigurationError(f"The delay of the job {name!r} must be between nothing and ten years.")
+    return milliseconds(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A job that is enqueued with the end of another."""
+
+    name: str
+    envelope: bytes
+    delay_ms: int
 
 
 class JobContext:
@@ -125,8 +157,11 @@ class JobContext:
     provider_id = ProviderId()
     """Set it to the provider's own id, text; it is stored before the job is marked done."""
 
-    def __init__(self, job: Job, envelope: Envelope) -> None:
+    def __init__(self, job: Job, envelope: Envelope, registry: JobRegistry) -> None:
         self._job = job
+        self._step = envelope.step
+        self._registry = registry
+        self._next: list[Next] = []
         self._writes: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.id = job.id
         self.operation_id = job.operation_id
@@ -139,6 +174,27 @@ class JobContext:
     def write(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Has ``function(connection, …)`` run in the transaction that marks the job done."""
         self._writes.append((function, args, kwargs))
+
+    def enqueue(self, name: str, payload: Any = None, *, delay: float | timedelta = 0) -> None:
+        """Has another job done, at once or after ``delay`` (seconds or a timedelta).
+
+        It is written in the transaction that marks this one done: it exists exactly if this attempt counts.
+        Its result is dropped: the operation's answer is that of the first job.
+        """
+        self._registry.require(name)
+        count = sum(one.name == name for one in self._next)
+        step = f"{self._step}{_NEXT}{name}" + (f"{_AGAIN}{count}" if count else "")
+        envelope = Envelope(step, self.tenant, payload).encode()
+        self._next.append(Next(name, envelope, _delay_ms(name, delay)))
+
+    def enqueue_next(self, jobs: Jobs) -> Program[None]:
+        """Writes those jobs, inside the transaction that ends this one."""
+        for one in self._next:
+            job_id = secrets.token_hex(16)
+            of, tenant = self._job.operation_id, self._job.tenant
+            yield from jobs.enqueue(
+                job_id, of, self._job, tenant, one.name, one.envelope, answers=False, delay_ms=one.delay_ms
+            )
 
     @property
     def writes(self) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..core.claim import Claim, downstream_key
@@ -39,7 +40,7 @@ class Operation:
         """The unguessable id of the record: reference it from your tables."""
         self.enqueued = 0
         """How many jobs this operation has written so far."""
-        self._enqueue: Callable[[str, Any], Any] | None = None
+        self._enqueue: Callable[[str, Any, float | timedelta], Any] | None = None
         self._steps = Steps()
 
     @property
@@ -69,16 +70,17 @@ class Operation:
             )
         return downstream_key(self._claim.scope, self._claim.key, step)
 
-    def enqueue(self, name: str, payload: Any = None) -> Any:
+    def enqueue(self, name: str, payload: Any = None, *, delay: float | timedelta = 0) -> Any:
         """Deferred work only: writes a job in the handler's transaction. Await it in async code.
 
+        ``delay``: seconds, or a timedelta, before which it is not begun.
         The first job's result is the operation's final answer. ``payload`` must be plain JSON values.
         """
         if self._enqueue is None:
             raise ConfigurationError(
                 f"A {self.mode} operation has no outbox. Declare the handler with @idempotency.deferred."
             )
-        writing = self._enqueue(name, payload)
+        writing = self._enqueue(name, payload, delay)
         self._steps.note(f"op.enqueue({name!r})", writing)
         return writing
 

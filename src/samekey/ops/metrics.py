@@ -48,6 +48,7 @@ PATIENCE: Final = 1.0
 """Seconds that a scrape waits for the figures; Prometheus gives it ten by default."""
 STALE: Final = 30.0
 """Seconds after which figures are no longer shown while a newer read hangs."""
+SERVICES: Final = ("outbox", "completer", "reconciler", "sweeper", "reaper", "store")
 STORE_ERRORS: Final = ("StoreUnavailable", "StoreBusy", "ConnectionLost", "SchemaMismatch")
 
 
@@ -83,6 +84,8 @@ _COUNTED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "reconcile.resolved": ("Unknown outcomes that were found out", ("mode",)),
     "reconcile.failed": ("Lookups that failed or could not tell", ("mode",)),
     "dead_letter": ("Operations and jobs that were given up", ("mode",)),
+    "worker.trouble": ("Looks of a background service that failed; it looks again", ("service",)),
+    "worker.hanging": ("Functions that ran past their time in a worker and cannot be stopped", ("service",)),
     "ledger.difference": ("Entries in which two ledgers differ", ()),
 }
 
@@ -243,7 +246,7 @@ class Recorder:
         for event, made in COUNTERS.items():
             counter = self._counters[event]
             counter.add(0, self._attributes)
-            known = {"mode": tuple(Mode), "kind": STORE_ERRORS}
+            known = {"mode": tuple(Mode), "kind": STORE_ERRORS, "service": SERVICES}
             for name in made.attributes:
                 for value in known.get(name, ()):
                     counter.add(0, {**self._attributes, name: str(value)})

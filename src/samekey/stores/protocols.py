@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..core.program import Program
 from ..core.record import Answer, Record
+from .readable import Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,18 @@ class Finding(Protocol):
     """Finding out unknown outcomes, and looking at records."""
 
     def take_unknown(
-        self, *, batch: int, lease_ms: int, now: int | None = None
+        self,
+        *,
+        batch: int,
+        lease_ms: int,
+        without: Sequence[str] = (),
+        tell: Tell | None = None,
+        now: int | None = None,
     ) -> Program[list[tuple[int, Record]]]:
         """Unknown outcomes to ask about now, each with how often it has been asked, this time included.
+
+        ``without``: endpoints to leave out. A key store, without an index for that, takes them too.
+        ``tell`` hears of records that this version cannot read; they are left alone.
 
         Their next date is moved on by ``lease_ms``, so that no other node asks at the same time.
         """

@@ -1,14 +1,23 @@
-"""Users' sync functions, called from async code in a thread of their own.
+"""Users' functions, called so that none can hold a worker: in bounded time, sync ones in threads.
 
 A pool that others share could be used up by those that hang, and the process would wait for them at its end.
+A thread cannot be stopped: one that goes on after its time is counted as hanging until it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
+
+logger = logging.getLogger("samekey")
+
+FAREWELL = 1.0
+"""Seconds that what was cancelled has for its clean-up."""
 
 
 class Ended(Exception):
@@ -18,34 +27,108 @@ class Ended(Exception):
         super().__init__(f"It raised {type(error).__name__}: {error}")
 
 
-async def call_apart(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Its result, or what it raised; ``Ended`` for what a future cannot carry."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+class Apart:
+    """Calls of users' functions, and those of them that hang.
 
-    def settle(result: Any, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+    ``hangs`` is called when one is found to hang, ``changed`` when a thread that hung has ended after all.
+    """
 
-    def work() -> None:
-        result: Any = None
-        raised: Exception | None = None
+    def __init__(
+        self, changed: Callable[[], None] = lambda: None, hangs: Callable[[], None] = lambda: None
+    ) -> None:
+        self._changed = changed
+        self._hangs = hangs
+        self._hanging: dict[threading.Thread, str] = {}
+        self._let_go: dict[asyncio.Task[Any], str] = {}
+
+    @property
+    def hanging(self) -> Counter[str]:
+        """What nobody waits for any more and has not ended, by its name. Threads and tasks."""
+        return Counter([*list(self._hanging.values()), *self._let_go.values()])
+
+    def threads(self, name: str) -> int:
+        """How many threads of that name hang."""
+        return list(self._hanging.values()).count(name)
+
+    async def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A sync function in a thread: its result or error; ``Ended`` for what no future can carry."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any, error: Exception | None) -> None:
+            if self._hanging.pop(thread, None) is not None:
+                self._changed()
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def work() -> None:
+            result: Any = None
+            raised: Exception | None = None
+            try:
+                result = function(*arguments)
+            except StopIteration as error:
+                raised = Ended(error)
+            except Exception as error:
+                raised = error
+            except BaseException as error:
+                raised = Ended(error)
+            try:
+                loop.call_soon_threadsafe(settle, result, raised)
+            except RuntimeError:
+                pass  # the loop is gone: nobody waits any more
+
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
         try:
-            result = function(*arguments)
-        except StopIteration as error:
-            raised = Ended(error)
-        except Exception as error:
-            raised = error
+            return await future
+        except asyncio.CancelledError:
+            self._hanging[thread] = name
+            raise
+
+    async def call_async(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """An async function: its result, or what it raised; ``Ended`` where that would end the loop."""
+        try:
+            return await function(*arguments)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Ended(error) from error  # nobody cancelled it: it raised that by itself
+        except Exception:
+            raise
         except BaseException as error:
-            raised = Ended(error)
-        try:
-            loop.call_soon_threadsafe(settle, result, raised)
-        except RuntimeError:
-            pass  # the loop is gone: nobody waits any more
+            raise Ended(error) from error
 
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return await future
+    async def at_most(self, longest: timedelta, name: str, work: Any) -> Any:
+        """The coroutine's result. What neither ends in time nor lets itself be cancelled is let go of."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task}, timeout=longest.total_seconds())
+            if task.done():
+                return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                self._let_go[task] = name
+                task.add_done_callback(self._forget)
+        await asyncio.wait({task}, timeout=FAREWELL)
+        hang = self.hanging
+        if hang[name]:
+            self._hangs()
+            told = ", ".join(f"{what} ({count})" for what, count in sorted(hang.items()))
+            logger.error("%d of this worker's calls hang and cannot be stopped: %s", hang.total(), told)
+        raise TimeoutError
+
+    async def farewell(self) -> None:
+        """A little time for the clean-up of what was let go of."""
+        if self._let_go:
+            await asyncio.wait(list(self._let_go), timeout=FAREWELL)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._let_go.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # seen, so that it is not reported as lost

@@ -1,98 +1,134 @@
 """The completer: resumes phased operations whose lease ran out, with no client, request or web app.
 
 It takes what is abandoned, and only that: held and finished operations are left alone, and so are those
-whose definition this process does not know. Those of a batch run side by side, each no longer than its
-``max_run``, so that one which fails or hangs does not stop the others.
+whose definition this process does not know. Each runs in a slot of its own, no longer than its ``max_run``;
+definitions and tenants share the slots, so one that fails or hangs does not stop the others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import secrets
+from collections.abc import Callable
 from datetime import timedelta
 
 from ..core.policy import milliseconds
 from ..core.record import Lease, Record
 from ..drivers.run import run_async
 from ..engine.engine import Engine
-from ..engine.phased import Run, max_run_ms
+from ..engine.phased import Definition, Run, max_run_ms
 from ..engine.way import Finished
 from ..errors import SamekeyError
+from .places import Room
+from .slots import Piece, Slots
 
 logger = logging.getLogger("samekey")
 
 INTERVAL = timedelta(seconds=5)
 """Between looks. An abandoned operation has already waited for its whole lease."""
-BATCH = 10
+CONCURRENCY = 10
 
 
 class Completer:
-    """Resumes abandoned phased operations."""
+    """Resumes abandoned phased operations. ``changed`` is called when there may be room again."""
 
-    def __init__(self, idempotency: Engine, *, batch: int = BATCH) -> None:
-        self._idempotency = idempotency
-        self._batch = batch
-        self.busy = False
+    def __init__(
+        self,
+        idempotency: Engine,
+        *,
+        concurrency: int = CONCURRENCY,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine = idempotency
+        self.slots = Slots(concurrency, changed, self._hangs)
+
+    @property
+    def busy(self) -> bool:
         """Whether operations are being resumed just now, each for as long as its max_run."""
+        return bool(self.slots.running)
 
     async def run_once(self) -> int:
-        """Takes a batch and sees each through; gives how many there were."""
-        definitions = self._idempotency.phases.definitions.values()
-        if not definitions:
-            return 0
-        known = [definition.identity for definition in definitions]
-        lease_ms = max(milliseconds(definition.rules.policy.lease) for definition in definitions)
+        """Takes what there is room for and sees each through; gives how many there were."""
+        try:
+            taken = await self.look()
+            await self.slots.drain()
+        except asyncio.CancelledError:
+            await self.stop(timedelta(0))
+            raise
+        return taken
+
+    async def look(self) -> int:
+        """Takes what there is room for and starts it; gives how many."""
+        places = self.slots.places
+        definitions = self._engine.phases.definitions.values()
+        taken = 0
+        for definition in sorted(definitions, key=lambda one: places.held(one.identity)):
+            room = places.room(definition.identity)
+            if room.places:
+                taken += await self._take(definition, room)
+        return taken
+
+    async def stop(self, grace: timedelta) -> None:
+        """What does not end within the grace time is cancelled, and so given back; or left to its lease."""
+        await self.slots.stop(grace)
+
+    async def _take(self, definition: Definition, room: Room) -> int:
+        lease_ms = milliseconds(definition.rules.policy.lease)
         token = secrets.token_hex(16)
         records = await run_async(
-            self._idempotency.drivers.aio,
-            lambda: self._idempotency.phases.phases.take_abandoned(
-                token, known, lease_ms=lease_ms, batch=self._batch
+            self._engine.drivers.aio,
+            lambda: self._engine.phases.phases.take_abandoned(
+                token,
+                [definition.identity],
+                lease_ms=lease_ms,
+                batch=room.places,
+                full_tenants=room.full_tenants,
             ),
         )
-        leases = [record.lease(lease_ms) for record in records]
-        longest = max(max_run_ms(definition.rules) for definition in definitions)
-        for lease in leases:
-            self._idempotency.keeper.watch(lease, longest)
-        self.busy = bool(records)
-        try:
-            await asyncio.gather(*map(self._resume_carefully, records, leases))
-        finally:
-            self.busy = False
+        for record in records:
+            lease = record.lease(lease_ms)
+            self._engine.keeper.watch(lease, max_run_ms(definition.rules))
+            name = f"operation {definition.identity} {record.id}"
+            piece = Piece(name, definition.identity, record.tenant)
+            self.slots.start(piece, self._resume_carefully(record, lease, name))
         return len(records)
 
-    async def _resume_carefully(self, record: Record, lease: Lease) -> None:
+    async def _resume_carefully(self, record: Record, lease: Lease, name: str) -> None:
         try:
-            await self._resume(record, lease)
+            await self._resume(record, lease, name)
         except SamekeyError as error:
-            logger.error("The operation %s could not be resumed: %s", record.id, error)
+            logger.error("The %s could not be resumed: %s", name, error)
         except Exception:
-            logger.exception("The operation %s could not be resumed", record.id)
+            logger.exception("The %s could not be resumed", name)
         finally:
-            self._idempotency.keeper.forget(lease)
+            self._engine.keeper.forget(lease)
 
-    async def _resume(self, record: Record, lease: Lease) -> None:
-        engine = self._idempotency
+    async def _resume(self, record: Record, lease: Lease, name: str) -> None:
+        engine = self._engine
         attempt = await engine.drive_async(engine.phases.resume(lease, record.id, record.attempts))
         if attempt is None:
             return
-        longest = attempt.definition.rules.policy.max_run.total_seconds()
+        longest = attempt.definition.rules.policy.max_run
         try:
-            finished = await asyncio.wait_for(self._see_through(attempt), longest)
+            finished = await self.slots.apart.at_most(longest, name, self._see_through(attempt, name))
         except TimeoutError:
-            logger.error("The operation %s ran longer than its max_run and was left", record.id)
+            logger.error("The %s ran longer than its max_run and was left", name)
             return
         if finished.error is not None:
-            logger.error(
-                "The operation %s failed again: %s: %s",
-                record.id,
-                type(finished.error).__name__,
-                finished.error,
-            )
+            logger.error("The %s failed again: %s: %s", name, type(finished.error).__name__, finished.error)
 
-    async def _see_through(self, attempt: Run) -> Finished:
-        finished = await self._idempotency.attempt_async(attempt)
-        if finished.error is not None and not isinstance(finished.error, Exception):
-            # Not a failure of the operation: we are being stopped.
-            raise finished.error
+    async def _see_through(self, attempt: Run, name: str) -> Finished:
+        if inspect.iscoroutinefunction(attempt.definition.function):
+            finished = await self._engine.attempt_async(attempt)
+        else:
+            # In a thread of its own: those that hang must not use up a pool that others share.
+            finished = await self.slots.apart.call(name, self._engine.attempt, attempt)
+        assert isinstance(finished, Finished)
+        if isinstance(finished.error, asyncio.CancelledError):
+            raise finished.error  # not a failure of the operation: we are being stopped
         return finished
+
+    def _hangs(self) -> None:
+        self._engine.events.emit("worker.hanging", service="completer")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,23 +21,27 @@ from ..core.record import Record
 from ..core.states import State
 from ..drivers.run import run_async
 from ..engine.engine import Engine, Lookup
-from ..errors import SamekeyError
+from ..errors import CorruptRecord, SamekeyError
 from ..evidence import check_finding, is_still_unknown
 from ..stores.protocols import Actor
-from .apart import Ended, call_apart
+from .apart import Ended
+from .slots import Piece, Slots
 
 logger = logging.getLogger("samekey")
 
 INTERVAL = timedelta(seconds=30)
 """Between looks for outcomes whose date has come."""
+CONCURRENCY = 10
+"""Lookups that run side by side. Endpoints share them, so one whose provider hangs holds nobody up."""
 BATCH = 20
-AT_ONCE = 5
-"""Lookups that run side by side: one that hangs does not hold up the rest, and a provider is not flooded."""
+"""Outcomes that one look by hand asks about."""
 LOOKUP_TIMEOUT = timedelta(seconds=30)
 MAX_TRIES = 20
 """About a day with the default backoff; providers settle within hours."""
 BACKOFF = Backoff(first=timedelta(seconds=30), longest=timedelta(hours=2))
-SAFETY = timedelta(seconds=30)
+LEASE = timedelta(seconds=15)
+"""How long an outcome that is being asked about is kept from others; renewed while the lookup runs, so the
+outcomes of a reconciler that died wait no longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,50 +63,91 @@ class Reconciler:
         self,
         engine: Engine,
         *,
-        batch: int = BATCH,
+        concurrency: int = CONCURRENCY,
         max_tries: int = MAX_TRIES,
         backoff: Backoff = BACKOFF,
         timeout: timedelta = LOOKUP_TIMEOUT,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._resolver = engine.resolver
-        self._batch = batch
         self._max_tries = max_tries
         self._backoff = backoff
         self._timeout = timeout
+        self.slots = Slots(concurrency, changed, self._hangs)
 
-    async def run_once(self) -> int:
-        """One batch; gives how many outcomes were found out."""
-        return sum(one.resolved for one in await self.look())
+    async def run_once(self, *, batch: int = BATCH) -> int:
+        """One look by hand; gives how many outcomes were found out."""
+        return sum(one.resolved for one in await self.look(batch=batch))
 
-    async def look(self) -> list[Looked]:
-        """One batch; gives what became of each."""
-        # As long as the batch can take at most: if this process dies, the others wait that long.
-        lease_ms = milliseconds(self._timeout * math.ceil(self._batch / AT_ONCE) + SAFETY)
+    async def look(self, *, batch: int = BATCH) -> list[Looked]:
+        """One look by hand, to its end: gives what became of each."""
+        found: list[Looked] = []
+        while len(found) < batch and (tasks := await self._start(batch - len(found))):
+            found += [task.result() for task in (await asyncio.wait(tasks))[0]]
+        return found
+
+    async def start(self) -> int:
+        """Takes what there is room for and starts to ask; gives how many."""
+        return len(await self._start(self.slots.places.free))
+
+    async def stop(self, grace: timedelta) -> None:
+        """Lookups may end for the grace time; what they were asked about is asked again by others."""
+        await self.slots.stop(grace)
+
+    async def _start(self, most: int) -> list[asyncio.Task[Looked]]:
+        """Those of endpoints that have no place left are left to others and to later."""
+        places = self.slots.places
+        full = [kind for kind in {piece.kind for piece in self.slots.held} if not places.room(kind).places]
+        batch = min(most, places.free, places.room("").places)
+        if batch <= 0:
+            return []
         taken = await run_async(
             self._engine.drivers.aio,
-            lambda: self._resolver.finding.take_unknown(batch=self._batch, lease_ms=lease_ms),
+            lambda: self._resolver.finding.take_unknown(
+                batch=batch, lease_ms=milliseconds(LEASE), without=full, tell=_unreadable
+            ),
         )
-        room = asyncio.Semaphore(AT_ONCE)
-        return await asyncio.gather(*(self._look_at(record, tries, room) for tries, record in taken))
+        return [
+            self.slots.start(
+                Piece(f"lookup of operation {record.id}", record.endpoint, record.tenant),
+                self._look_at(record, tries),
+            )
+            for tries, record in taken
+        ]
 
-    async def _look_at(self, record: Record, tries: int, room: asyncio.Semaphore) -> Looked:
+    async def _look_at(self, record: Record, tries: int) -> Looked:
         """One that fails must not keep the others from being asked."""
-        async with room:
+        held = asyncio.create_task(self._hold(record))
+        try:
+            return await self._find_out(record, tries)
+        except (SamekeyError, LookupFailed, Ended) as error:
+            logger.error("The outcome of operation %s could not be looked up: %s", record.id, error)
+            why = f"the lookup failed: {error}"
+        except Exception as error:
+            logger.exception("The outcome of operation %s could not be looked up", record.id)
+            why = f"the lookup failed: {type(error).__name__}"
+        finally:
+            held.cancel()
+        try:
+            return await self._later(record, tries, why)
+        except SamekeyError as error:
+            # Its date was moved on when it was taken, so it is asked about again in any case.
+            logger.error("Operation %s could not be put off: %s", record.id, error)
+            return Looked(record, record.state, why)
+
+    async def _hold(self, record: Record) -> None:
+        """Keeps other reconcilers away while the lookup runs."""
+        finding, lease_ms = self._resolver.finding, milliseconds(LEASE)
+        while True:
+            await asyncio.sleep(LEASE.total_seconds() / 3)
             try:
-                return await self._find_out(record, tries)
-            except (SamekeyError, LookupFailed, Ended) as error:
-                logger.error("The outcome of operation %s could not be looked up: %s", record.id, error)
-                why = f"the lookup failed: {error}"
-            except Exception as error:
-                logger.exception("The outcome of operation %s could not be looked up", record.id)
-                why = f"the lookup failed: {type(error).__name__}"
-            try:
-                return await self._later(record, tries, why)
+                await run_async(
+                    self._engine.drivers.aio,
+                    lambda: finding.ask_again(record.id, pause_ms=lease_ms, attempt=record.attempt),
+                )
             except SamekeyError as error:
-                # Its date was moved on when it was taken, so it is asked about again in any case.
-                logger.error("Operation %s could not be put off: %s", record.id, error)
-                return Looked(record, record.state, why)
+                logger.warning("Operation %s could not be kept from others: %s", record.id, error)
 
     async def _find_out(self, record: Record, tries: int) -> Looked:
         driver = self._engine.drivers.aio
@@ -128,14 +173,23 @@ class Reconciler:
 
     async def _ask(self, lookup: Lookup, record: Record) -> Any:
         """The lookup's own word, in bounded time. One that will not end is no longer waited for."""
-        task = asyncio.ensure_future(_call(lookup, record))
-        done, _ = await asyncio.wait([task], timeout=self._timeout.total_seconds())
-        if not done:
-            task.cancel()
-            raise LookupFailed(f"It did not answer within {self._timeout.total_seconds():g} s.")
-        if task.cancelled():
-            raise LookupFailed("It cancelled itself.")
-        return task.result()
+        name = f"lookup of operation {record.id}"
+        try:
+            return await self.slots.apart.at_most(self._timeout, name, self._call(lookup, record, name))
+        except TimeoutError as error:
+            if str(error):
+                raise
+            raise LookupFailed(f"It did not answer within {self._timeout.total_seconds():g} s.") from None
+
+    async def _call(self, lookup: Lookup, record: Record, name: str) -> Any:
+        """A lookup of any kind."""
+        if inspect.iscoroutinefunction(lookup):
+            return await self.slots.apart.call_async(lookup, record)
+        result = await self.slots.apart.call(name, lookup, record)
+        return await result if inspect.isawaitable(result) else result
+
+    def _hangs(self) -> None:
+        self._engine.events.emit("worker.hanging", service="reconciler")
 
     async def _later(self, record: Record, tries: int, why: str) -> Looked:
         driver, finding = self._engine.drivers.aio, self._resolver.finding
@@ -154,13 +208,9 @@ class Reconciler:
         self._engine.events.emit(event, mode=str(record.mode), endpoint=record.endpoint)
 
 
+def _unreadable(error: CorruptRecord) -> None:
+    logger.error("An unknown outcome was left alone: %s", error)
+
+
 class LookupFailed(Exception):
     """A lookup that gave no finding; its word counts for nothing, and it is asked again later."""
-
-
-async def _call(lookup: Lookup, record: Record) -> Any:
-    """Calls a lookup of any kind."""
-    if inspect.iscoroutinefunction(lookup):
-        return await lookup(record)
-    result = await call_apart("samekey-lookup", lookup, record)
-    return await result if inspect.isawaitable(result) else result

@@ -1,6 +1,8 @@
 """The worker process: every background service in one loop each, with a clean stop.
 
-On SIGTERM or SIGINT no new work is taken; running jobs finish, or are given back after the grace time.
+No loop ends by itself: one that fails looks again, and one that is thrown out of its loop is started anew,
+both with a word in the log. On SIGTERM or SIGINT no new work is taken; what runs may finish for the grace
+time, then it is given back. Whatever hangs, the service ends a moment after that.
 """
 
 from __future__ import annotations
@@ -11,29 +13,39 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Literal
 
-from ..drivers.run import run_async
+from ..core.backoff import Backoff
 from ..engine.engine import Engine
-from ..errors import SamekeyError
+from ..errors import SamekeyError, StoreError
+from . import apart
+from .completer import CONCURRENCY as COMPLETER_CONCURRENCY
 from .completer import INTERVAL as COMPLETER_INTERVAL
 from .completer import Completer
 from .ledger import AFTER_AN_ERROR as AFTER_A_LEDGER_ERROR
 from .ledger import INTERVAL as LEDGER_INTERVAL
 from .ledger import LedgerCheck
-from .outbox import GRACE, LEASE, OutboxWorker
+from .outbox import CONCURRENCY, GRACE, LEASE, OutboxWorker
 from .reaper import INTERVAL as REAPER_INTERVAL
 from .reaper import PENDING_TIMEOUT, TOMBSTONES, Reaper
+from .reconciler import BACKOFF, LOOKUP_TIMEOUT, MAX_TRIES, Reconciler
+from .reconciler import CONCURRENCY as LOOKUPS
 from .reconciler import INTERVAL as RECONCILER_INTERVAL
-from .reconciler import Reconciler
 from .sweeper import INTERVAL as SWEEPER_INTERVAL
 from .sweeper import Sweeper
 from .wake import Listener, Polling, Rhythm
-from .watchdog import Watchdog
+from .watchdog import STUCK, Watchdog
 
 logger = logging.getLogger("samekey")
 
 AFTER_AN_ERROR = timedelta(seconds=1)
 """Before a service that failed looks again."""
+STARTING = Backoff(first=timedelta(seconds=0.5), longest=timedelta(seconds=15))
+"""Before the store is asked again whether it is there: soon after a restart, and no hammering for hours."""
+LEFTOVERS = 2 * apart.FAREWELL + 0.5
+"""Seconds after the grace time for giving back and hanging up. What has not ended then is left."""
+
+State = Literal["starting", "running", "stopping", "stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +58,18 @@ class Services:
     reaper: bool = True
     reconciler: bool = True
     ledger: bool = True
-    concurrency: int = 10
+    concurrency: int = CONCURRENCY
     lease: timedelta = LEASE
     grace: timedelta = GRACE
     completer_interval: timedelta = COMPLETER_INTERVAL
+    completer_concurrency: int = COMPLETER_CONCURRENCY
     sweeper_interval: timedelta = SWEEPER_INTERVAL
     reaper_interval: timedelta = REAPER_INTERVAL
     reconciler_interval: timedelta = RECONCILER_INTERVAL
+    reconciler_concurrency: int = LOOKUPS
+    reconciler_timeout: timedelta = LOOKUP_TIMEOUT
+    reconciler_tries: int = MAX_TRIES
+    reconciler_backoff: Backoff = BACKOFF
     ledger_interval: timedelta = LEDGER_INTERVAL
     pending_timeout: timedelta = PENDING_TIMEOUT
     tombstones: timedelta = TOMBSTONES
@@ -60,13 +77,21 @@ class Services:
     """A direct URL for LISTEN, where the store's own goes through a pooler."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Periodic:
-    """Something to be done again and again. It gives True if there may be more to do at once."""
+Once = Callable[[], Awaitable[float]]
+"""One look of a service; gives the seconds until the next."""
 
-    once: Callable[[], Awaitable[bool]]
-    interval: timedelta
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """One service: what it does again and again, and how it stops."""
+
+    name: str
+    once: Once
     after_an_error: timedelta = AFTER_AN_ERROR
+    woken: asyncio.Event | None = None
+    """Set when the next look should come sooner."""
+    start: Callable[[], Awaitable[None]] | None = None
+    stop: Callable[[], Awaitable[None]] | None = None
 
 
 class WorkerService:
@@ -77,84 +102,250 @@ class WorkerService:
         self._services = services or Services()
         self._worker: OutboxWorker | None = None
         self._completer: Completer | None = None
+        self._reconciler: Reconciler | None = None
         self._stopping = asyncio.Event()
-        self._woken = asyncio.Event()
+        self._own_process = False
+        self._exit_code = 0
+        self.state: State = "starting"
+        """``starting`` until the store was there once."""
+        self.troubles: dict[str, str] = {}
+        """What is wrong just now, by service; a look that succeeds takes it away."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything runs, and the last look of each service was good. For a readiness probe."""
+        return self.state == "running" and not self.troubles
+
+    @property
+    def hanging(self) -> dict[str, int]:
+        """Users' functions that hang here and cannot be stopped, by name."""
+        parts = [part for part in (self._worker, self._completer, self._reconciler) if part is not None]
+        return {name: count for part in parts for name, count in part.slots.apart.hanging.items()}
 
     def stop(self) -> None:
         """Asks for a clean stop."""
         self._stopping.set()
-        self._woken.set()
 
-    async def run(self, *, handle_signals: bool = True) -> None:
-        """Until ``stop()`` or, if it handles signals, SIGTERM or SIGINT."""
+    async def check(self) -> None:
+        """Asks the store once, so that tables which do not fit are told at the start.
+
+        A store that is away is not an error: it is logged, and ``run`` asks again until it is there.
+        """
+        try:
+            await asyncio.to_thread(self._engine.check)
+        except StoreError as error:
+            self._note("store", error)
+
+    async def run(self, *, handle_signals: bool = True) -> int:
+        """Until ``stop()`` or, if it handles signals, SIGTERM or SIGINT; gives the exit code."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
+        self._own_process = handle_signals
         for number in signals:
             loop.add_signal_handler(number, self.stop)
-        await asyncio.to_thread(self._engine.check)
         # Only in a process of its own: inside an application it is not ours to end.
         watchdog = Watchdog(loop, self._longest_silence) if handle_signals else None
-        work = [self._run_periodic(periodic) for periodic in self._periodic()]
-        if self._services.outbox and self._engine.store.transactional is not None:
-            work.append(self._run_outbox())
         try:
-            await asyncio.gather(*work)
+            await self._until_the_store_is_there()
+            await self._run_loops()
         finally:
+            self.state = "stopped"
             if watchdog is not None:
                 watchdog.stop()
             for number in signals:
                 loop.remove_signal_handler(number)
+        return self._exit_code
 
-    def _periodic(self) -> list[_Periodic]:
-        engine, services = self._engine, self._services
-        found: list[_Periodic] = []
-        if services.completer and engine.store.transactional is not None:
-            self._completer = Completer(engine)
-            found.append(_Periodic(_any(self._completer.run_once), services.completer_interval))
-        if services.sweeper:
-            found.append(_Periodic(_any(Sweeper(engine).run_once), services.sweeper_interval))
-        if services.reaper:
-            reap = Reaper(engine, pending_timeout=services.pending_timeout, tombstones=services.tombstones)
-            found.append(_Periodic(_nothing_more(reap.run_once), services.reaper_interval))
-        if services.reconciler:
-            found.append(_Periodic(_any(Reconciler(engine).run_once), services.reconciler_interval))
-        if services.ledger:
-            for ledgers in engine.ledgers:
-                check = LedgerCheck.of(engine, ledgers)
-                found.append(
-                    _Periodic(
-                        _nothing_more(check.run_once),
-                        services.ledger_interval,
-                        AFTER_A_LEDGER_ERROR,
-                    )
-                )
-        return found
-
-    async def _run_periodic(self, periodic: _Periodic) -> None:
+    async def _until_the_store_is_there(self) -> None:
+        tries = 0
         while not self._stopping.is_set():
-            pause = await self._careful(lambda: self._once(periodic), periodic.after_an_error)
-            if pause:
+            asking = asyncio.ensure_future(asyncio.to_thread(self._engine.check))
+            await self._first(asking)
+            if not asking.done():
+                return
+            try:
+                asking.result()
+            except StoreError as error:
+                tries += 1
+                pause = max(0.05, STARTING.pause_ms(tries, 1) / 1000)
+                self._note("store", error, f"asked again in {pause:g} s")
                 await self._first(asyncio.sleep(pause))
+                continue
+            self.troubles.pop("store", None)
+            return
 
-    async def _once(self, periodic: _Periodic) -> float:
-        return 0.0 if await periodic.once() else periodic.interval.total_seconds()
+    async def _run_loops(self) -> None:
+        if self._stopping.is_set():
+            return
+        self.state = "running"
+        tasks = {asyncio.create_task(self._supervise(one), name=one.name) for one in self._loops()}
+        stopping = asyncio.create_task(self._stopping.wait(), name="stop")
+        try:
+            # A supervised loop only ends after the stop.
+            await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            self.state = "stopping"
+            await asyncio.wait(tasks, timeout=self._services.grace.total_seconds() + LEFTOVERS)
+        finally:
+            self._stopping.set()
+            stopping.cancel()
+            left = [task for task in tasks if not task.done()]
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=0.2)
+            for task in left:
+                logger.error("The %s had not ended after the grace time and was left", task.get_name())
 
-    async def _run_outbox(self) -> None:
-        services = self._services
-        worker = OutboxWorker(
-            self._engine, concurrency=services.concurrency, lease=services.lease, grace=services.grace
-        )
-        self._worker = worker
-        listener = self._listener()
-        rhythm = Rhythm()
-        await listener.start(self._woken)
+    # One service
+
+    async def _supervise(self, one: _Loop) -> None:
+        """A service that is thrown out of its loop, whatever by, is started anew."""
+        while True:
+            try:
+                await self._run(one)
+                return
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._stopping.is_set() or task is None or task.cancelling():
+                    raise
+                self._note(one.name, RuntimeError("it was cancelled from inside"), "it is started anew")
+            except BaseException as error:
+                self._note(one.name, error, "it is started anew")
+            await self._first(asyncio.sleep(one.after_an_error.total_seconds()))
+
+    async def _run(self, one: _Loop) -> None:
+        if one.start is not None:
+            await one.start()
         try:
             while not self._stopping.is_set():
-                pause = await self._careful(lambda: self._look(worker, listener, rhythm), AFTER_AN_ERROR)
-                await self._wait(pause)
+                pause = await self._look(one)
+                await self._pause(pause, one.woken)
         finally:
-            await worker.stop()
+            if one.stop is not None:
+                await one.stop()
+
+    async def _look(self, one: _Loop) -> float:
+        """One look. At the stop it has the grace time, then it is let go of."""
+        look = asyncio.ensure_future(_contained(one.once))
+        try:
+            await self._first(look)
+            if not look.done():
+                await asyncio.wait({look}, timeout=self._services.grace.total_seconds())
+            if not look.done():
+                look.cancel()
+                await asyncio.wait({look}, timeout=apart.FAREWELL)
+                logger.error("The %s was still at it after the grace time and was left", one.name)
+                return 0.0
+            pause = look.result()
+        except Exception as error:
+            self._note(one.name, error, "it looks again soon")
+            return one.after_an_error.total_seconds()
+        finally:
+            if not look.done():
+                look.cancel()
+        if self.troubles.pop(one.name, None) is not None:
+            logger.info("The %s works again", one.name)
+        return pause
+
+    def _note(self, service: str, error: BaseException, then: str = "") -> None:
+        """What goes wrong is logged, counted, and to be seen."""
+        sentence = str(error) if isinstance(error, SamekeyError) else f"{type(error).__name__}: {error}"
+        self.troubles[service] = sentence
+        told = None if isinstance(error, SamekeyError) else error
+        logger.warning("The %s failed%s: %s", service, then and f" ({then})", sentence, exc_info=told)
+        self._engine.events.emit("worker.trouble", service=service, kind=type(error).__name__)
+
+    async def _pause(self, seconds: float, woken: asyncio.Event | None) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+        elif woken is None:
+            await self._first(asyncio.sleep(seconds))
+        else:
+            await self._first(_within(seconds, woken.wait()))
+
+    async def _first(self, waiting: Any) -> None:
+        """Waits for something, or for the stop. What is a task already goes on; anything else is ended."""
+        given = isinstance(waiting, asyncio.Future)
+        waited, stopped = asyncio.ensure_future(waiting), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({waited, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            if not given:
+                waited.cancel()
+
+    # The services
+
+    def _loops(self) -> list[_Loop]:
+        engine, services = self._engine, self._services
+        found: list[_Loop] = []
+        if services.outbox and engine.store.transactional is not None:
+            found.append(self._outbox_loop())
+        if services.completer and engine.store.transactional is not None:
+            woken = asyncio.Event()
+            self._completer = completer = Completer(
+                engine, concurrency=services.completer_concurrency, changed=woken.set
+            )
+            found.append(
+                _Loop(
+                    "completer",
+                    _slotted(completer.look, services.completer_interval, woken),
+                    woken=woken,
+                    stop=lambda: completer.stop(services.grace),
+                )
+            )
+        if services.reconciler:
+            woken = asyncio.Event()
+            self._reconciler = reconciler = Reconciler(
+                engine,
+                concurrency=services.reconciler_concurrency,
+                max_tries=services.reconciler_tries,
+                backoff=services.reconciler_backoff,
+                timeout=services.reconciler_timeout,
+                changed=woken.set,
+            )
+            found.append(
+                _Loop(
+                    "reconciler",
+                    _slotted(reconciler.start, services.reconciler_interval, woken),
+                    woken=woken,
+                    stop=lambda: reconciler.stop(services.grace),
+                )
+            )
+        if services.sweeper:
+            found.append(_Loop("sweeper", _again(Sweeper(engine).run_once, services.sweeper_interval)))
+        if services.reaper:
+            reap = Reaper(engine, pending_timeout=services.pending_timeout, tombstones=services.tombstones)
+            found.append(_Loop("reaper", _done(reap.run_once, services.reaper_interval)))
+        if services.ledger:
+            for ledgers in engine.ledgers:
+                once = _done(LedgerCheck.of(engine, ledgers).run_once, services.ledger_interval)
+                found.append(_Loop(f"comparison of {ledgers.name}", once, AFTER_A_LEDGER_ERROR))
+        return found
+
+    def _outbox_loop(self) -> _Loop:
+        services, woken, rhythm, listener = self._services, asyncio.Event(), Rhythm(), self._listener()
+        self._worker = worker = OutboxWorker(
+            self._engine,
+            concurrency=services.concurrency,
+            lease=services.lease,
+            grace=services.grace,
+            changed=woken.set,
+        )
+
+        async def look() -> float:
+            woken.clear()  # before the look: what arrives, or ends, during it must not be missed
+            self._end_if_stuck(worker)
+            if await worker.run_once():
+                rhythm.worked()
+                return 0.0
+            return rhythm.idle(listening=listener.listening, next_due_ms=worker.next_due_ms)
+
+        async def stop() -> None:
             await listener.stop()
+            await worker.stop()
+
+        return _Loop("outbox", look, woken=woken, start=lambda: listener.start(woken), stop=stop)
 
     def _listener(self) -> Listener:
         if self._engine.drivers.dialect != "postgres":
@@ -163,19 +354,20 @@ class WorkerService:
 
         return PostgresListener(self._services.listen_url or self._engine.url)
 
-    async def _look(self, worker: OutboxWorker, listener: Listener, rhythm: Rhythm) -> float:
-        self._woken.clear()  # before the look: what arrives during it must not be missed
-        if await worker.run_once():
-            rhythm.worked()
-            return 0.0
-        if not worker.has_room:
-            await self._first(worker.until_room())
-            return 0.0
-        next_due = await run_async(self._engine.drivers.aio, self._engine.outbox.next_due)
-        if next_due is not None and next_due <= 0 and await worker.run_suspect():
-            rhythm.worked()
-            return 0.0
-        return rhythm.idle(listening=listener.listening, next_due_ms=next_due)
+    def _end_if_stuck(self, worker: OutboxWorker) -> None:
+        """Threads cannot be stopped; where they hold all that a kind may have, only a new process helps."""
+        stuck = ", ".join(worker.slots.stuck)
+        if not stuck:
+            self.troubles.pop("hanging jobs", None)
+            return
+        sentence = f"Sync jobs hang and hold every place of their kind: {stuck}. Give their calls a time-out."
+        if "hanging jobs" not in self.troubles:
+            self.troubles["hanging jobs"] = sentence
+            logger.critical("%s", sentence)
+        if self._own_process:
+            logger.critical("This worker can do no more of them and ends here; start it again.")
+            self._exit_code = STUCK
+            self.stop()
 
     def _longest_silence(self) -> float:
         """Seconds for which whatever runs now may run at most, and so keep the loop from turning."""
@@ -184,49 +376,49 @@ class WorkerService:
             longest = max(longest, self._engine.policy.max_run)
         return (longest + self._services.lease).total_seconds()
 
-    async def _careful(self, work: Callable[[], Awaitable[float]], after_an_error: timedelta) -> float:
-        try:
-            return await work()
-        except SamekeyError as error:
-            logger.warning("The worker will try again: %s", error)
-        except Exception:
-            logger.exception("The worker will try again")
-        return after_an_error.total_seconds()
 
-    async def _wait(self, seconds: float) -> None:
-        if seconds <= 0:
-            await asyncio.sleep(0)
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
-
-    async def _first(self, waiting: Awaitable[None]) -> None:
-        """Waits for something, or for the stop."""
-        tasks = [asyncio.ensure_future(waiting), asyncio.ensure_future(self._stopping.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+async def _contained(once: Once) -> float:
+    """SystemExit in a task would end the loop, and with it everything in this process."""
+    try:
+        return await once()
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise apart.Ended(error) from error
 
 
-def _any(once: Callable[[], Awaitable[int]]) -> Callable[[], Awaitable[bool]]:
+async def _within(seconds: float, waiting: Awaitable[Any]) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await waiting
+    except TimeoutError:
+        pass
+
+
+def _slotted(start: Callable[[], Awaitable[int]], interval: timedelta, woken: asyncio.Event) -> Once:
+    """What starts work in slots looks again at once if it found something, and when a slot is free again."""
+
+    async def look() -> float:
+        woken.clear()
+        return 0.0 if await start() > 0 else interval.total_seconds()
+
+    return look
+
+
+def _again(once: Callable[[], Awaitable[int]], interval: timedelta) -> Once:
     """What found something may find more at once."""
 
-    async def found() -> bool:
-        return await once() > 0
+    async def look() -> float:
+        return 0.0 if await once() > 0 else interval.total_seconds()
 
-    return found
+    return look
 
 
-def _nothing_more(once: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[bool]]:
+def _done(once: Callable[[], Awaitable[object]], interval: timedelta) -> Once:
     """What did all there was waits for its next time."""
 
-    async def done() -> bool:
+    async def look() -> float:
         await once()
-        return False
+        return interval.total_seconds()
 
-    return done
+    return look

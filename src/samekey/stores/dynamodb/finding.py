@@ -6,12 +6,14 @@ rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ...core.program import Program, Row, Unreadable
 from ...core.record import COLUMNS, Answer, Record, decode_record
 from ..keys import answer_values
 from ..protocols import Actor, Overview
+from ..readable import Tell, readable
 from ..statements import Statements
 
 
@@ -22,10 +24,16 @@ class DynamoFinding:
         self._statements = statements
 
     def take_unknown(
-        self, *, batch: int, lease_ms: int, now: int | None = None
+        self,
+        *,
+        batch: int,
+        lease_ms: int,
+        without: Sequence[str] = (),
+        tell: Tell | None = None,
+        now: int | None = None,
     ) -> Program[list[tuple[int, Record]]]:
         rows = yield self._statements.statement("take_unknown", now, batch=batch, lease_ms=lease_ms)
-        return [(int(row[0] or 0), decode_record(row[1:])) for row in rows]
+        return readable(((row[0], row[1:]) for row in rows), tell)
 
     def ask_again(
         self, operation_id: str, *, pause_ms: int, attempt: str | None = None, now: int | None = None

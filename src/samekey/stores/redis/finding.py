@@ -13,6 +13,7 @@ from ...core.record import COLUMNS, Answer, Record, decode_record
 from ...core.states import Event, State, sources
 from ..keys import answer_values
 from ..protocols import Actor, Overview
+from ..readable import Tell, readable
 from .scripts import RedisStatements, is_base
 
 PAGE: Final = 1000
@@ -34,14 +35,20 @@ class RedisFinding:
         self._statements = statements
 
     def take_unknown(
-        self, *, batch: int, lease_ms: int, now: int | None = None
+        self,
+        *,
+        batch: int,
+        lease_ms: int,
+        without: Sequence[str] = (),
+        tell: Tell | None = None,
+        now: int | None = None,
     ) -> Program[list[tuple[int, Record]]]:
         """Unknown outcomes to ask about now, each with how often it has been asked, this time included."""
         bases = yield from due(self._statements, "unknown", batch, now)
         if not bases:
             return []
         rows = yield self._statements.statement("take_unknown", now, at=bases, lease_ms=lease_ms)
-        return [(_int(row[0]), decode_record(row[1:])) for row in rows]
+        return readable(((row[0], row[1:]) for row in rows), tell)
 
     def ask_again(
         self, operation_id: str, *, pause_ms: int, attempt: str | None = None, now: int | None = None

@@ -1,7 +1,8 @@
-"""The programs of the outbox: enqueue, take, renew, finish, retry, bury.
+"""The programs of the outbox: enqueue, take, enter, renew, finish, retry, bury.
 
 A job is written in the handler's own transaction, so it exists exactly if the handler's writes do. Each time
-it is taken it gets a new attempt id, which everything later must match.
+it is taken it gets a new attempt id, which everything later must match. An attempt counts when the job's
+function is entered, not before: whoever cannot run it gives it back as it was.
 """
 
 from __future__ import annotations
@@ -13,10 +14,30 @@ from dataclasses import dataclass
 from ...core.claim import Claim
 from ...core.program import BEGIN, Program, Row, Value
 from ...core.record import Answer, Lease
-from ...errors import LeaseLost
+from ...errors import EscapedTransaction, LeaseLost
 from ..keys import answer_values, claim_values
+from ..readable import never_empty
 from .atomic import Escaped, Opened, Taken, Written
 from .keys import Keys
+
+SUSPICIOUS = 2
+"""Silences that make a suspect. One is no sign: a machine dies with all that runs on it."""
+LOOK_AHEAD = 1000
+"""Due jobs of a kind among which those of tenants that may still begin are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """What a worker has room for."""
+
+    name: str
+    batch: int
+    full_tenants: Sequence[str] = ()
+    here: Sequence[str] = ()
+    """Jobs that run in this process. One whose lease ran out unseen is still running."""
+    suspects: bool = True
+    lapsed: bool = True
+    """Also jobs that somebody holds whose lease has run out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +55,16 @@ class Job:
     """Whether its result is the operation's final answer."""
     attempt: str
     attempts: int
+    """How often its function has been entered. Taking a job does not count."""
+    silences: int
+    """How often in a row its worker has fallen silent while running it."""
     created_at: int
     taken_at: int
+
+    @property
+    def suspect(self) -> bool:
+        """It may be what its workers died of."""
+        return self.silences >= SUSPICIOUS
 
 
 class Jobs:
@@ -48,26 +77,28 @@ class Jobs:
         self,
         job_id: str,
         operation_id: str,
-        claim: Claim,
+        of: Claim | Job,
         tenant: str,
         name: str,
         payload: bytes,
         *,
         answers: bool,
+        delay_ms: int = 0,
         now: int | None = None,
     ) -> Program[None]:
-        """Writes one job, inside the handler's transaction."""
+        """Writes one job, inside the transaction of whoever wants it done."""
         yield self._queries.statement(
             "enqueue",
             now,
             id=job_id,
             operation_id=operation_id,
-            scope=claim.scope,
-            key=claim.key,
+            scope=of.scope,
+            key=of.key,
             tenant=tenant,
             name=name,
             payload=payload,
             answers=int(answers),
+            delay_ms=delay_ms,
         )
 
     def accept_locked(
@@ -101,33 +132,46 @@ class Jobs:
         return rows[0][1]
 
     def take(
-        self,
-        token: str,
-        *,
-        lease_ms: int,
-        batch: int,
-        suspects: bool = False,
-        now: int | None = None,
+        self, token: str, taking: Taking, *, lease_ms: int, now: int | None = None
     ) -> Program[list[Job]]:
-        """A batch of due jobs. ``token`` must be new each time.
-
-        ``suspects``: those whose worker fell silent more than once, and only those. One of them may kill
-        the next process too, so each should run where nothing else does.
-        """
+        """Due jobs of one kind. ``token`` must be new each time. Nothing is counted yet: see ``enter``."""
+        full, here = never_empty(taking.full_tenants), never_empty(taking.here)
         rows = yield self._queries.statement(
-            "take_jobs", now, token=token, lease_ms=lease_ms, batch=batch, suspects=int(suspects)
+            "take_jobs",
+            now,
+            token=token,
+            lease_ms=lease_ms,
+            name=taking.name,
+            batch=taking.batch,
+            full=full,
+            full_list=json.dumps(full),
+            here=here,
+            here_list=json.dumps(here),
+            ahead=LOOK_AHEAD if taking.full_tenants else 0,
+            suspects=int(taking.suspects),
+            lapsed=int(taking.lapsed),
         )
         return [_decode(row) for row in rows]
 
-    def suspect_due(self, *, now: int | None = None) -> Program[bool]:
-        """Whether a suspect waits to be run alone."""
-        rows = yield self._queries.statement("suspect_due", now)
-        return bool(rows)
+    def enter(self, jobs: Sequence[Job], *, now: int | None = None) -> Program[dict[str, int]]:
+        """Their functions are about to be called: counts the attempts. Gives those that are still ours."""
+        rows = yield self._queries.statement("enter_jobs", now, **_many(jobs))
+        return {str(job_id): int(attempts) for job_id, attempts in rows}  # type: ignore[arg-type]
 
-    def next_due(self, *, now: int | None = None) -> Program[int | None]:
-        """Milliseconds until a job may be taken; None if nothing waits."""
-        rows = yield self._queries.statement("next_due", now)
-        return rows[0][0]  # type: ignore[return-value]
+    def give_back(
+        self, jobs: Sequence[Job], *, pause_ms: int, error: str | None, now: int | None = None
+    ) -> Program[None]:
+        """Jobs that were taken and not entered: as if nobody had touched them, after a pause."""
+        yield self._queries.statement("give_back_jobs", now, **_many(jobs), pause_ms=pause_ms, error=error)
+
+    def leave(self, job: Job, *, now: int | None = None) -> Program[None]:
+        """A job that cannot be stopped at its worker's end keeps its lease; the attempt does not count."""
+        yield self._queries.statement("leave_job", now, id=job.id, attempt=job.attempt)
+
+    def due(self, *, now: int | None = None) -> Program[dict[str, int]]:
+        """Every kind of job that waits, with the milliseconds until one of it may be taken."""
+        rows = yield self._queries.statement("due_jobs", now)
+        return {str(name): int(due) for name, due in rows}  # type: ignore[arg-type]
 
     def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
         """Renews them at once (``scope`` is the job's id); gives the attempts that it renewed.
@@ -149,6 +193,30 @@ class Jobs:
             "note_provider_id", now, id=job.id, attempt=job.attempt, provider_id=provider_id
         )
         return bool(rows)
+
+    def open_writes(self) -> Program[Row | None]:
+        """First in the transaction of a job's own writes; gives what ``close_writes`` must find again."""
+        if "open_proof" in self._queries:
+            yield self._queries.statement("open_proof", None)
+        if "job_proof" not in self._queries:
+            return None
+        rows = yield self._queries.statement("job_proof", None)
+        return tuple(rows[0])
+
+    def close_writes(self, proof: Row | None, *, in_transaction: bool | None) -> Program[None]:
+        """After them. ``EscapedTransaction`` if they ended the transaction that they were given."""
+        if "close_proof" in self._queries:
+            yield self._queries.statement("close_proof", None)
+        if proof is not None:
+            rows = yield self._queries.statement("job_proof", None)
+            same = tuple(rows[0]) == proof
+        else:
+            same = in_transaction is not False
+        if not same:
+            raise EscapedTransaction(
+                "A job.write ended its own transaction, so its writes may stand without the job's end. Leave "
+                "the end of the transaction to samekey."
+            )
 
     def finish(
         self, job: Job, answer: Answer | None, provider_id: str | None, *, now: int | None = None
@@ -229,9 +297,21 @@ def _operation(job: Job) -> dict[str, Value]:
     return {"scope": job.scope, "key": job.key, "operation_id": job.operation_id}
 
 
+def _many(jobs: Sequence[Job]) -> dict[str, Value]:
+    ids, attempts = [job.id for job in jobs], [job.attempt for job in jobs]
+    return {
+        "ids": ids,
+        "id_list": json.dumps(ids),
+        "attempts": attempts,
+        "attempt_list": json.dumps(attempts),
+    }
+
+
 def _decode(row: Row) -> Job:
-    job_id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, created, now = row
-    assert isinstance(attempts, int) and isinstance(created, int) and isinstance(now, int)
+    job_id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, *rest = row
+    silences, created, now = rest
+    assert isinstance(attempts, int) and isinstance(silences, int)
+    assert isinstance(created, int) and isinstance(now, int)
     return Job(
         str(job_id),
         str(operation_id),
@@ -244,6 +324,7 @@ def _decode(row: Row) -> Job:
         answers == 1,
         str(attempt),
         attempts,
+        silences,
         created,
         now,
     )

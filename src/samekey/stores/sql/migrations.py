@@ -50,9 +50,19 @@ def code_version(dialect: Dialect) -> int:
     return migrations(dialect)[-1].version
 
 
+PATIENCE_MS = 500
+"""How long a migration queues for a lock at a time. All traffic on the table queues behind it meanwhile."""
+
+
 def migrate(queries: Queries) -> Program[list[Migration]]:
-    """Brings the schema up to this code's version; gives what was applied, perhaps nothing."""
+    """Brings the schema up to this code's version; gives what was applied, perhaps nothing.
+
+    ``StoreBusy`` if somebody else holds a table for longer than a moment: nothing is done then, and nothing
+    is left in the queue for the lock. Try again.
+    """
     yield BEGIN
+    if "migration_patience" in queries:
+        yield Statement(queries["migration_patience"], {"patience_ms": str(PATIENCE_MS)})
     if "migration_lock" in queries:
         rows = yield _statement(queries["migration_lock"])
         if rows[0][0] == 0:
@@ -79,6 +89,14 @@ def migrate(queries: Queries) -> Program[list[Migration]]:
     if "migration_unlock" in queries:
         yield _statement(queries["migration_unlock"])
     return applied
+
+
+def waits_for(queries: Queries) -> Program[list[str]]:
+    """Who may be in the way of a migration: for a person to read."""
+    if "migration_waits_for" not in queries:
+        return []
+    rows = yield Statement(queries["migration_waits_for"], {"schema_name": queries.schema})
+    return [f"session {pid!s} ({name!s}, {state!s}, for {age!s} s)" for pid, name, state, age in rows]
 
 
 def check(queries: Queries) -> Program[None]:

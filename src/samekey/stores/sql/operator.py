@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +12,7 @@ from ...core.record import COLUMNS, Answer, Record, decode_record
 from ...core.states import Mode
 from ..keys import answer_values
 from ..protocols import Actor, Overview
+from ..readable import Tell, never_empty, readable
 from .keys import Keys
 from .queries import Queries
 
@@ -83,11 +85,25 @@ class Operator:
     # Finding out
 
     def take_unknown(
-        self, *, batch: int, lease_ms: int, now: int | None = None
+        self,
+        *,
+        batch: int,
+        lease_ms: int,
+        without: Sequence[str] = (),
+        tell: Tell | None = None,
+        now: int | None = None,
     ) -> Program[list[tuple[int, Record]]]:
         """Unknown outcomes to ask about now, each with how often it has been asked, this time included."""
-        rows = yield self._queries.statement("take_unknown", now, batch=batch, lease_ms=lease_ms)
-        return [(int(row[0]), decode_record(row[1:])) for row in rows]  # type: ignore[arg-type]
+        left_out = never_empty(without)
+        rows = yield self._queries.statement(
+            "take_unknown",
+            now,
+            batch=batch,
+            lease_ms=lease_ms,
+            without=left_out,
+            without_list=json.dumps(left_out),
+        )
+        return readable(((row[0], row[1:]) for row in rows), tell)
 
     def ask_again(
         self, operation_id: str, *, pause_ms: int, attempt: str | None = None, now: int | None = None

@@ -15,6 +15,7 @@ from ...core.program import BEGIN, Program, Value
 from ...core.record import Answer, Lease, Record, decode_record
 from ...errors import CorruptRecord, EscapedTransaction, LeaseLost
 from ..protocols import Actor
+from ..readable import never_empty
 from .keys import Keys
 from .operator import act_as, act_end
 from .queries import Queries
@@ -273,9 +274,14 @@ class Phases:
         *,
         lease_ms: int,
         batch: int,
+        full_tenants: Sequence[str] = (),
         now: int | None = None,
     ) -> Program[list[Record]]:
-        """Operations whose lease ran out, now under attempts of ours. ``known``: ``name/version``."""
+        """Operations whose lease ran out, now under attempts of ours. ``known``: ``name/version``.
+
+        Those of ``full_tenants`` are left alone.
+        """
+        full = never_empty(full_tenants)
         if self._queries.names_actor_apart:
             yield BEGIN
         yield from self._queries.act_as("completer")
@@ -287,6 +293,8 @@ class Phases:
             known_list=json.dumps(list(known)),
             lease_ms=lease_ms,
             batch=batch,
+            full=full,
+            full_list=json.dumps(full),
         )
         yield from self._queries.act_no_more()
         return [decode_record(row[1:]) for row in rows]

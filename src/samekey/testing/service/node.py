@@ -3,8 +3,8 @@
     python -m samekey.testing.service.node --skew 90 app examples.payments.app:app --port 8000
     python -m samekey.testing.service.node --skew -90 worker examples.payments.app:idempotency --lease 2
 
-What follows ``worker`` is the real command's own. One thing cannot be said there and is set here: the pauses
-of the reconciler, which are half a minute and more for users, and must fit into a run that takes a minute.
+What follows ``worker`` is the real command's own. The pauses of the reconciler are set here: they are half a
+minute and more for users, and must fit into a run that takes a minute.
 """
 
 from __future__ import annotations
@@ -13,18 +13,13 @@ import argparse
 import os
 import sys
 import time
-from datetime import timedelta
 
-import samekey.workers.reconciler as reconciling
-from samekey.core.backoff import Backoff
 from samekey.testing.processes import LOOPBACK
 
-RECONCILING = {
-    "batch": 5,
-    "timeout": timedelta(seconds=3),
-    "backoff": Backoff(first=timedelta(seconds=1), longest=timedelta(seconds=4)),
-    "max_tries": 200,
-}
+RECONCILING = (
+    *("--reconciler-timeout", "3", "--reconciler-tries", "200"),
+    *("--reconciler-first-pause", "1", "--reconciler-longest-pause", "4"),
+)
 """In the place of users' minutes and hours; so many tries because faults come every few seconds here."""
 
 
@@ -32,14 +27,6 @@ def shift_clock(seconds: float) -> None:
     """From here on ``time.time()`` is wrong in this process. Leases must not care: the store's rules."""
     real, real_ns = time.time, time.time_ns
     vars(time).update(time=lambda: real() + seconds, time_ns=lambda: real_ns() + int(seconds * 1e9))
-
-
-def hurry_reconciler() -> None:
-    """The defaults of the reconciler in proportion to a lease of seconds."""
-    defaults = reconciling.Reconciler.__init__.__kwdefaults__
-    assert defaults is not None and set(RECONCILING) <= set(defaults), "the reconciler's options were renamed"
-    defaults.update(RECONCILING)
-    reconciling.SAFETY = timedelta(seconds=1)
 
 
 def main() -> None:
@@ -66,8 +53,7 @@ def main() -> None:
     else:
         from samekey.cli import main as samekey_command
 
-        hurry_reconciler()
-        sys.argv = ["samekey", "worker", options.target, *rest]
+        sys.argv = ["samekey", "worker", options.target, *RECONCILING, *rest]
         samekey_command()
 
 

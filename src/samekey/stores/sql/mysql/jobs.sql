@@ -9,39 +9,72 @@ where scope = :scope and `key` = :key and attempt = :attempt and state in ({from
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: enqueue
--- One job, in the handler's transaction.
+-- One job, in the transaction of whoever wants it done.
 insert into {jobs} (
     id, operation_id, scope, `key`, tenant, name, payload, answers, state, attempts, due_at, created_at
 )
 values (
-    :id, :operation_id, :scope, :key, :tenant, :name, :payload, :answers, 'live', 0, {now}, {now}
+    :id, :operation_id, :scope, :key, :tenant, :name, :payload, :answers, 'live', 0, {now} + :delay_ms, {now}
 )
 
 -- name: take_jobs
--- A batch of due jobs, each under an attempt id of its own. Those that have had all their attempts are
--- taken too: the worker writes them off, because a job that kills its process can do no more itself.
--- A suspect is a job whose worker fell silent, and not for the first time: it is taken only to run alone.
+-- A batch of due jobs of one kind, each under an attempt id of its own. Taking counts nothing: enter_jobs does, when
+-- the function is about to be called. Those that have had all their attempts are taken too: the worker writes them
+-- off, because a job that kills its process can do no more itself.
+-- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among the
+-- oldest :ahead due ones), and, where they are not asked for, suspects and jobs whose lease ran out. A suspect is a
+-- job whose worker has fallen silent while running it, and not for the first time.
 select id from {jobs} force index (samekey_jobs_due)
-where state = 'live' and due_at <= {now} and (attempt is not null and attempts > 1) = :suspects
+where state = 'live' and name = :name and due_at <= if(:ahead = 0, {now}, coalesce((
+        select w.due_at from {jobs} as w where w.state = 'live' and w.name = :name and w.due_at <= {now}
+        order by w.due_at limit 1 offset :ahead
+    ), {now}))
+    and tenant not in (:full) and id not in (:here)
+    and (:suspects = 1 or silences + entered < 2)
+    and (:lapsed = 1 or attempt is null)
 order by due_at limit :batch
 for update skip locked
 -- then
 update {jobs} set
-    attempt = concat(:token, id), attempts = attempts + 1, due_at = {now} + :lease_ms,
-    first_run_at = coalesce(first_run_at, {now})
+    attempt = concat(:token, id), due_at = {now} + :lease_ms, silences = silences + entered, entered = 0
 where id in (:locked)
 -- then
-select id, operation_id, scope, `key`, tenant, name, payload, answers, attempt, attempts, created_at, {now}
+select id, operation_id, scope, `key`, tenant, name, payload, answers, attempt, attempts, silences, created_at,
+    {now}
 from {jobs} where id in (:locked)
 
--- name: next_due
--- How long until there is something to take, in milliseconds; null if nothing waits.
-select min(due_at) - {now} from {jobs} where state = 'live'
+-- name: due_jobs
+-- Each kind of job that is waiting, and how long until one of it may be taken, in milliseconds. From kind to kind
+-- by the index: a backlog costs no more than a single job.
+with recursive kinds as (
+    select min(name) as name from {jobs} where state = 'live'
+    union all
+    select (select min(j.name) from {jobs} as j where j.state = 'live' and j.name > kinds.name)
+    from kinds where kinds.name is not null
+)
+select name, (select min(j.due_at) from {jobs} as j where j.state = 'live' and j.name = kinds.name) - {now}
+from kinds where name is not null
 
--- name: suspect_due
-select 1 from {jobs}
-where state = 'live' and due_at <= {now} and attempt is not null and attempts > 1
-limit 1
+-- name: enter_jobs
+-- Their functions are about to be called: now the attempts count. Said twice, it counts once.
+select id from {jobs} where id in (:ids) and state = 'live' and attempt in (:attempts)
+for update
+-- then
+update {jobs} set
+    attempts = attempts + 1 - entered, entered = 1, first_run_at = coalesce(first_run_at, {now})
+where id in (:locked)
+-- then
+select id, attempts from {jobs} where id in (:locked)
+
+-- name: give_back_jobs
+-- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them.
+update {jobs} set due_at = {now} + :pause_ms, attempt = null, error = :error
+where id in (:ids) and state = 'live' and entered = 0 and attempt in (:attempts)
+
+-- name: leave_job
+-- It goes on after its worker's end and cannot be stopped: it keeps its lease, and the attempt does not count.
+update {jobs} set attempts = attempts - entered, entered = 0
+where id = :id and attempt = :attempt and state = 'live'
 
 -- name: renew_jobs
 -- The running jobs of a worker at once; gives back the attempts that it renewed. A job that somebody has locked
@@ -73,9 +106,9 @@ where id = :id and attempt = :attempt and state = 'live'
 select {now} from {jobs} where id = :id and mark = :mark
 
 -- name: retry_job
--- Back into the queue, to be tried again after a pause.
+-- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more.
 update {jobs} set due_at = {now} + :pause_ms, error = :error, attempt = null,
-    attempts = attempts - :forgiven, mark = :mark
+    attempts = attempts - :forgiven, entered = 0, silences = 0, mark = :mark
 where id = :id and attempt = :attempt and state = 'live'
 -- then
 select {now} from {jobs} where id = :id and mark = :mark

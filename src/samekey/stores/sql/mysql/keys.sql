@@ -168,10 +168,21 @@ savepoint samekey_proof
 -- without saying so (CREATE, ALTER, TRUNCATE, LOCK TABLES …).
 release savepoint samekey_proof
 
+-- name: migration_patience
+-- How long a statement of a migration queues for a table (MySQL counts whole seconds). Whoever wants the table
+-- meanwhile queues behind it, so it gives up soon, by the server's own clock, and is tried again later.
+set session lock_wait_timeout = 1
+
+-- name: migration_waits_for
+-- Whose transactions are open: one of them holds the table.
+select trx_mysql_thread_id, 'a transaction', lower(trx_state), timestampdiff(second, trx_started, now())
+from information_schema.innodb_trx where trx_mysql_thread_id <> connection_id()
+order by trx_started
+
 -- name: migration_lock
 -- Migrators queue up here. DDL commits whatever is open, so a lock of the transaction would be gone with the
 -- first table; this one is the session's.
-select get_lock(concat('samekey ', sha1(database())), 4)
+select get_lock(concat('samekey ', sha1(database())), 1)
 
 -- name: migration_unlock
 select release_lock(concat('samekey ', sha1(database())))

@@ -13,7 +13,7 @@ set @samekey_actor = null, @samekey_reason = null
 -- name: take_unknown
 -- Unknown outcomes whose time has come. Moving their date on keeps other reconcilers away meanwhile.
 select id from {keys} force index (samekey_keys_reconcile)
-where state = 'unknown' and reconcile_after <= {now}
+where state = 'unknown' and reconcile_after <= {now} and endpoint not in (:without)
 order by reconcile_after limit :batch
 for update skip locked
 -- then
@@ -110,7 +110,7 @@ where id in (:locked)
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:resume}, locked_until = {now}, attempts = 1, error_code = null, mark = :mark
+update {keys} set state = {to:resume}, locked_until = {now}, attempts = 0, error_code = null, mark = :mark
 where id = :operation_id and mode = 'phased' and state = 'dead_letter'
 -- then
 select {now} from {keys} where id = :operation_id and mark = :mark
@@ -118,7 +118,7 @@ select {now} from {keys} where id = :operation_id and mark = :mark
 -- name: revive_job
 -- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
 -- its effect must not happen after all.
-update {jobs} set state = 'live', attempt = null, attempts = 0, due_at = {now}, done_at = null, mark = :mark
+update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now}, done_at = null, mark = :mark
 where id = :id and state = 'dead' and (answers = 0 or :revived = 1)
 -- then
 select operation_id from {jobs} where id = :id and mark = :mark

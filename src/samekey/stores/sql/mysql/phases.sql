@@ -118,7 +118,7 @@ delete from {phases} where operation_id = :operation_id
 -- and so are those whose definition this process does not know.
 select a.id from {keys} as a force index (samekey_keys_lease)
 where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
-    and exists (
+    and a.tenant not in (:full) and exists (
         select 1 from {inputs} as i
         where i.operation_id = a.id and i.created_at >= a.created_at
             and concat(i.name, '/', i.version) in (:known)

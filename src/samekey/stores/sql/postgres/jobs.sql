@@ -36,44 +36,80 @@ select
 from proof left join written on true
 
 -- name: enqueue
--- One job, in the handler's transaction. The notification is delivered when that commits.
+-- One job, in the transaction of whoever wants it done. The notification is delivered when that commits.
 with job as (
     insert into {jobs} (
         id, operation_id, scope, key, tenant, name, payload, answers, state, attempts, due_at, created_at
     )
     values (
         :id::text, :operation_id::text, :scope::text, :key::text, :tenant::text, :name::text,
-        :payload::bytea, :answers::bigint, 'live', 0, {now}, {now}
+        :payload::bytea, :answers::bigint, 'live', 0, {now} + :delay_ms::bigint, {now}
     )
     returning id
 )
 select pg_notify('samekey_jobs', '')::text from job
 
 -- name: take_jobs
--- A batch of due jobs, each under an attempt id of its own. Those that have had all their attempts are
--- taken too: the worker writes them off, because a job that kills its process can do no more itself.
--- A suspect is a job whose worker fell silent, and not for the first time: it is taken only to run alone.
+-- A batch of due jobs of one kind, each under an attempt id of its own. Taking counts nothing: enter_jobs does, when
+-- the function is about to be called. Those that have had all their attempts are taken too: the worker writes them
+-- off, because a job that kills its process can do no more itself.
+-- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among the
+-- oldest :ahead due ones), and, where they are not asked for, suspects and jobs whose lease ran out. A suspect is a
+-- job whose worker has fallen silent while running it, and not for the first time.
 -- The array is filled once, before the update, and keeps the plan on the primary key whatever the
 -- statistics say; a subquery in FROM may be run again for each row and take more than it was asked for.
 update {jobs} as j set
-    attempt = :token::text || j.id, attempts = j.attempts + 1, due_at = {now} + :lease_ms::bigint,
-    first_run_at = coalesce(j.first_run_at, {now})
+    attempt = :token::text || j.id, due_at = {now} + :lease_ms::bigint,
+    silences = j.silences + j.entered, entered = 0
 where j.id = any(array(
     select id from {jobs}
-    where state = 'live' and due_at <= {now} and (attempt is not null and attempts > 1) = (:suspects::bigint = 1)
+    where state = 'live' and name = :name::text and due_at <= case when :ahead::bigint = 0 then {now} else coalesce((
+            select w.due_at from {jobs} as w
+            where w.state = 'live' and w.name = :name::text and w.due_at <= {now}
+            order by w.due_at offset :ahead::bigint limit 1
+        ), {now}) end
+        and tenant <> all(:full::text[]) and id <> all(:here::text[])
+        and (:suspects::bigint = 1 or silences + entered < 2)
+        and (:lapsed::bigint = 1 or attempt is null)
     order by due_at limit :batch::bigint for update skip locked
 )) and {durable}
 returning j.id, j.operation_id, j.scope, j.key, j.tenant, j.name, j.payload, j.answers, j.attempt,
-    j.attempts, j.created_at, {now}
+    j.attempts, j.silences, j.created_at, {now}
 
--- name: next_due
--- How long until there is something to take, in milliseconds; null if nothing waits.
-select min(due_at) - {now} from {jobs} where state = 'live'
+-- name: due_jobs
+-- Each kind of job that is waiting, and how long until one of it may be taken, in milliseconds. From kind to kind
+-- by the index: a backlog costs no more than a single job.
+with recursive kinds as (
+    select min(name) as name from {jobs} where state = 'live'
+    union all
+    select (select min(j.name) from {jobs} as j where j.state = 'live' and j.name > kinds.name)
+    from kinds where kinds.name is not null
+)
+select name, (select min(j.due_at) from {jobs} as j where j.state = 'live' and j.name = kinds.name) - {now}
+from kinds where name is not null
 
--- name: suspect_due
-select 1::bigint from {jobs}
-where state = 'live' and due_at <= {now} and attempt is not null and attempts > 1
-limit 1
+-- name: enter_jobs
+-- Their functions are about to be called: now the attempts count. Said twice, it counts once.
+update {jobs} set
+    attempts = attempts + 1 - entered, entered = 1, first_run_at = coalesce(first_run_at, {now})
+where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live' and {durable}
+returning id, attempts
+
+-- name: give_back_jobs
+-- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them.
+with job as (
+    update {jobs} set due_at = {now} + :pause_ms::bigint, attempt = null, error = :error::text
+    where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live' and entered = 0
+        and {durable}
+    returning id
+)
+select pg_notify('samekey_jobs', '')::text from job
+
+-- name: leave_job
+-- It goes on after its worker's end and cannot be stopped: it keeps its lease, and the attempt does not count.
+update {jobs} set attempts = attempts - entered, entered = 0
+where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
+returning {now}
 
 -- name: renew_jobs
 -- The running jobs of a worker at once; gives back the attempts that it renewed. A job that somebody has locked
@@ -103,17 +139,25 @@ where id = :id::text and attempt = :attempt::text and state = 'live' and {durabl
 returning {now}
 
 -- name: retry_job
--- Back into the queue, to be tried again after a pause.
-update {jobs} set due_at = {now} + :pause_ms::bigint, error = :error::text, attempt = null,
-    attempts = attempts - :forgiven::bigint
-where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
-returning {now}
+-- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more. Whoever sleeps
+-- is told: the pause may be shorter than the sleep.
+with job as (
+    update {jobs} set due_at = {now} + :pause_ms::bigint, error = :error::text, attempt = null,
+        attempts = attempts - :forgiven::bigint, entered = 0, silences = 0
+    where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
+    returning id
+)
+select pg_notify('samekey_jobs', '')::text from job
 
 -- name: bury_job
 -- All attempts are used up: an operator decides.
 update {jobs} set state = 'dead', done_at = {now}, error = :error::text
 where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
 returning {now}
+
+-- name: job_proof
+-- What tells the transaction of a job's writes from another one, at its beginning and at its end.
+select (extract(epoch from now()) * 1000000)::bigint, pg_backend_pid()::bigint
 
 -- name: complete_operation
 -- The final answer of a deferred operation.

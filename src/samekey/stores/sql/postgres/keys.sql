@@ -249,6 +249,23 @@ select coalesce(pg_xact_status(:transaction::text::xid8), 'unknown')
 -- name: schema_versions
 select version::bigint, min_compatible::bigint from {schema}.schema_versions order by version
 
+-- name: migration_patience
+-- How long a statement of a migration queues for a lock. Whoever wants the table meanwhile queues behind it, so it
+-- gives up soon, by the server's own clock, and is tried again later.
+select set_config('lock_timeout', :patience_ms::text, true)
+
+-- name: migration_waits_for
+-- Whose transactions hold locks on the tables, or on the migration itself.
+select distinct on (a.pid) a.pid::bigint, coalesce(nullif(a.application_name, ''), a.usename::text, '?'),
+    coalesce(a.state, '?'), extract(epoch from clock_timestamp() - a.xact_start)::bigint
+from pg_locks as l
+join pg_stat_activity as a on a.pid = l.pid
+left join pg_class as c on c.oid = l.relation
+left join pg_namespace as n on n.oid = c.relnamespace
+where l.granted and a.xact_start is not null and a.pid <> pg_backend_pid() and a.datname = current_database()
+    and (n.nspname = :schema_name::text or l.locktype = 'advisory')
+order by a.pid
+
 -- name: migration_lock
 -- Migrators queue up here; the second finds the work done.
 select pg_advisory_xact_lock(7165093141852290897)::text

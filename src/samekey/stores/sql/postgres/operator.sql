@@ -16,6 +16,7 @@ select set_config('samekey.actor', '', true), set_config('samekey.reason', '', t
 update {keys} set reconcile_after = {now} + :lease_ms::bigint, reconcile_tries = reconcile_tries + 1
 where id = any(array(
     select id from {keys} where state = 'unknown' and reconcile_after <= {now}
+        and endpoint <> all(:without::text[])
     order by reconcile_after limit :batch::bigint for update skip locked
 )) and {durable}
 returning reconcile_tries, {record}
@@ -101,14 +102,14 @@ returning {now}
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:resume}, locked_until = {now}, attempts = 1, error_code = null
+update {keys} set state = {to:resume}, locked_until = {now}, attempts = 0, error_code = null
 where id = :operation_id::text and mode = 'phased' and state = 'dead_letter' and {durable}
 returning {now}
 
 -- name: revive_job
 -- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
 -- its effect must not happen after all.
-update {jobs} set state = 'live', attempt = null, attempts = 0, due_at = {now}, done_at = null
+update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now}, done_at = null
 where id = :id::text and state = 'dead' and (answers = 0 or :revived::bigint = 1) and {durable}
 returning operation_id
 

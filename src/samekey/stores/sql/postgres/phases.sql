@@ -121,7 +121,7 @@ with due as materialized (
     from {keys} as a join {inputs} as i on i.operation_id = a.id
     where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
         and i.name || '/' || i.version = any(:known::text[])
-        and i.created_at >= a.created_at
+        and i.created_at >= a.created_at and a.tenant <> all(:full::text[])
     order by a.locked_until limit :batch::bigint for update of a skip locked
 )
 update {keys} set

@@ -15,6 +15,7 @@ delete from samekey_actor
 update {keys} set reconcile_after = {now} + :lease_ms, reconcile_tries = reconcile_tries + 1
 where state = 'unknown' and (scope, key) in (
     select scope, key from {keys} where state = 'unknown' and reconcile_after <= {now}
+        and endpoint not in (select value from json_each(:without_list))
     order by reconcile_after limit :batch
 )
 returning reconcile_tries, {record}
@@ -100,14 +101,14 @@ returning {now}
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:resume}, locked_until = {now}, attempts = 1, error_code = null
+update {keys} set state = {to:resume}, locked_until = {now}, attempts = 0, error_code = null
 where id = :operation_id and mode = 'phased' and state = 'dead_letter'
 returning {now}
 
 -- name: revive_job
 -- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
 -- its effect must not happen after all.
-update {jobs} set state = 'live', attempt = null, attempts = 0, due_at = {now}, done_at = null
+update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now}, done_at = null
 where id = :id and state = 'dead' and (answers = 0 or :revived = 1)
 returning operation_id
 

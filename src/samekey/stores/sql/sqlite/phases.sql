@@ -111,6 +111,7 @@ where state in ({from:resume}) and (scope, key) in (
     where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
         and i.name || '/' || i.version in (select value from json_each(:known_list))
         and i.created_at >= a.created_at
+        and a.tenant not in (select value from json_each(:full_list))
     order by a.locked_until limit :batch
 )
 returning {now}, {record}

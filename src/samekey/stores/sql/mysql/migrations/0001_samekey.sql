@@ -102,7 +102,9 @@ create table if not exists samekey_jobs (
     state         varbinary(32) not null,
     attempt       varbinary(512),
     attempts      bigint not null,
+    -- Whether this attempt has entered the job's function, and how often in a row its worker fell silent there.
     entered       bigint not null default 0,
+    silences      bigint not null default 0,
     due_at        bigint not null,
     provider_id   varbinary(1024),
     error         longtext character set utf8mb4 collate utf8mb4_bin,
@@ -111,7 +113,7 @@ create table if not exists samekey_jobs (
     done_at       bigint,
     mark          varbinary(16),
     primary key (id),
-    key samekey_jobs_due (state, due_at),
+    key samekey_jobs_due (state, name, due_at),
     key samekey_jobs_operation (operation_id),
     key samekey_jobs_dead (state, created_at),
     constraint samekey_jobs_known_state check (state in (

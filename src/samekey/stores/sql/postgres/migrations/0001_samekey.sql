@@ -97,7 +97,9 @@ create table {schema}.jobs (
     )),
     attempt       text collate "C",
     attempts      bigint not null,
+    -- Whether this attempt has entered the job's function, and how often in a row its worker fell silent there.
     entered       bigint not null default 0,
+    silences      bigint not null default 0,
     due_at        bigint not null,
     provider_id   text collate "C",
     error         text,
@@ -106,7 +108,7 @@ create table {schema}.jobs (
     done_at       bigint
 );
 
-create index jobs_due on {schema}.jobs (due_at) where state = 'live';
+create index jobs_due on {schema}.jobs (name, due_at) where state = 'live';
 create index jobs_operation on {schema}.jobs (operation_id);
 create index jobs_dead on {schema}.jobs (created_at) where state = 'dead';
 

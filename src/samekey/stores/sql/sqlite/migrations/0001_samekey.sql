@@ -97,7 +97,9 @@ create table samekey_jobs (
     )),
     attempt       text,
     attempts      integer not null,
+    -- Whether this attempt has entered the job's function, and how often in a row its worker fell silent there.
     entered       integer not null default 0,
+    silences      integer not null default 0,
     due_at        integer not null,
     provider_id   text,
     error         text,
@@ -106,7 +108,7 @@ create table samekey_jobs (
     done_at       integer
 );
 
-create index samekey_jobs_due on samekey_jobs (due_at) where state = 'live';
+create index samekey_jobs_due on samekey_jobs (name, due_at) where state = 'live';
 create index samekey_jobs_operation on samekey_jobs (operation_id);
 create index samekey_jobs_dead on samekey_jobs (created_at) where state = 'dead';
 

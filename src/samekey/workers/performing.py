@@ -1,0 +1,183 @@
+"""Performing one job: its function is called for its own time, and what came of it is recorded once.
+
+A job may raise, hang, or have a result that cannot be kept; it is tried a bounded number of times, with a
+growing pause, and ends as a dead letter with its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from typing import Any
+
+from ..core.backoff import Backoff
+from ..core.policy import milliseconds
+from ..core.record import Answer, Lease
+from ..core.replayable import replayable
+from ..drivers.run import run_async, run_in, run_in_async
+from ..engine.engine import Engine
+from ..engine.jobs import Envelope, JobContext, JobDefinition
+from ..engine.keeper import Keeper
+from ..errors import EscapedTransaction, LeaseLost, NotSerialisable, StoreError
+from ..response import answer_of
+from ..stores.sql.jobs import Job
+from .apart import Apart
+
+logger = logging.getLogger("samekey")
+
+SETTLE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+"""Seconds between attempts to record an effect that has happened. Recording is cheaper than calling the
+provider again, and the lease bounds it in any case."""
+
+
+def name_of(job: Job) -> str:
+    """What logs and threads call it."""
+    return f"job {job.name} {job.id}"
+
+
+class Performer:
+    """Runs jobs that have been taken and entered."""
+
+    def __init__(self, engine: Engine, apart: Apart, keeper: Keeper, lease_ms: int) -> None:
+        self._engine = engine
+        self._driver = engine.drivers.aio
+        self._outbox = engine.outbox
+        self._apart = apart
+        self._keeper = keeper
+        self._lease_ms = lease_ms
+
+    async def run(self, job: Job, definition: JobDefinition, envelope: Envelope) -> None:
+        """One attempt, to its end."""
+        context = JobContext(job, envelope, self._engine.jobs)
+        lease = Lease(job.id, "", job.attempt, self._lease_ms)
+        # Its time for the work, its time for the writes, and what another worker grants it anyway.
+        self._keeper.watch(lease, 2 * milliseconds(definition.timeout) + self._lease_ms)
+        try:
+            result = await self._call(job, definition, context, envelope.payload)
+            answer = self._answer(result) if job.answers else None
+            await self._settle(job, definition, context, answer, lease)
+        except (NotSerialisable, EscapedTransaction) as error:
+            # The effect has happened and no further attempt can give a better result.
+            await self.bury(job, _kept(str(error)), context.provider_id)
+        except LeaseLost:
+            logger.warning("Another worker has taken the %s; this result was dropped", name_of(job))
+        except TimeoutError as error:
+            sentence = str(error) or f"It took longer than {definition.timeout.total_seconds():g} s."
+            await self._failed(job, definition, context, _kept(sentence))
+        except Exception as error:
+            await self._failed(job, definition, context, _kept(f"{type(error).__name__}: {error}"))
+        finally:
+            self._keeper.forget(lease)
+
+    async def bury(self, job: Job, error: str, provider_id: str | None = None) -> None:
+        """The end of its attempts, or of its hopes: a dead letter."""
+        logger.error("The %s is a dead letter: %s", name_of(job), error)
+        await self._note(job, provider_id)
+        try:
+            await run_async(self._driver, lambda: self._outbox.bury(job, error=_kept(error)))
+        except LeaseLost:
+            logger.warning("Another worker has taken the %s", name_of(job))
+            return
+        self._engine.events.emit("dead_letter", mode="deferred")
+
+    async def _call(self, job: Job, definition: JobDefinition, context: JobContext, payload: Any) -> Any:
+        """The job's own function, for its own time and no longer."""
+        function, name = definition.function, name_of(job)
+        if inspect.iscoroutinefunction(function):
+            work = self._apart.call_async(function, context, payload)
+        else:
+            work = self._apart.call(name, function, context, payload)
+        return await self._apart.at_most(definition.timeout, name, work)
+
+    def _answer(self, result: Any) -> Answer | None:
+        """What is stored of a result; None if it is too large to keep."""
+        answer = replayable(answer_of(result))
+        return None if len(answer.body) > self._engine.policy.max_answer else answer
+
+    async def _settle(
+        self,
+        job: Job,
+        definition: JobDefinition,
+        context: JobContext,
+        answer: Answer | None,
+        lease: Lease,
+    ) -> None:
+        """Records what was done. The effect is out there, so a store that hiccups is asked again."""
+        name = name_of(job)
+        for pause in (*SETTLE_PAUSES, None):
+            try:
+                if inspect.iscoroutinefunction(definition.function):
+                    work = self._record(job, context, answer)
+                else:
+                    # In a thread of its own: its writes want a sync connection and may block.
+                    work = self._apart.call(name, self._record_sync, job, context, answer)
+                await self._apart.at_most(definition.timeout, name, work)
+                return
+            except StoreError as error:
+                if pause is None or self._keeper.remaining(lease) <= pause:
+                    raise
+                logger.warning("The end of the %s will be recorded again: %s", name, error)
+                await asyncio.sleep(pause)
+
+    async def _record(self, job: Job, context: JobContext, answer: Answer | None) -> None:
+        """The provider's id, the job's own writes, the jobs after it, its end and the final answer: one
+        transaction."""
+        session = await self._driver.open()
+        try:
+            if context.writes:
+                proof = await run_in_async(session, self._outbox.open_writes())
+                for function, args, kwargs in context.writes:
+                    written = function(session.connection, *args, **kwargs)
+                    if inspect.isawaitable(written):
+                        await written
+                still = session.in_transaction()
+                await run_in_async(session, self._outbox.close_writes(proof, in_transaction=still))
+            await run_in_async(session, context.enqueue_next(self._outbox))
+            await run_in_async(session, self._outbox.finish(job, answer, context.provider_id))
+        except BaseException:
+            await session.rollback()
+            raise
+        await session.commit()
+
+    def _record_sync(self, job: Job, context: JobContext, answer: Answer | None) -> None:
+        """The same for a sync job, whose writes want a sync connection."""
+        session = self._engine.drivers.sync.open()
+        try:
+            if context.writes:
+                proof = run_in(session, self._outbox.open_writes())
+                for function, args, kwargs in context.writes:
+                    function(session.connection, *args, **kwargs)
+                still = session.in_transaction()
+                run_in(session, self._outbox.close_writes(proof, in_transaction=still))
+            run_in(session, context.enqueue_next(self._outbox))
+            run_in(session, self._outbox.finish(job, answer, context.provider_id))
+        except BaseException:
+            session.rollback()
+            raise
+        session.commit()
+
+    async def _failed(self, job: Job, definition: JobDefinition, context: JobContext, sentence: str) -> None:
+        logger.warning("The %s failed (attempt %d): %s", name_of(job), job.attempts, sentence)
+        provider_id = context.provider_id
+        if job.attempts >= definition.max_attempts:
+            await self.bury(job, sentence, provider_id)
+            return
+        await self._note(job, provider_id)
+        pause = _pause_ms(definition.backoff, job.attempts)
+        await run_async(self._driver, lambda: self._outbox.retry(job, pause_ms=pause, error=_kept(sentence)))
+
+    async def _note(self, job: Job, provider_id: str | None) -> None:
+        """What the provider made is known even if the job failed after it."""
+        if provider_id is not None:
+            await run_async(self._driver, lambda: self._outbox.note_provider_id(job, provider_id))
+
+
+def _pause_ms(backoff: Backoff, attempts: int) -> int:
+    return backoff.pause_ms(attempts, random.random())  # noqa: S311
+
+
+def _kept(text: str) -> str:
+    """Text as it is logged and stored: bounded, and without what a log or a database cannot hold."""
+    return text[:4000].replace("\x00", "�").encode("utf-8", "replace").decode()

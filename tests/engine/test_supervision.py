@@ -1,0 +1,162 @@
+"""Background work never stops silently: it outlives an absent store, and what falls out of its loop is begun
+anew. It is never held by one piece of work, not even at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from samekey import Idempotency, OutcomeUnknown
+from samekey.drivers.run import run
+from samekey.engine.events import Event
+from samekey.stores.sql.migrations import migrate
+from samekey.testing.proxy import FaultProxy
+from samekey.workers import service as service_module
+from samekey.workers.service import Services, WorkerService
+from samekey.workers.sweeper import Sweeper
+
+OFTEN = timedelta(milliseconds=50)
+
+
+async def until(condition: Any, seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("store", ["postgres", "mariadb"])
+def test_background_work_comes_to_life_when_the_store_does(
+    request: pytest.FixtureRequest,
+    store: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url: str = request.getfixturevalue(f"{store}_url")
+    ready = Idempotency(url)
+    run(ready.drivers.sync, lambda: migrate(ready.queries))
+    ready.close()
+    monkeypatch.setattr(service_module.STARTING.__class__, "pause_ms", lambda *_: 20)
+    told: list[Event] = []
+    with FaultProxy.before(url) as proxy:
+        proxy.refuse()
+        idempotency = Idempotency(proxy.url_for(url), timeout=1)
+        idempotency.events.subscribe(told.append)
+
+        async def story() -> None:
+            async with idempotency.background(Services(sweeper_interval=OFTEN)) as service:
+                assert (service.state, service.healthy) == ("starting", False)
+                await until(lambda: sum(event.name == "worker.trouble" for event in told) >= 3)
+                assert "store" in service.troubles
+                await asyncio.to_thread(proxy.accept)
+                await until(lambda: service.healthy)
+                # The same when it goes away later on.
+                await asyncio.to_thread(proxy.stall)
+                await until(lambda: "sweeper" in service.troubles)
+                assert (service.state, service.healthy) == ("running", False)
+                await asyncio.to_thread(proxy.flow)
+                await until(lambda: service.healthy)
+            assert service.state == "stopped"
+            await idempotency.aclose()
+
+        asyncio.run(story())
+    assert "The store failed" in caplog.text and "cannot be reached" in caplog.text
+
+
+@pytest.mark.parametrize("thrown", [SystemExit, asyncio.CancelledError, RuntimeError, GeneratorExit])
+def test_a_service_that_is_thrown_out_of_its_loop_is_started_anew(
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    thrown: type[BaseException],
+) -> None:
+    idempotency = Idempotency(sqlite_url)
+    looks: list[int] = []
+
+    async def falls(_: Any) -> int:
+        looks.append(1)
+        if len(looks) == 1:
+            raise thrown
+        return 0
+
+    monkeypatch.setattr(Sweeper, "run_once", falls)
+    monkeypatch.setattr(service_module, "AFTER_AN_ERROR", OFTEN)
+
+    async def story() -> None:
+        async with idempotency.background(Services(sweeper_interval=OFTEN)) as service:
+            await until(lambda: len(looks) > 2)
+            await until(lambda: service.healthy)
+        await idempotency.aclose()
+
+    asyncio.run(story())
+    assert "The sweeper failed" in caplog.text
+
+
+async def ignores_everything(*_: Any) -> None:
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+
+@pytest.mark.parametrize("what", ["lookup", "sync lookup", "ledger", "sync ledger", "sweeper"])
+def test_whatever_hangs_the_end_comes_after_the_grace_time(
+    sqlite_url: str, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    idempotency = Idempotency(sqlite_url)
+    began, release = threading.Event(), threading.Event()
+
+    async def hangs(*_: Any) -> Any:
+        began.set()
+        while not release.is_set():
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                pass
+
+    def hangs_sync(*_: Any) -> Any:
+        began.set()
+        release.wait(60)
+
+    function: Any = hangs_sync if what.startswith("sync") else hangs
+    if "lookup" in what:
+        idempotency.lookup()(function)
+    elif "ledger" in what:
+        idempotency.compare_ledgers(ours=function, theirs=lambda: [])
+    else:
+        monkeypatch.setattr(Sweeper, "run_once", hangs)
+
+    def unknown() -> None:
+        raise OutcomeUnknown("lost")
+
+    async def story() -> float:
+        with pytest.raises(OutcomeUnknown):
+            await idempotency.once_async(tenant="t", key="k", run=unknown)
+        services = Services(grace=timedelta(seconds=0.2), reconciler_interval=OFTEN)
+        async with idempotency.background(services):
+            await until(began.is_set)
+            stopped = time.monotonic()
+        return time.monotonic() - stopped
+
+    loop = asyncio.new_event_loop()
+    try:
+        took = loop.run_until_complete(story())
+        assert took < 10, took  # of an hour
+        release.set()
+        loop.run_until_complete(asyncio.sleep(0.2))
+        loop.run_until_complete(idempotency.aclose())
+    finally:
+        release.set()
+        loop.close()
+    assert "left" in caplog.text
+
+
+def test_two_services_can_be_looked_at(sqlite_url: str) -> None:
+    """What a readiness probe asks."""
+    service = WorkerService(Idempotency(sqlite_url))
+    assert (service.state, service.healthy, service.hanging, service.troubles) == ("starting", False, {}, {})
