@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +14,9 @@ import pytest
 
 from samekey.errors import OperationOver, UnfinishedWork
 from samekey.testing.processes import PATIENCE
-from tests.fire.apps import Settings, World
+from tests.fire.apps import Settings, World, build
 from tests.fire.checkpoints import current_key
+from tests.fire.evidence import query
 from tests.fire.scene import Raised, Scene, scene
 
 worlds = pytest.mark.parametrize("world", get_args(World))
@@ -187,3 +189,65 @@ def test_a_classifier_that_raises_costs_no_place(postgres: Settings) -> None:
             assert at.send(f"bad{number}").status == 500
         assert at.send("good").is_new
         assert at.evidence.effects("bad0") == 0
+
+
+def request(key: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """A guarded request, as a server hands it to an application."""
+    headers = [(b"idempotency-key", key.encode()), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/atomic",
+        "raw_path": b"/atomic",
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "server": ("fire", 80),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    return scope, receive
+
+
+@pytest.mark.parametrize("world", ["asgi"])
+def test_240_requests_with_random_deadlines(postgres: Settings) -> None:
+    """Every answer has its row, nothing runs twice, and afterwards every place is there."""
+    chance = random.Random(4)
+    app, engine = build(replace(postgres, pool_size=5))
+    answered: dict[str, list[int]] = {}
+
+    async def ask(key: str, deadline: float | None) -> None:
+        scope, receive = request(key)
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                answered.setdefault(key, []).append(message["status"])
+
+        try:
+            async with asyncio.timeout(deadline):
+                await app(scope, receive, send)
+        except TimeoutError:
+            pass
+
+    async def story() -> None:
+        keys = [f"k{number}" for number in range(240)]
+        for start in range(0, len(keys), 30):
+            deadlines = [chance.choice((None, chance.uniform(0, 0.1))) for _ in range(30)]
+            await asyncio.gather(*map(ask, keys[start : start + 30], deadlines))
+        for key in keys:
+            for _ in range(1000):  # what was cut off may still be running
+                await ask(key, None)
+                if answered[key][-1] == 201:
+                    break
+                assert answered[key][-1] in (409, 503), answered[key]
+            assert answered[key][-1] == 201
+        await engine.aclose()
+
+    asyncio.run(story())
+    rows = query(postgres.url, "select key, count(*) from effects group by key")
+    assert sorted(rows) == sorted((f"k{number}", 1) for number in range(240))

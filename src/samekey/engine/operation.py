@@ -51,8 +51,9 @@ class Operation:
     def connection(self) -> Any:
         """Atomic work only: what is written through it commits together with the answer.
 
-        The driver's own connection (asyncpg or psycopg, PyMySQL, ``sqlite3.Connection``), or for async code
-        on SQLite and MySQL an object with ``await connection.execute(sql, parameters)``.
+        It works as the driver's own connection does (asyncpg or psycopg, PyMySQL, ``sqlite3``), refuses to
+        end the transaction or to be closed, and is cut when the operation ends. For async code on SQLite and
+        MySQL it is an object with ``await connection.execute(sql, parameters)``.
         """
         if self._session is None:
             raise ConfigurationError(
