@@ -140,6 +140,19 @@ def test_a_key_in_a_wider_scope_is_found_too(world: World) -> None:
     wide.close()
 
 
+def test_a_clients_key_and_one_of_a_call_are_not_taken_for_each_other(world: World) -> None:
+    world.engine.once(tenant=TENANT, key="k", name="book", run=lambda: 1)
+    shown = keys(world, "show", "--key", "k", "--tenant", TENANT)
+    assert "CALL book" in shown.out
+    parts = keys(world, "show", "--key", "k", "--tenant", TENANT, "--json").json["record"]["fingerprint"]
+    assert list(parts) == ["method", "path", "query", "media type", "headers", "body"]
+    assert all(f"{name} {digest}" in " ".join(shown.out.split()) for name, digest in parts.items())
+    world.completed("k")
+    for way in (("--key", "k", "--tenant", TENANT), ("--digest", world.engine.digest(TENANT, "k"))):
+        ran = keys(world, "show", *way)
+        assert ran.code == 1 and "use keys list, then the id" in ran.sentence
+
+
 def test_show_tells_everything_but_the_body(world: World) -> None:
     record = world.completed(SECRET_KEY)
     out = keys(world, "show", record.id).out
