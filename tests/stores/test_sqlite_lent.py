@@ -22,6 +22,7 @@ from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled
 from samekey.errors import CommitRefused, OperationOver
+from samekey.testing.processes import wait_until
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of
 
 INSERT = "insert into t values (1)"
@@ -53,6 +54,11 @@ def rows(path: str) -> int:
     with closing(sqlite3.connect(path)) as connection:
         count: int = connection.execute("select count(*) from t").fetchone()[0]
         return count
+
+
+def threads() -> int:
+    """Without the one that wakes for handlers that hang: it stays."""
+    return sum(thread.name != "samekey alarm" for thread in threading.enumerate())
 
 
 ENDS: list[Callable[[SQLiteSession], None]] = [SQLiteSession.commit, SQLiteSession.rollback]
@@ -411,10 +417,55 @@ def test_an_operation_that_is_cancelled_leaves_nothing_behind(url: str, moment: 
                 await operation(key)
         await idempotency.aclose()
 
-    before = threading.active_count()
+    before = threads()
     asyncio.run(story())
-    assert threading.active_count() == before
+    assert threads() == before
     assert effects(url, "next") == effects(url, "after-next") == 1
     stored = {row[0] for row in execute(url, "select key from samekey_keys where state = 'completed'")}
     assert effects(url, "cancelled") == (1 if "cancelled" in stored else 0)
     assert effects(url, "blocker") == 0
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+def test_a_handler_that_runs_too_long_does_not_keep_the_write_lock(url: str, style: str) -> None:
+    """Once its longest run is over, others can write, and it commits nothing more."""
+    idempotency = Idempotency(url)
+    options = {"lease": 1, "max_run": 2}
+    rules = rules_from(idempotency.policy, Mode.ATOMIC, options)
+    path = url.removeprefix("sqlite:///")
+
+    def lock_is_free() -> bool:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+            try:
+                other.execute("begin immediate")
+            except sqlite3.OperationalError:
+                return False
+            return True
+
+    async def story() -> Any:
+        running = await idempotency.begin_async(exchange_of("slow"), rules)
+        assert isinstance(running, Running)
+        connection = running.operation.connection
+        await connection.execute("insert into effects values ('slow')")
+        await asyncio.to_thread(wait_until, lock_is_free)
+        with pytest.raises(OperationOver):
+            await connection.execute("insert into effects values ('slow')")
+        following = await idempotency.drivers.aio.open()
+        await following.connection.execute("insert into effects values ('following')")
+        await following.commit()
+        return (await idempotency.finish_async(running, Handled(PAID))).answer
+
+    if style == "async":
+        answer = asyncio.run(story())
+    else:
+        running = idempotency.begin(exchange_of("slow"), rules)
+        assert isinstance(running, Running)
+        running.operation.connection.execute("insert into effects values ('slow')")
+        wait_until(lock_is_free)
+        with pytest.raises(OperationOver):
+            running.operation.connection.execute("insert into effects values ('slow')")
+        execute(url, "insert into effects values ('following')")
+        answer = idempotency.finish(running, Handled(PAID)).answer
+    assert answer is not None and answer.status == 503
+    assert effects(url, "slow") == 0 and effects(url, "following") == 1
+    asyncio.run(idempotency.aclose())

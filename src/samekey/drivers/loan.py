@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..errors import OperationOver
+from .alarm import ALARM, Appointment
 
 
 class Loan:
@@ -23,6 +24,16 @@ class Loan:
         self._depth = 0
         self._over = False
         self._last_act: Callable[[], object] | None = None
+        self._longest: Appointment | None = None
+
+    def expire_after(self, seconds: float, end: Callable[[], object]) -> None:
+        """Calls ``end``, in a thread of its own, if the loan is not over by then: its handler hangs."""
+
+        def expire() -> None:
+            if not self._over:
+                threading.Thread(target=end, name="samekey-expired", daemon=True).start()
+
+        self._longest = ALARM.after(seconds, expire)
 
     @property
     def over(self) -> bool:
@@ -54,6 +65,8 @@ class Loan:
             if self._over:
                 raise OperationOver
             self._over = True
+        if self._longest is not None:
+            self._longest.call_off()
         if self._is_free(patience):
             return True
         self._last_act = last_act

@@ -31,7 +31,10 @@ class Session(Protocol):
 
 
 class Lending(Protocol):
-    """What a session on PostgreSQL has besides, sync and async: it has no lease that would end by itself."""
+    """What a session on PostgreSQL has besides, sync and async: it has no lease that would end by itself.
+
+    ``expire_after`` is there on every database.
+    """
 
     def cut(self) -> None:
         """The handler has ended: nothing that was lent to it can be used any more.

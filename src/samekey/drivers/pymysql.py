@@ -215,6 +215,15 @@ class PyMySQLSession:
             # What we write does not count as the handler's.
             self._before += getattr(wire, "written", 0) - before
 
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Rolls back, and calls ``then``, if the handler has not ended by that time."""
+
+        def expire() -> None:
+            self.rollback()
+            then()
+
+        self._loan.expire_after(seconds, expire)
+
     def commit(self) -> None:
         self._end_loan()
         with self._one_at_a_time:

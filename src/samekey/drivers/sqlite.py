@@ -165,6 +165,8 @@ class SQLiteSession:
             return work(self.connection)
 
     def wrote(self) -> bool:
+        if self._loan.over:
+            return True  # nobody can tell; the next statement says that it is over
         try:
             return self._held is not None and self._held.total_changes != self._changes
         except sqlite3.Error:
@@ -179,6 +181,15 @@ class SQLiteSession:
     def execute(self, statement: Statement) -> Sequence[Row]:
         with self._loan.use():
             return _execute(self._begin(), statement)
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Rolls back, and calls ``then``, if the handler has not ended by that time."""
+
+        def expire() -> None:
+            self.rollback()
+            then()
+
+        self._loan.expire_after(seconds, expire)
 
     def commit(self) -> None:
         if not self._end_loan():

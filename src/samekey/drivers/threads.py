@@ -136,6 +136,9 @@ class LendingSession(Session, Protocol):
     def lend(self, work: Callable[[Any], T]) -> T:
         """Does something with the connection that the handler sees."""
 
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Rolls back, and calls ``then``, if the handler has not ended by that time."""
+
 
 S = TypeVar("S", bound=LendingSession)
 
@@ -173,6 +176,24 @@ class ThreadedSession(Generic[S]):
     async def lend(self, work: Callable[[Any], T]) -> T:
         """Does something with the connection that the handler sees."""
         return await self._use(lambda: self._session.lend(work))
+
+    def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Rolls back, and calls ``then``, if the handler has not ended by that time.
+
+        In a thread, since a handler may hang in a way that holds up the event loop.
+        """
+        loop = asyncio.get_running_loop()
+
+        def expired() -> None:
+            then()
+            with suppress(RuntimeError):  # the event loop is closed, and nobody waits
+                loop.call_soon_threadsafe(self._expired)
+
+        self._session.expire_after(seconds, expired)
+
+    def _expired(self) -> None:
+        self._ended = True
+        self._end_turn()
 
     async def commit(self) -> None:
         await self._end(self._session.commit)

@@ -68,6 +68,12 @@ _ESCAPED = (
 )
 
 
+_RAN_TOO_LONG = (
+    "An atomic handler ran longer than max_run and was rolled back; what it still does on its connection is "
+    "refused. Raise max_run if it needs the time."
+)
+
+
 class _Atomic(ABC):
     """The decisions that both kinds share."""
 
@@ -339,13 +345,19 @@ class ClaimedAtomic(_Atomic):
             return decision
         record = decision.record
         lease = record.lease(claim.lease_ms)
-        self._keeper.watch(lease, max_run_of(rules))
+        self._watch(lease, session, max_run_of(rules))
         operation = Operation(claim, record.id)
         operation._session = session
         running = Running(claim, rules, operation, lease=lease, session=operation._session)
         running.expires_at = record.expires_at
         running.attempts, running.reused = record.attempts, decision.reused
         return running
+
+    def _watch(self, lease: Lease, session: Any, max_run_ms: int) -> None:
+        """Keeps the lease for the longest run. A handler that hangs must not keep the write lock, or its
+        place in the pool, any longer than that either."""
+        self._keeper.watch(lease, max_run_ms)
+        session.expire_after(max_run_ms / 1000, lambda: logger.error(_RAN_TOO_LONG))
 
     def give_back(self, running: Running) -> Flow[None]:
         assert running.lease is not None
