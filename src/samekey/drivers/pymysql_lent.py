@@ -8,6 +8,7 @@ it set on the object (converters, cursor classes, a character set) meets nobody.
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,8 +21,11 @@ from pymysql.cursors import Cursor  # type: ignore[import-untyped]
 from ..errors import CommitRefused, OperationOver
 from .loan import Loan
 from .mysql import COMMIT_REFUSED, unverified_tls
-from .mysql_errors import DEADLOCK
+from .mysql_errors import AUTH_PLUGIN_ERROR, DEADLOCK
 from .mysql_text import ends_transaction, may_move
+
+_IN_CLEAR: Final = (b"mysql_clear_password", b"dialog")
+"""Ways of logging in that send the password as it is. Whoever answers the connection may ask for them."""
 
 _WIRE: Final = ("_sock", "_rfile", "_next_seq_id", "_current_timeout", "_closed", "server_status")
 
@@ -36,6 +40,20 @@ class OurConnection(PlainConnection):  # type: ignore[misc]
     def _create_ssl_ctx(self, sslp: Any) -> Any:
         # PyMySQL's own reads all of the machine's certificates for every connection, and then checks none.
         return sslp or unverified_tls()
+
+    def _process_auth(self, plugin_name: bytes, auth_packet: Any, handler: Any = None) -> Any:
+        if plugin_name in _IN_CLEAR and not self._knows_whom_it_talks_to():
+            raise pymysql.err.OperationalError(
+                AUTH_PLUGIN_ERROR,
+                "the server asks for the password in clear, and nothing proves that it is the right one",
+            )
+        return super()._process_auth(plugin_name, auth_packet, handler)
+
+    def _knows_whom_it_talks_to(self) -> bool:
+        """A socket of this machine, or TLS with a certificate that was checked."""
+        if self.unix_socket:
+            return True
+        return bool(self._secure) and self.ctx.verify_mode is ssl.CERT_REQUIRED
 
     def _read_query_result(self, unbuffered: bool = False) -> Any:
         try:
