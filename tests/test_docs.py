@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
@@ -272,6 +273,10 @@ def names(sqlite_url: str) -> Iterator[dict[str, Any]]:
     idempotency.close()
 
 
+SHOP = "single"
+"""The tenant of ``single_tenant()``."""
+
+
 def client_of(idempotency: Idempotency, **handlers: Any) -> TestClient:
     routes = [Route(f"/{name}", handler, methods=["POST"]) for name, handler in handlers.items()]
     app = Starlette(routes=routes)
@@ -290,8 +295,9 @@ def test_examples_of_modes(names: dict[str, Any]) -> None:
         first, again = (client.post(path, headers={"Idempotency-Key": path}) for _ in range(2))
         assert (first.status_code, again.content) == (201, first.content)
         assert again.headers["Idempotent-Replayed"] == "true"
-    assert idempotency.find_by_provider_id("ch_1") is not None
-    assert idempotency.find_by_downstream_key(CHARGED[0]) == idempotency.find_by_provider_id("ch_1")
+    found = idempotency.find_by_provider_id("ch_1", tenant=SHOP, source="cards")
+    assert found is not None
+    assert idempotency.find_by_downstream_key(CHARGED[0]) == found
     assert names["by_the_provider"](names["CardDeclined"]()) is Outcome.FAIL
     _finding_out(names)
 
@@ -304,8 +310,8 @@ def _finding_out(names: dict[str, Any]) -> None:
     @idempotency.leased
     async def lose(request: Any) -> Any:
         operation = current_operation()
-        operation.provider_id = request.headers["x-charge"]
-        CHARGED.append(operation.downstream_key("charge"))
+        CHARGED.append(operation.downstream_key())
+        operation.source, operation.provider_id = "cards", request.headers["x-charge"]
         raise OutcomeUnknown("the answer was lost")
 
     client = client_of(idempotency, charges=lose, events=idempotency.exempt(names["provider_event"]))
@@ -318,7 +324,7 @@ def _finding_out(names: dict[str, Any]) -> None:
         assert ask(name).json()["code"] == "outcome_unknown"
 
     def tell(signature: str) -> Any:
-        event = {"id": "evt_1", "charge": "told"}
+        event = {"id": "evt_1", "charge": "told", "account": SHOP, "created": time.time()}
         return client.post("/events", json=event, headers={"X-Signature": signature})
 
     with pytest.raises(SignatureRefused):

@@ -16,7 +16,7 @@ from samekey import JobContext, Response, current_operation
 from .accounts import Account
 from .bodies import After, Amount, Body, Limit, Reference, Status, as_http, is_id
 from .database import Run
-from .provider import Refused
+from .provider import NAME, Refused
 from .service import BACKOFF, MAX_ATTEMPTS, database, idempotency, provider, settings
 
 router = APIRouter(tags=["payments"])
@@ -90,7 +90,13 @@ async def create_payment(wanted: PaymentRequest, account: Account) -> HTTPRespon
     return as_http(Response(202, payment.answer()))
 
 
-@idempotency.job("charge", timeout=2 * settings.call_timeout, max_attempts=MAX_ATTEMPTS, backoff=BACKOFF)
+@idempotency.job(
+    "charge",
+    source=NAME,
+    timeout=2 * settings.call_timeout,
+    max_attempts=MAX_ATTEMPTS,
+    backoff=BACKOFF,
+)
 async def charge(job: JobContext, payload: Mapping[str, Any]) -> Response:
     """Runs in a worker, perhaps more than once: ``job.key`` is the same each time, so it charges once."""
     payment = Payment(**payload)

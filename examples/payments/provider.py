@@ -19,6 +19,8 @@ Kind = Literal["charge", "refund", "transfer"]
 WINDOW = timedelta(hours=24)
 """For so long the provider recognises an idempotency key."""
 PAGE = 500
+NAME = "provider"
+"""As samekey is told it: this provider's ids and events are looked for under this name."""
 
 
 @dataclass(frozen=True, slots=True)

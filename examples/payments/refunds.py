@@ -16,7 +16,7 @@ from . import payments
 from .accounts import Account, authenticated
 from .bodies import Amount, Body, Reference, Status, problem
 from .database import Run
-from .provider import WINDOW, Refused
+from .provider import NAME, WINDOW, Refused
 from .service import BACKOFF, MAX_ATTEMPTS, database, idempotency, provider, settings
 
 
@@ -76,6 +76,7 @@ async def refund_payment(op: AsyncPhasedOperation, wanted: RefundRequest) -> Res
         "money_moved",
         send_back,
         refund,
+        source=NAME,
         provider_window=WINDOW,
         lookup=find_sent_back,
         timeout=settings.call_timeout,

@@ -16,12 +16,11 @@ from samekey.core.record import Record
 from .accounts import Account
 from .bodies import After, Amount, Body, Limit, Reference, Status, Text, as_http, is_id
 from .database import DatabaseUnavailable, Run
-from .provider import Entry, Refused
+from .provider import NAME, Entry, Refused
 from .service import database, idempotency, provider, settings
 
 router = APIRouter(tags=["transfers"])
 
-STEP = "transfer"
 CLOCKS_DIFFER = 300.0
 """Seconds that the provider's clock and the database's may disagree."""
 
@@ -74,11 +73,12 @@ async def create_transfer(wanted: TransferRequest, account: Account) -> HTTPResp
         raise NotExecuted("The provider was not called.") from error
     made = await provider.move(
         "transfer",
-        key=operation.downstream_key(STEP),
+        key=operation.downstream_key(),
         amount=transfer.amount,
         reference=transfer.reference,
         account=transfer.account,
     )
+    operation.source = NAME
     operation.provider_id = None if isinstance(made, Refused) else made.id
     transfer = transfer.settled(operation.provider_id)
     try:
@@ -93,7 +93,7 @@ async def look_up(record: Record) -> Any:
     """Asks the provider what became of a transfer whose answer was lost."""
     transfer = await find(database.run, record.id)
     if transfer is not None:
-        for entry in await provider.find("transfer", record.downstream_key(STEP)):
+        for entry in await provider.find("transfer", record.downstream_key()):
             if is_of(entry, transfer, record):
                 transfer = transfer.settled(entry.id)
                 await settle(database.run, transfer)

@@ -1,22 +1,24 @@
 """``POST /webhooks/provider``: the provider tells what happened, perhaps twice, late, or out of order.
 
-Only a transfer may wait for this word: a payment's job and a refund's phases find out by themselves. So for
-those an event is acknowledged, and nothing else.
+Each event says what it is about, by the key that we sent, and when it happened. A transfer may wait for this
+word; a refund whose effect nobody could find out goes on with it. A payment's job finds out by itself, so its
+events are acknowledged, and nothing else.
 """
 
 import asyncio
 import json
+from datetime import UTC, datetime
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import JSONResponse
 
-from samekey import Declined, Executed
+from samekey import Declined, Evidence, Executed
 
 # It stands for the provider's own SDK.
 from samekey.testing.provider import SIGNATURE, verify_signature
 
 from . import transfers
-from .provider import Entry, ProviderTrouble, entry_of
+from .provider import NAME, Entry, ProviderTrouble, entry_of
 from .service import database, idempotency, settings
 
 router = APIRouter(tags=["webhooks"])
@@ -41,9 +43,13 @@ async def provider_event(request: Request) -> JSONResponse:
         entry = entry_of(event["data"])
     except (ValueError, KeyError, TypeError, ProviderTrouble):
         raise HTTPException(400, "This is no event.") from None
-    resolution = "ignored"
+    resolution, declined = "ignored", kind.endswith(".declined")
     if kind in ("transfer.succeeded", "transfer.declined"):
-        resolution = await settle_transfer(event_id, key, entry, declined=kind == "transfer.declined")
+        resolution = await settle_transfer(event_id, key, entry, declined=declined)
+    elif kind in ("refund.succeeded", "refund.declined"):
+        # What the phase's call returns: the provider's id, or None for a refusal. The run goes on with it.
+        found = None if declined else entry.id
+        resolution = await tell(event_id, key, entry, (Declined if declined else Executed)(found, found))
     # Where there is no such operation, there may be one in a moment: a 404 has the provider come again.
     return JSONResponse({"resolution": resolution}, 404 if resolution == "not_found" else 200)
 
@@ -63,4 +69,18 @@ async def settle_transfer(event_id: str, key: str, entry: Entry, *, declined: bo
     transfer = transfer.settled(None if declined else entry.id)
     await transfers.settle(database.run, transfer)
     evidence = (Declined if declined else Executed)(transfer.response(), provider_id=transfer.provider_id)
-    return str(await idempotency.resolve_async(evidence, event_id=event_id, operation_id=record.id))
+    return await tell(event_id, key, entry, evidence)
+
+
+async def tell(event_id: str, key: str, entry: Entry, evidence: Evidence) -> str:
+    """The signature was checked before anything was read."""
+    resolution = await idempotency.resolve_async(
+        evidence,
+        source=NAME,
+        event_id=event_id,
+        tenant=None,  # the key is ours alone, and no client has seen it
+        occurred_at=datetime.fromtimestamp(entry.at, UTC),
+        verify=lambda: True,
+        downstream_key=key,
+    )
+    return str(resolution)

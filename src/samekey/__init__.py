@@ -10,6 +10,7 @@ from .engine.jobs import JobContext
 from .engine.operation import Operation, current_operation
 from .engine.phased import NOT_FOUND, Effect
 from .engine.phases import AsyncPhasedOperation, PhasedOperation
+from .engine.reconcile import Resolution
 from .errors import (
     ConfigurationError,
     KeyReused,
@@ -21,7 +22,7 @@ from .errors import (
     StillRunning,
     StoreUnavailable,
 )
-from .evidence import Declined, Executed, StillUnknown
+from .evidence import Declined, Evidence, Executed, StillUnknown
 from .idempotency import Idempotency
 from .response import Response
 
@@ -32,6 +33,7 @@ __all__ = [
     "ConfigurationError",
     "Declined",
     "Effect",
+    "Evidence",
     "Executed",
     "FingerprintRules",
     "Idempotency",
@@ -46,6 +48,7 @@ __all__ = [
     "OutcomeUnknown",
     "PhasedOperation",
     "Policy",
+    "Resolution",
     "Response",
     "ResultUnavailable",
     "SamekeyError",

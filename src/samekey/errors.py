@@ -18,6 +18,7 @@
     │   ├── StillRunning            409: the first call has not ended
     │   ├── ResultUnavailable       409: it was done, its result is gone
     │   ├── LimitExceeded           429: too many new keys of one tenant
+    │   ├── AmbiguousProviderId     two operations of one tenant have the same id of the provider's
     │   └── SignatureRefused        401: an event that does not come from the provider
     ├── CorruptRecord               500: a record that this version cannot read
     ├── HandlerError
@@ -161,6 +162,10 @@ class LimitExceeded(Refused):
     def __init__(self, detail: str, retry_after: int) -> None:
         super().__init__(detail)
         self.retry_after = retry_after
+
+
+class AmbiguousProviderId(Refused):
+    """Two operations of one tenant have the same id of the provider's. Name the source, or the operation."""
 
 
 class SignatureRefused(Refused):

@@ -1,4 +1,9 @@
-"""What somebody found out about an unknown outcome: the provider, by lookup or webhook, or an operator."""
+"""What somebody found out about an effect: the provider, by lookup or webhook, or an operator.
+
+An effect of leased work, or a job, ends in an HTTP answer: ``Executed(Response(201, …))``. An effect of
+phased work ends in what its call would have returned, a plain value, and the run goes on with that:
+``Executed({"id": …})``.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,18 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from .core.effects import Says
+from .core.phases import decode_value, encode_value
 from .core.record import Answer, decode_headers, encode_headers
 from .core.replayable import replayable
+from .core.states import Mode
 from .errors import ConfigurationError, NotExecuted, NotSerialisable
-from .response import answer_of
+from .response import Response, answer_of
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """It happened; this is the answer that every retry gets."""
+    """It happened; this is the answer that every retry gets, or what the phase's call would have returned."""
 
     response: Any
     provider_id: str | None = None
@@ -23,7 +31,8 @@ class Executed:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The provider has it and said no; this failure is the answer that every retry gets."""
+    """The provider has it and said no; this failure is the answer that every retry gets, or what the phase's
+    call would have returned for a refusal."""
 
     response: Any
     provider_id: str | None = None
@@ -71,19 +80,37 @@ def answer_in(evidence: Executed | Declined) -> Answer:
     return replayable(answer_of(evidence.response))
 
 
-def encode_evidence(finding: Evidence) -> bytes:
-    """As it is kept until it can be applied."""
+def value_in(evidence: Executed | Declined) -> Any:
+    """What a phase's call would have returned. An HTTP answer is refused: it would end the operation, and the
+    phases that come after would never run."""
+    if isinstance(evidence.response, Response | Answer):
+        raise ConfigurationError(
+            "Evidence about an effect of phased work is what its call would have returned, a plain value, "
+            "and not "
+            "an HTTP answer: the phases after it still have to run, and the function gives the answer."
+        )
+    return evidence.response
+
+
+def says(finding: Evidence) -> Says:
+    if isinstance(finding, Executed):
+        return Says.EXECUTED
+    return Says.DECLINED if isinstance(finding, Declined) else Says.NOT_EXECUTED
+
+
+def encode_evidence(finding: Evidence, mode: Mode) -> bytes:
+    """As it is kept until it can be applied to an operation of this mode."""
     check_evidence(finding)
     if not isinstance(finding, Executed | Declined):
-        return json.dumps({"kind": "not_executed"}).encode()
-    answer = answer_in(finding)
-    kept = {
-        "kind": "executed" if isinstance(finding, Executed) else "declined",
-        "status": answer.status,
-        "headers": encode_headers(answer.headers).decode("ascii"),
-        "body": base64.b64encode(answer.body).decode("ascii"),
-        "provider_id": finding.provider_id,
-    }
+        return json.dumps({"kind": str(Says.NOT_EXECUTED)}).encode()
+    kept: dict[str, Any] = {"kind": str(says(finding)), "provider_id": finding.provider_id}
+    if mode is Mode.PHASED:
+        kept["value"] = encode_value(value_in(finding), "The evidence").decode("ascii")
+    else:
+        answer = answer_in(finding)
+        kept["status"] = answer.status
+        kept["headers"] = encode_headers(answer.headers).decode("ascii")
+        kept["body"] = base64.b64encode(answer.body).decode("ascii")
     return json.dumps(kept).encode()
 
 
@@ -98,14 +125,15 @@ def evidence_kind(stored: bytes) -> str:
 def decode_evidence(stored: bytes) -> Evidence:
     try:
         kept = json.loads(stored)
-        if kept["kind"] == "not_executed":
+        said = Says(kept["kind"])
+        if said is Says.NOT_EXECUTED:
             return NotExecuted
-        headers = decode_headers(kept["headers"].encode("ascii"))
-        answer = Answer(int(kept["status"]), headers, base64.b64decode(kept["body"]))
-        if kept["kind"] == "executed":
-            return Executed(answer, kept["provider_id"])
-        if kept["kind"] == "declined":
-            return Declined(answer, kept["provider_id"])
-        raise ValueError(f"kind {kept['kind']!r}")  # noqa: TRY301
-    except (ValueError, KeyError, TypeError) as error:
+        response: Any
+        if "value" in kept:
+            response = decode_value(kept["value"].encode("ascii"))
+        else:
+            headers = decode_headers(kept["headers"].encode("ascii"))
+            response = Answer(int(kept["status"]), headers, base64.b64decode(kept["body"]))
+        return (Executed if said is Says.EXECUTED else Declined)(response, kept["provider_id"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotSerialisable(f"Stored evidence cannot be read: {error}") from None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar, overload
 
 from .core.backoff import Backoff
@@ -14,16 +14,15 @@ from .core.ledger import FIELDS, Comparison, Field, Ledgers
 from .core.states import Mode
 from .engine.decorate import GUARD, check_undecorated, guard, phased_endpoint
 from .engine.engine import Engine
-from .engine.flow import Flow, ask
 from .engine.input import model_of
 from .engine.jobs import JobDefinition
 from .engine.once import Once, decorator
 from .engine.phased import Definition
 from .engine.reconcile import Resolution
+from .engine.resolving import Named, resolve
 from .engine.rules import rules_from, seconds
-from .errors import ConfigurationError, SignatureRefused
+from .errors import ConfigurationError
 from .evidence import Evidence
-from .stores.protocols import Actor
 from .workers.service import Services, WorkerService
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -144,13 +143,18 @@ class Idempotency(Engine):
         max_attempts: int = 10,
         timeout: float | timedelta = 60,
         backoff: Backoff | None = None,
+        source: str | None = None,
     ) -> Callable[[Handler], Handler]:
-        """A function of ``(job, payload)`` that does the jobs of this name. What it returns is the answer."""
+        """A function of ``(job, payload)`` that does the jobs of this name. What it returns is the answer.
+
+        ``source`` names the provider that it calls, as ``resolve`` does: only within that is the provider's
+        id looked for.
+        """
         _named("job", name, '@idempotency.job("send_receipt")')
 
         def declare(function: Handler) -> Handler:
             self.jobs.register(
-                JobDefinition(name, function, max_attempts, seconds(timeout), backoff or Backoff())
+                JobDefinition(name, function, max_attempts, seconds(timeout), backoff or Backoff(), source)
             )
             return function
 
@@ -252,70 +256,73 @@ class Idempotency(Engine):
         self,
         evidence: Evidence,
         *,
+        source: str,
         event_id: str,
+        tenant: str | None,
+        occurred_at: datetime,
+        verify: Callable[[], bool],
         operation_id: str | None = None,
+        step: str | None = None,
         downstream_key: str | None = None,
         provider_id: str | None = None,
-        verify: Callable[[], bool] | None = None,
     ) -> Resolution:
-        """Takes a provider's word about an operation, found by one of its three ids.
+        """Takes a provider's word about one effect: the leased call, an effect phase, or a job.
 
-        ``event_id`` is the provider's own: the same event counts once. ``verify`` checks the signature;
-        where it is False nothing is looked up. A settled operation never moves.
+        ``source`` names the provider, ``event_id`` is its own id of the event: the same event counts once.
+        ``occurred_at`` is when it happened by the provider's clock; a late "no" about a former attempt
+        settles nothing. ``verify`` checks the signature; where it is not True nothing is looked up.
+
+        The effect is found by one of its ids: the ``downstream_key`` that was sent, the ``provider_id`` that
+        was noted (within ``tenant`` and ``source``), or the ``operation_id``, with the ``step`` where the
+        operation has several effects. With a ``tenant``, another tenant's effect is not found.
+
+        A settled operation never moves. What was found out of phased work becomes that phase's result, and
+        the run goes on.
         """
-        return self.drive(
-            self._resolve(evidence, event_id, (operation_id, downstream_key, provider_id), verify)
+        named = Named(operation_id, step, downstream_key, provider_id)
+        flow = resolve(
+            self.keys,
+            self.resolver,
+            self.events,
+            evidence,
+            named,
+            source=source,
+            event_id=event_id,
+            tenant=tenant,
+            occurred_at=occurred_at,
+            verify=verify,
         )
+        return self.drive(flow)
 
     async def resolve_async(
         self,
         evidence: Evidence,
         *,
+        source: str,
         event_id: str,
+        tenant: str | None,
+        occurred_at: datetime,
+        verify: Callable[[], bool],
         operation_id: str | None = None,
+        step: str | None = None,
         downstream_key: str | None = None,
         provider_id: str | None = None,
-        verify: Callable[[], bool] | None = None,
     ) -> Resolution:
         """``resolve`` for async code."""
-        return await self.drive_async(
-            self._resolve(evidence, event_id, (operation_id, downstream_key, provider_id), verify)
+        named = Named(operation_id, step, downstream_key, provider_id)
+        flow = resolve(
+            self.keys,
+            self.resolver,
+            self.events,
+            evidence,
+            named,
+            source=source,
+            event_id=event_id,
+            tenant=tenant,
+            occurred_at=occurred_at,
+            verify=verify,
         )
-
-    def _resolve(
-        self,
-        evidence: Evidence,
-        event_id: str,
-        ids: tuple[str | None, str | None, str | None],
-        verify: Callable[[], bool] | None,
-    ) -> Flow[Resolution]:
-        if sum(one is not None for one in ids) != 1:
-            raise ConfigurationError("resolve() needs one of operation_id, downstream_key and provider_id.")
-        if verify is not None:
-            verified: object = verify()
-            if inspect.isawaitable(verified):
-                # A coroutine that nobody awaits is true, and would let every forger in.
-                if inspect.iscoroutine(verified):
-                    verified.close()
-                raise ConfigurationError(
-                    "verify must be a plain function: check the signature before, and await it."
-                )
-            if verified is not True:
-                raise SignatureRefused("The event's signature is wrong; nothing was looked up.")
-        operation_id, downstream, provider = ids
-        if operation_id is not None:
-            found = yield from ask(lambda: self.keys.read_by_id(operation_id))
-            record = None if found is None else found[1]
-        elif downstream is not None:
-            record = yield from ask(lambda: self.keys.read_by_downstream(downstream))
-        else:
-            assert provider is not None
-            record = yield from ask(lambda: self.keys.read_by_provider_id(provider))
-        actor = Actor("webhook", f"event {event_id}")
-        resolution = yield from ask(lambda: self.resolver.receive(event_id, record, evidence, actor))
-        if resolution is Resolution.RESOLVED:
-            self.events.emit("reconcile.resolved")
-        return resolution
+        return await self.drive_async(flow)
 
     # Background work inside an application
 

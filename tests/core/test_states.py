@@ -194,7 +194,7 @@ def test_failed_retryable_is_entered_only_with_proof() -> None:
 
 def test_unknown_moves_only_by_a_finding_an_operator_or_its_holders_late_result() -> None:
     holder = {Event.COMPLETE, Event.FAIL, Event.RELEASE, Event.REGAIN}
-    reconciliation = {Event.FOUND_EXECUTED, Event.FOUND_NOT_EXECUTED, Event.GIVE_UP}
+    reconciliation = {Event.FOUND_EXECUTED, Event.FOUND_NOT_EXECUTED, Event.GO_ON, Event.GIVE_UP}
     assert leaving(State.UNKNOWN) <= holder | reconciliation
     assert reconciliation <= leaving(State.UNKNOWN)
     assert Event.COMPLETE in leaving(State.UNKNOWN)
@@ -219,6 +219,7 @@ def test_a_dead_letter_moves_only_by_an_operators_word() -> None:
     assert leaving(State.DEAD_LETTER) == {
         Event.FOUND_EXECUTED,
         Event.FOUND_NOT_EXECUTED,
+        Event.GO_ON,
         Event.REQUEUE,
         Event.REVIVE,
     }

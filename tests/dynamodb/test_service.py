@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -122,7 +123,10 @@ def test_a_webhook_settles_an_unknown_outcome(client: httpx2.Client, idempotency
     evidence = Executed(Response(201, {"paid": "after all"}), provider_id="ch_9")
 
     def resolve(**how: Any) -> Resolution:
-        return idempotency.resolve(evidence, event_id="evt_1", **how)
+        given = {"source": "bank", "tenant": "shop", **how}
+        return idempotency.resolve(
+            evidence, event_id="evt_1", occurred_at=datetime.now(UTC), verify=lambda: True, **given
+        )
 
     assert resolve(downstream_key=record.downstream_key()) is Resolution.RESOLVED
     assert resolve(operation_id=record.id) is Resolution.TOO_LATE

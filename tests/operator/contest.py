@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.applications import Starlette
@@ -145,7 +146,15 @@ class Node:
 
     async def webhook(self, bout: Bout) -> None:
         evidence = await self._evidence(bout.key)
-        await self.engine.resolve_async(evidence, event_id=f"evt {bout.key}", operation_id=bout.operation_id)
+        await self.engine.resolve_async(
+            evidence,
+            source="provider",
+            event_id=f"evt {bout.key}",
+            tenant=None,
+            occurred_at=datetime.now(UTC),
+            verify=lambda: True,
+            operation_id=bout.operation_id,
+        )
 
     async def completer(self, _bout: Bout) -> None:
         await Completer(self.engine).run_once()

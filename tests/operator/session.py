@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from samekey import OutcomeUnknown
+from samekey import Executed, OutcomeUnknown, Response, current_operation
+from samekey.core.effects import Sent, SentStep
 from samekey.core.record import Record
 from samekey.stores.protocols import Actor
 from tests.operator.command import Ran, samekey
@@ -56,7 +57,7 @@ IDS = {
 
 def _name(world: World, record: Record, name: str) -> None:
     world.sql("update {keys} set id = ? where id = ?", IDS[name], record.id)
-    for table in ("audit", "jobs"):
+    for table in ("audit", "jobs", "effects", "evidence"):
         world.sql(f"update {{{table}}} set operation_id = ? where operation_id = ?", IDS[name], record.id)
 
 
@@ -70,6 +71,8 @@ def unknown_payment(world: World) -> None:
     ago = 3 * HOUR + 5 * SECOND
 
     def charge() -> None:
+        current_operation().source = "cards"
+        current_operation().downstream_key()
         raise OutcomeUnknown("the provider did not answer")
 
     try:
@@ -87,6 +90,7 @@ def unknown_payment(world: World) -> None:
         HOUR,
         record.id,
     )
+    world.sql("update {effects} set sent_at = sent_at - ?", ago)
     _name(world, record, "payment")
     _age(world, ago)
 
@@ -97,6 +101,7 @@ def dead_job(world: World) -> None:
         record, job = world.dead_job(f"key of the {name}", at=-20 * MINUTE)
         _name(world, record, name)
         world.sql("update {jobs} set id = ? where id = ?", IDS[job_name], job)
+        world.sql("update {effects} set place = ? where place = ?", IDS[job_name], job)
     world.sql("update {jobs} set error = 'ConnectionError: bank.example refused', attempts = 10")
     _age(world, 20 * MINUTE)
 
@@ -124,9 +129,30 @@ def unknown_refund(world: World) -> None:
     _name(world, world.unknown("key of the invoice", endpoint="POST /invoices", at=-6 * MINUTE), "invoice")
 
 
+def ambiguous_event(world: World) -> None:
+    """Two payouts have the same id at the provider, and its event names that alone."""
+    for name in ("one", "another"):
+        record = world.claim(f"key of {name} payout")
+        sent = Sent((SentStep("", record.downstream_key(), "po_5"),), "cards")
+        world.run(
+            lambda record=record, sent=sent: world.keys.complete(  # type: ignore[misc]
+                record.lease(MINUTE), ANSWER, ttl_ms=DAY, sent=sent
+            )
+        )
+    world.tell(Executed(Response(201)), "evt_77", provider_id="po_5", tenant="acme")
+
+
 PREPARE: dict[str, Callable[[World], None]] = {
     function.__name__: function
-    for function in (unknown_payment, dead_job, stored_answer, ended_leases, past_retention, unknown_refund)
+    for function in (
+        unknown_payment,
+        dead_job,
+        stored_answer,
+        ended_leases,
+        past_retention,
+        unknown_refund,
+        ambiguous_event,
+    )
 }
 
 

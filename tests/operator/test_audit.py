@@ -122,9 +122,9 @@ def test_giving_up_is_signed_too(world: World) -> None:
 
 def test_a_webhook_signs(world: World) -> None:
     record = world.unknown()
-    world.engine.resolve(Executed(Response(200)), event_id="evt_1", operation_id=record.id)
+    world.tell(Executed(Response(200)), "evt_1", operation_id=record.id)
     assert world.story(record)[2:] == [("unknown", "completed", "webhook")]
-    assert reasons(world, record)[-1] == "event evt_1"
+    assert reasons(world, record)[-1] == "event evt_1 of cards"
 
 
 def test_an_operator_signs_every_override(world: World) -> None:

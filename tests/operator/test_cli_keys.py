@@ -203,9 +203,9 @@ def test_one_way_to_name_it(lite: World, way: tuple[str, ...]) -> None:
 def test_jobs_and_early_events_are_shown(world: World) -> None:
     record, job = world.pending()
     assert job in keys(world, "show", record.id).out
-    world.engine.resolve(Executed(Response(201)), event_id="evt_5", operation_id=record.id)
+    world.tell(Executed(Response(201)), "evt_5", operation_id=record.id)
     ran = keys(world, "show", record.id)
-    assert "The provider said executed early" in ran.out
+    assert "cards said executed of the operation" in ran.out
     assert keys(world, "show", record.id, "--json").json["events"][0]["id"] == "evt_5"
 
 

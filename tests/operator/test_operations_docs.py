@@ -24,7 +24,7 @@ def commands() -> Iterator[tuple[str, Any]]:
     """Every command of an operator by its full name; the others have pages of their own."""
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
-        if name not in ("keys", "dead", "sweep", "reap", "reconcile", "doctor"):
+        if name not in ("keys", "dead", "evidence", "sweep", "reap", "reconcile", "doctor"):
             continue
         if hasattr(command, "commands"):
             for sub, inner in command.commands.items():

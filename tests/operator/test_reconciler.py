@@ -297,7 +297,7 @@ def test_what_was_said_of_one_attempt_does_not_count_for_the_next(world: World) 
     record = world.unknown("k")
 
     def lookup(_record: Record) -> Any:
-        world.engine.resolve(NotExecuted, event_id="evt", operation_id=record.id)
+        world.tell(NotExecuted, "evt", operation_id=record.id)
         world.unknown("k")
         return NotExecuted
 
@@ -342,12 +342,26 @@ def test_a_reconciler_that_died_leaves_its_outcomes_to_others(world: World) -> N
 # ------------------------------------------------------------------ phased and deferred work
 
 
-def test_a_phased_operation_that_was_found_executed_drops_its_parts(world: World) -> None:
+def test_a_phased_operation_goes_on_with_what_was_found_out(world: World) -> None:
+    """The effect has its result, and the phases after it still have to run."""
+    record = world.phased()
+    world.run(lambda: world.keys.lose(record.lease(MINUTE), "OutcomeUnknown"))
+    world.engine.lookup()(lambda _: Executed({"charge": "ch_1"}, "ch_1"))
+    assert reconcile(world)[0].resolved
+    assert world.read(record).state == "in_progress"
+    work = world.run(lambda: world.phases.load(record.id))
+    assert work.input is not None
+    assert [(phase.done, phase.result) for phase in work.phases] == [(True, b'{"charge":"ch_1"}')]
+    assert len(world.run(lambda: world.phases.take_abandoned("t", ["ride/1"], lease_ms=MINUTE, batch=9))) == 1
+
+
+def test_an_http_answer_is_no_result_of_a_phase(world: World) -> None:
+    """It would end the operation, and the phases after the effect would never run."""
     record = world.phased()
     world.run(lambda: world.keys.lose(record.lease(MINUTE), "OutcomeUnknown"))
     world.engine.lookup()(lambda _: Executed(PAID))
-    assert reconcile(world)[0].resolved
-    assert (world.count("inputs"), world.count("phases")) == (0, 0)
+    assert not reconcile(world)[0].resolved
+    assert world.read(record).state == "unknown"
 
 
 def test_a_phased_operation_that_was_not_executed_can_go_on(world: World) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from samekey import Declined, Executed, NotExecuted, Response, StillUnknown
-from samekey.core.claim import downstream_key
+from samekey.core.effects import Sent, SentStep
 from samekey.core.record import Record
 from samekey.engine.reconcile import Resolution
-from samekey.errors import ConfigurationError, SignatureRefused
+from samekey.errors import AmbiguousProviderId, ConfigurationError, SignatureRefused
 from samekey.stores.protocols import Actor
 from samekey.workers.reconciler import Reconciler
-from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World
+from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, SOURCE, World, moment_of
 
 PAID = Executed(Response(201, {"id": "ch_1"}))
 DECLINED = Declined(Response(402, {"error": "no"}))
@@ -34,67 +35,165 @@ def noting(asked: list[Record]) -> Callable[[Record], type[StillUnknown]]:
     return lookup
 
 
+async def tell_async(world: World, **named: Any) -> Resolution:
+    given = {"source": SOURCE, "tenant": None, "verify": lambda: True, **named}
+    return await world.engine.resolve_async(PAID, event_id="e1", occurred_at=moment_of(world.now), **given)
+
+
 def reconcile(world: World) -> int:
     return world.serve(Reconciler(world.engine).run_once)
 
 
 def test_it_settles_an_unknown_outcome(world: World) -> None:
     record = world.unknown()
-    assert world.engine.resolve(PAID, event_id="e1", operation_id=record.id) is Resolution.RESOLVED
+    assert world.tell(PAID, "e1", operation_id=record.id) is Resolution.RESOLVED
     assert status(world, record) == 201
 
 
 def test_it_settles_a_dead_letter(world: World) -> None:
     record = world.dead()
-    assert world.engine.resolve(DECLINED, event_id="e1", operation_id=record.id) is Resolution.RESOLVED
+    assert world.tell(DECLINED, "e1", operation_id=record.id) is Resolution.RESOLVED
     assert status(world, record) == 402
 
 
 def test_it_may_say_that_nothing_happened(world: World) -> None:
     record = world.unknown("k")
-    assert world.engine.resolve(NotExecuted, event_id="e1", operation_id=record.id) is Resolution.RESOLVED
+    assert world.tell(NotExecuted, "e1", operation_id=record.id) is Resolution.RESOLVED
     assert world.claim("k").id == record.id
 
 
 def test_async_code(world: World) -> None:
     record = world.unknown()
-    found = world.serve(lambda: world.engine.resolve_async(PAID, event_id="e1", operation_id=record.id))
+    found = world.serve(lambda: tell_async(world, operation_id=record.id))
     assert found is Resolution.RESOLVED
 
 
 # ------------------------------------------------------------------ which operation
 
 
+def noted(record: Record, provider_id: str | None = None) -> Sent:
+    """As a handler that made one call, and noted the provider's id of it."""
+    return Sent((SentStep("charge", record.downstream_key("charge"), provider_id),), SOURCE)
+
+
+def lost(world: World, provider_id: str, tenant: str = "acme") -> Record:
+    record = world.claim(tenant=tenant)
+    sent = noted(record, provider_id)
+    world.run(lambda: world.keys.lose(record.lease(MINUTE), "x", provider_id=provider_id, sent=sent))
+    return record
+
+
 def test_by_each_of_the_three_ids(world: World) -> None:
-    records = [world.unknown() for _ in range(2)]
-    third = world.claim()
-    world.run(lambda: world.keys.lose(third.lease(MINUTE), "x", provider_id="ch_9"))
-    found = world.engine.resolve
-    assert found(PAID, event_id="e1", operation_id=records[0].id) is Resolution.RESOLVED
-    sent = downstream_key(records[1].scope, records[1].key, "charge")
-    assert found(PAID, event_id="e2", downstream_key=sent) is Resolution.RESOLVED
-    assert found(PAID, event_id="e3", provider_id="ch_9") is Resolution.RESOLVED
-    assert world.states([*records, third]) == ["completed"] * 3
+    first, second, third = world.unknown(), lost(world, "ch_8"), lost(world, "ch_9")
+    assert world.tell(PAID, "e1", operation_id=first.id) is Resolution.RESOLVED
+    assert world.tell(PAID, "e2", downstream_key=second.downstream_key("charge")) is Resolution.RESOLVED
+    assert world.tell(PAID, "e3", provider_id="ch_9", tenant="acme") is Resolution.RESOLVED
+    assert world.states([first, second, third]) == ["completed"] * 3
 
 
 def test_the_provider_s_id_can_come_with_the_event(world: World) -> None:
     record = world.unknown()
-    world.engine.resolve(Executed(Response(201), "ch_5"), event_id="e1", operation_id=record.id)
-    assert world.engine.find_by_provider_id("ch_5") == world.read(record)
+    world.tell(Executed(Response(201), "ch_5"), "e1", operation_id=record.id)
+    found = world.engine.find_by_provider_id("ch_5", tenant="acme", source=SOURCE)
+    assert found == world.read(record)
+
+
+def test_an_id_of_the_provider_s_is_looked_for_within_one_tenant(world: World) -> None:
+    with pytest.raises(ConfigurationError, match="within one tenant"):
+        world.tell(PAID, provider_id="ch_1")
+    alice, mallory = lost(world, "ch_1", "alice"), lost(world, "ch_1", "mallory")
+    assert world.tell(PAID, provider_id="ch_1", tenant="alice") is Resolution.RESOLVED
+    assert world.states([alice, mallory]) == ["completed", "unknown"]
+
+
+def test_an_id_of_the_provider_s_is_looked_for_within_one_source(world: World) -> None:
+    record = lost(world, "ch_1")
+    assert world.tell(PAID, provider_id="ch_1", tenant="acme", source="bank") is Resolution.NOT_FOUND
+    assert world.read(record).state == "unknown"
+
+
+def test_two_matches_are_an_error_that_an_operator_sees(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [lost(world, "ch_1"), lost(world, "ch_1")]
+    counted: list[str] = []
+    world.engine.events.subscribe(lambda event: counted.append(event.name))
+    assert world.tell(PAID, provider_id="ch_1", tenant="acme") is Resolution.AMBIGUOUS
+    assert world.states(records) == ["unknown", "unknown"]
+    assert counted == ["reconcile.failed"]
+    assert "fits 2 effects" in caplog.text
+    (event,) = world.run(world.engine.store.tables.effects.unused)
+    assert (event.state, event.provider_id, event.operation_id) == ("ambiguous", "ch_1", None)
+    with pytest.raises(AmbiguousProviderId):
+        world.engine.find_by_provider_id("ch_1", tenant="acme")
+    # Once there is only one again, the event is not used up.
+    world.tell(PAID, "e9", operation_id=records[0].id)
+    world.sql("delete from {effects} where operation_id = ?", records[0].id)
+    assert world.tell(PAID, provider_id="ch_1", tenant="acme") is Resolution.RESOLVED
+
+
+def test_two_sources_may_have_the_same_event_id(world: World) -> None:
+    first, second = world.unknown(), world.unknown()
+    assert world.tell(PAID, "1001", operation_id=first.id, source="cards") is Resolution.RESOLVED
+    assert world.tell(PAID, "1001", operation_id=second.id, source="bank") is Resolution.RESOLVED
+
+
+def test_of_several_steps_that_were_sent_one_does_not_settle_all(world: World) -> None:
+    record = world.claim()
+    keys = [record.downstream_key(step) for step in ("authorise", "capture")]
+    sent = Sent(tuple(SentStep(step, key) for step, key in zip(("authorise", "capture"), keys, strict=True)))
+    world.run(lambda: world.keys.lose(record.lease(MINUTE), "x", sent=sent))
+    assert world.tell(PAID, "e0", operation_id=record.id) is Resolution.UNPLACED
+    assert world.tell(PAID, "e1", downstream_key=keys[0]) is Resolution.KEPT
+    assert world.read(record).state == "unknown"
+    captured = Executed(Response(201, {"captured": True}))
+    assert world.tell(captured, "e2", operation_id=record.id, step="capture") is Resolution.RESOLVED
+    settled = world.read(record)
+    assert settled.answer is not None and settled.answer.body == b'{"captured": true}'
+
+
+def test_what_a_dead_process_had_sent_is_not_guessed(world: World) -> None:
+    """Its lease ran out before it could note anything: a word about one named step may be one of several. The
+    plain key is the only one that a handler gets."""
+    records = [world.claim(lease=1, at=-HOUR) for _ in range(2)]
+    world.run(lambda: world.upkeep.sweep(batch=10))
+    assert world.states(records) == ["unknown"] * 2
+    named = records[0].downstream_key("authorise")
+    assert world.tell(PAID, "e1", downstream_key=named) is Resolution.UNPLACED
+    assert world.tell(PAID, "e2", downstream_key=records[1].downstream_key()) is Resolution.RESOLVED
+    assert world.states(records) == ["unknown", "completed"]
+    # An operator, or a lookup, speaks for the operation as a whole.
+    assert world.tell(PAID, "e3", operation_id=records[0].id) is Resolution.RESOLVED
 
 
 @pytest.mark.parametrize("ids", [{}, {"operation_id": "a", "provider_id": "b"}])
 def test_exactly_one_id(world: World, ids: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="needs one of"):
-        world.engine.resolve(PAID, event_id="e1", **ids)
+        world.tell(PAID, "e1", **ids)
 
 
 def test_an_event_about_nothing_may_come_again(world: World) -> None:
     """By the provider's id it cannot be found before the handler has told it: a later delivery counts."""
-    assert world.engine.resolve(PAID, event_id="e1", provider_id="ch_1") is Resolution.NOT_FOUND
-    record = world.claim()
-    world.run(lambda: world.keys.lose(record.lease(MINUTE), "x", provider_id="ch_1"))
-    assert world.engine.resolve(PAID, event_id="e1", provider_id="ch_1") is Resolution.RESOLVED
+    assert world.tell(PAID, provider_id="ch_1", tenant="acme") is Resolution.NOT_FOUND
+    lost(world, "ch_1")
+    assert world.tell(PAID, provider_id="ch_1", tenant="acme") is Resolution.RESOLVED
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": ""},
+        {"source": "x" * 256},
+        {"event_id": ""},
+        {"event_id": "\x00"},
+        {"occurred_at": datetime(2026, 1, 1)},
+        {"occurred_at": 1_800_000_000},
+    ],
+)
+def test_an_event_says_whose_it_is_and_when_it_happened(world: World, wrong: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"source": "s", "event_id": "e", "occurred_at": datetime.now(UTC), **wrong}
+    with pytest.raises(ConfigurationError):
+        world.engine.resolve(PAID, tenant=None, verify=lambda: True, operation_id="x", **given)
 
 
 # ------------------------------------------------------------------ the signature
@@ -103,13 +202,10 @@ def test_an_event_about_nothing_may_come_again(world: World) -> None:
 def test_a_wrong_signature_is_refused_before_any_look(world: World) -> None:
     record = world.unknown()
     with pytest.raises(SignatureRefused):
-        world.engine.resolve(PAID, event_id="e1", operation_id=record.id, verify=lambda: False)
+        world.tell(PAID, "e1", operation_id=record.id, verify=lambda: False)
     assert world.read(record).state == "unknown"
     assert world.count("evidence") == 0
-    assert (
-        world.engine.resolve(PAID, event_id="e1", operation_id=record.id, verify=lambda: True)
-        is Resolution.RESOLVED
-    )
+    assert world.tell(PAID, "e1", operation_id=record.id, verify=lambda: True) is Resolution.RESOLVED
 
 
 def test_a_check_that_raises_refuses_too(world: World) -> None:
@@ -119,7 +215,7 @@ def test_a_check_that_raises_refuses_too(world: World) -> None:
         raise ValueError("no such key")
 
     with pytest.raises(ValueError, match="no such key"):
-        world.engine.resolve(PAID, event_id="e1", operation_id=record.id, verify=verify)
+        world.tell(PAID, "e1", operation_id=record.id, verify=verify)
     assert world.read(record).state == "unknown"
 
 
@@ -133,7 +229,7 @@ def test_a_check_that_was_never_awaited_lets_nobody_in(world: World) -> None:
 
     async def receive() -> object:
         check: Any = verify
-        return await world.engine.resolve_async(PAID, event_id="e1", operation_id=record.id, verify=check)
+        return await tell_async(world, operation_id=record.id, verify=check)
 
     with pytest.raises((SignatureRefused, ConfigurationError)):
         world.serve(receive)
@@ -149,7 +245,7 @@ def test_a_check_that_was_never_awaited_lets_nobody_in(world: World) -> None:
 def test_what_is_no_evidence_is_not_taken_for_a_no(world: World, rubbish: Any) -> None:
     record = world.unknown()
     with pytest.raises(ConfigurationError, match="settles nothing"):
-        world.engine.resolve(rubbish, event_id="e1", operation_id=record.id)
+        world.tell(rubbish, "e1", operation_id=record.id)
     assert world.read(record).state == "unknown"
     assert world.count("evidence") == 0
 
@@ -159,26 +255,26 @@ def test_what_is_no_evidence_is_not_taken_for_a_no(world: World, rubbish: Any) -
 
 def test_the_same_event_counts_once(world: World) -> None:
     record = world.unknown("k")
-    resolve = world.engine.resolve
-    assert resolve(NotExecuted, event_id="e1", operation_id=record.id) is Resolution.RESOLVED
+    resolve = world.tell
+    assert resolve(NotExecuted, "e1", operation_id=record.id) is Resolution.RESOLVED
     world.unknown("k")
-    assert resolve(NotExecuted, event_id="e1", operation_id=record.id) is Resolution.DUPLICATE
+    assert resolve(NotExecuted, "e1", operation_id=record.id) is Resolution.DUPLICATE
     assert world.read(record).state == "unknown"
 
 
 @pytest.mark.parametrize("evidence", [PAID, DECLINED, NotExecuted])
 def test_early_is_kept_and_used_when_the_outcome_becomes_unknown(world: World, evidence: Any) -> None:
     record = world.claim()
-    assert world.engine.resolve(evidence, event_id="e1", operation_id=record.id) is Resolution.KEPT
+    assert world.tell(evidence, "e1", operation_id=record.id) is Resolution.KEPT
     assert world.read(record).state == "in_progress"
-    assert world.engine.resolve(evidence, event_id="e1", operation_id=record.id) is Resolution.DUPLICATE
+    assert world.tell(evidence, "e1", operation_id=record.id) is Resolution.DUPLICATE
     world.run(lambda: world.keys.lose(record.lease(MINUTE), "timeout"))
     assert reconcile(world) == 1
     assert world.read(record).state == ("failed_retryable" if evidence is NotExecuted else "completed")
     step = world.timeline(record)[-1]
     assert (step.actor, step.reason) == (
         "webhook",
-        "event e1, received before the outcome became unknown",
+        f"event e1 of {SOURCE}, which had come early",
     )
 
 
@@ -186,7 +282,7 @@ def test_early_evidence_needs_no_lookup_and_spares_it(world: World) -> None:
     asked: list[Record] = []
     world.engine.lookup()(noting(asked))
     record = world.claim()
-    world.engine.resolve(PAID, event_id="e1", operation_id=record.id)
+    world.tell(PAID, "e1", operation_id=record.id)
     world.run(lambda: world.keys.lose(record.lease(MINUTE), "timeout"))
     reconcile(world)
     assert asked == []
@@ -194,7 +290,7 @@ def test_early_evidence_needs_no_lookup_and_spares_it(world: World) -> None:
 
 def test_early_evidence_about_work_that_ends_well_is_never_used(world: World) -> None:
     record = world.claim()
-    world.engine.resolve(DECLINED, event_id="e1", operation_id=record.id)
+    world.tell(DECLINED, "e1", operation_id=record.id)
     world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER, ttl_ms=DAY))
     assert reconcile(world) == 0
     assert world.read(record).answer == ANSWER
@@ -203,7 +299,7 @@ def test_early_evidence_about_work_that_ends_well_is_never_used(world: World) ->
 @pytest.mark.parametrize("evidence", [DECLINED, NotExecuted])
 def test_a_no_about_one_attempt_says_nothing_about_the_next(world: World, evidence: Any) -> None:
     record = world.claim("k", at=-HOUR)
-    world.engine.resolve(evidence, event_id="e1", operation_id=record.id)
+    world.tell(evidence, "e1", operation_id=record.id)
     world.run(lambda: world.keys.fail(record.lease(MINUTE), "status_500"))
     again = world.claim("k", at=MINUTE)
     world.run(lambda: world.keys.lose(again.lease(MINUTE), "timeout"))
@@ -213,34 +309,17 @@ def test_a_no_about_one_attempt_says_nothing_about_the_next(world: World, eviden
 
 def test_that_it_happened_is_true_for_every_later_attempt(world: World) -> None:
     record = world.claim("k", at=-HOUR)
-    world.engine.resolve(PAID, event_id="e1", operation_id=record.id)
     world.run(lambda: world.keys.fail(record.lease(MINUTE), "status_500"))
     again = world.claim("k", at=MINUTE)
     world.run(lambda: world.keys.lose(again.lease(MINUTE), "timeout"))
-    assert reconcile(world) == 1
+    assert world.tell(PAID, "e1", operation_id=record.id, at=-HOUR) is Resolution.RESOLVED
     assert status(world, record) == 201
-
-
-def test_a_key_s_new_life_knows_nothing_of_the_old_one(world: World) -> None:
-    record = world.claim("k", at=-3 * DAY)
-    world.run(
-        lambda: world.operator.note_evidence("e1", record.id, b"{}", applied=False, now=world.now - 3 * DAY)
-    )
-    world.sql("delete from {evidence}")
-    world.engine.resolve(PAID, event_id="e1", operation_id=record.id)
-    world.sql("update {evidence} set received_at = ?", world.now - 3 * DAY)
-    lease = record.lease(MINUTE)
-    world.run(lambda: world.keys.complete(lease, ANSWER, ttl_ms=DAY, now=world.now - 3 * DAY))
-    again = world.unknown("k")
-    assert again.id == record.id
-    assert reconcile(world) == 0
-    assert world.read(again).state == "unknown"
 
 
 def test_of_several_early_events_the_one_that_says_most(world: World) -> None:
     record = world.claim()
     for number, evidence in enumerate([NotExecuted, DECLINED, PAID, DECLINED]):
-        world.engine.resolve(evidence, event_id=f"e{number}", operation_id=record.id)  # type: ignore[arg-type]
+        world.tell(evidence, event_id=f"e{number}", operation_id=record.id)  # type: ignore[arg-type]
     world.run(lambda: world.keys.lose(record.lease(MINUTE), "timeout"))
     reconcile(world)
     assert status(world, record) == 201
@@ -260,7 +339,6 @@ def expired(world: World) -> Record:
 
 SETTLED: dict[str, Callable[[World], Record]] = {
     "completed": World.completed,
-    "failed": World.failed,
     "found out": found_out,
     "expired": expired,
 }
@@ -271,8 +349,8 @@ SETTLED: dict[str, Callable[[World], Record]] = {
 def test_late_changes_nothing(world: World, kind: str, evidence: Any) -> None:
     record = SETTLED[kind](world)
     before = world.read(record), len(world.timeline(record))
-    assert world.engine.resolve(evidence, event_id="e1", operation_id=record.id) is Resolution.TOO_LATE
-    assert world.engine.resolve(evidence, event_id="e1", operation_id=record.id) is Resolution.DUPLICATE
+    assert world.tell(evidence, "e1", operation_id=record.id) is Resolution.TOO_LATE
+    assert world.tell(evidence, "e1", operation_id=record.id) is Resolution.DUPLICATE
     assert (world.read(record), len(world.timeline(record))) == before
 
 
@@ -280,7 +358,7 @@ def test_reordered_events_never_move_what_is_settled(world: World) -> None:
     record = world.unknown()
     events = [PAID, DECLINED, NotExecuted, PAID]
     said = [
-        world.engine.resolve(event, event_id=f"e{number}", operation_id=record.id)  # type: ignore[arg-type]
+        world.tell(event, event_id=f"e{number}", operation_id=record.id)  # type: ignore[arg-type]
         for number, event in enumerate(events)
     ]
     assert said == [Resolution.RESOLVED] + [Resolution.TOO_LATE] * 3
@@ -291,8 +369,7 @@ def test_one_event_delivered_many_times_at_once(world: World) -> None:
     record = world.unknown()
 
     async def storm() -> list[Resolution]:
-        resolve = world.engine.resolve_async
-        return await asyncio.gather(*(resolve(PAID, event_id="e1", operation_id=record.id) for _ in range(8)))
+        return await asyncio.gather(*(tell_async(world, operation_id=record.id) for _ in range(8)))
 
     said = world.serve(storm)
     assert sorted(said) == sorted([Resolution.RESOLVED] + [Resolution.DUPLICATE] * 7)

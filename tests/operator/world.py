@@ -10,12 +10,13 @@ import asyncio
 import secrets
 import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import psycopg
 
-from samekey import Idempotency, Policy
-from samekey.core.claim import Claim, call_part, scope_of, scope_part
+from samekey import Evidence, Idempotency, Policy, Resolution
+from samekey.core.claim import Claim, call_part, downstream_base, scope_of, scope_part
 from samekey.core.decide import Execute
 from samekey.core.policy import ietf
 from samekey.core.program import Program
@@ -36,7 +37,8 @@ T = TypeVar("T")
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 TENANT = "acme"
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id":7}')
-TABLES = ("keys", "jobs", "phases", "inputs", "audit", "evidence")
+TABLES = ("keys", "jobs", "phases", "inputs", "audit", "effects", "evidence")
+SOURCE = "cards"
 
 
 class World:
@@ -66,6 +68,11 @@ class World:
 
     def run(self, factory: Callable[[], Program[T]]) -> T:
         return run(self.engine.drivers.sync, factory)
+
+    def tell(self, evidence: Evidence, event_id: str = "e1", *, at: int = 0, **named: Any) -> Resolution:
+        """A provider's event that happened at ``now + at``."""
+        given = {"source": SOURCE, "tenant": None, "verify": lambda: True, **named}
+        return self.engine.resolve(evidence, event_id=event_id, occurred_at=moment_of(self.now + at), **given)
 
     def serve(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs async work and gives back the connections of its event loop."""
@@ -172,9 +179,9 @@ class World:
         else:
             self.sql(
                 "insert into {keys} (scope, key, id, tenant, endpoint, fingerprint, fingerprint_version,"
-                " state, mode, attempt, attempts, created_at, last_run_at, expires_at,"
+                " state, mode, attempt, attempts, downstream, created_at, last_run_at, expires_at,"
                 " ttl_ms, ttl_from, after_expiry)"
-                " values (?, ?, ?, ?, ?, ?, '1', 'pending', 'deferred', ?, 1, ?, ?, ?, ?,"
+                " values (?, ?, ?, ?, ?, ?, '1', 'pending', 'deferred', ?, 1, ?, ?, ?, ?, ?,"
                 " 'completion', 'new')",
                 claim.scope,
                 key,
@@ -183,6 +190,7 @@ class World:
                 claim.endpoint,
                 claim.fingerprint,
                 claim.attempt,
+                downstream_base(claim.scope, key),
                 moment,
                 moment,
                 moment + ttl,
@@ -199,6 +207,7 @@ class World:
                     "settle" if number == 0 else "notify",
                     b'{"version":1,"step":"settle","tenant":"acme","payload":null}',
                     answers=number == 0,
+                    source=SOURCE,
                     now=moment,
                 )
             )
@@ -239,6 +248,10 @@ class World:
     def states(self, records: Sequence[Record]) -> list[str | None]:
         found = [self.find(record) for record in records]
         return [None if record is None else str(record.state) for record in found]
+
+
+def moment_of(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def claim_of(key: str, mode: Mode, lease: int, ttl: int, tenant: str, endpoint: str) -> Claim:

@@ -69,7 +69,7 @@ def test_the_row_and_the_job_commit_together_and_the_answer_comes_later(outbox: 
     assert settled["answer"]["body"] == '{"charged": true}'
     assert ["x-charge", "ch_1"] in settled["answer"]["headers"]
     assert outbox.job().state == "done"
-    record = outbox.idempotency.find_by_provider_id("ch_1")
+    record = outbox.idempotency.find_by_provider_id("ch_1", tenant="ann")
     assert record is not None
     assert record.id == operation
     assert outbox.idempotency.find_by_downstream_key(run.key) == record

@@ -78,7 +78,7 @@ def test_attempts_are_bounded_and_the_error_is_kept(outbox: Outbox, kind: str) -
     assert dead.error is not None and dead.error.startswith("ValueError: broken") and "3. time" in dead.error
     assert outbox.states() == [("dead_letter", "job_failed")]
     # What the provider made is still to be found, for whoever looks into it.
-    assert outbox.idempotency.find_by_provider_id("ch_9") is not None
+    assert outbox.idempotency.find_by_provider_id("ch_9", tenant="ann") is not None
 
 
 @KINDS

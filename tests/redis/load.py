@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from samekey import (
     Executed,
@@ -16,13 +17,13 @@ from samekey import (
     StoreUnavailable,
     current_operation,
 )
-from samekey.core.claim import downstream_key, scope_of, scope_part
+from samekey.core.claim import call_part, downstream_key, scope_of
 from samekey.errors import StoreError
 from samekey.testing.processes import Turn
 from samekey.testing.provider import ProviderClient
 from samekey.testing.redis import connect
 
-SCOPE = scope_of(scope_part("t"))
+SCOPE = scope_of(call_part("t"))
 LEASE = 1.0
 """Seconds. Short, so that what a dead master took along is found out soon."""
 PATIENCE = 180.0
@@ -89,7 +90,15 @@ def find_out(idempotency: Idempotency, provider: ProviderClient, key: str) -> No
     found = provider.find(sent)
     evidence = NotExecuted if found is None else Executed(Response(200, json.dumps(found.id)))
     try:
-        idempotency.resolve(evidence, event_id=f"asked about {key}", downstream_key=sent)
+        idempotency.resolve(
+            evidence,
+            source="provider",
+            event_id=f"asked about {key}",
+            tenant=None,
+            occurred_at=datetime.now(UTC),
+            verify=lambda: True,
+            downstream_key=sent,
+        )
     except StoreError:
         pass  # the next one finds out
 

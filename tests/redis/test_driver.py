@@ -113,7 +113,9 @@ def test_a_server_that_forgot_the_scripts_is_given_them_again(own_server: RedisS
         assert store.ask(read) is None
         with connect(own_server.url) as client:
             client.script_flush()
-        assert store.ask(lambda: KEYS.read_by_provider_id("ch_1")) is None, "in every partition"
+        assert store.ask(lambda: KEYS.read_by_provider_id("ch_1", tenant="=t", source=None)) == [], (
+            "in every partition"
+        )
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -215,7 +217,7 @@ def test_the_advice_on_rights_is_enough(own_server: RedisServer) -> None:
         client.script_flush()
     with asking(f"redis://bob:pw@127.0.0.1:{own_server.port}", "sync") as store:
         store.ask(claim())
-        store.ask(lambda: KEYS.read_by_provider_id("ch_1"))
+        store.ask(lambda: KEYS.read_by_provider_id("ch_1", tenant="=t", source=None))
 
 
 @pytest.mark.parametrize(

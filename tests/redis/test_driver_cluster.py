@@ -42,7 +42,7 @@ def test_the_wrong_kind_of_url_is_said(
         store.ask(read)
     refused = pytest.raises(ConfigurationError, match=r"write redis\+cluster://")
     with asking(redis_cluster.nodes[0].url, style) as store, refused:
-        store.ask(lambda: KEYS.read_by_provider_id("ch_1"))  # it may be on any node
+        store.ask(lambda: KEYS.read_by_provider_id("ch_1", tenant="=t", source=None))  # it may be on any node
 
 
 @pytest.mark.parametrize("style", STYLES)

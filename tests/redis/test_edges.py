@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from cryptography.fernet import Fernet
 
 from samekey import (
     ConfigurationError,
+    Evidence,
     Executed,
     Idempotency,
     NotExecuted,
@@ -22,7 +24,7 @@ from samekey import (
     current_operation,
     ietf,
 )
-from samekey.core.claim import downstream_key, scope_of, scope_part
+from samekey.core.claim import call_part, downstream_key, scope_of
 from samekey.core.states import State
 from samekey.drivers.redis import RedisDriver
 from samekey.drivers.redis_plan import Batch
@@ -41,7 +43,7 @@ from tests.edges.world import PROFILES, Raise, Store, World
 from tests.redis.looking import assert_in_order, records
 from tests.redis.subjects import plain_client
 
-SCOPE = scope_of(scope_part("t"))
+SCOPE = scope_of(call_part("t"))
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +228,7 @@ def unknown(idempotency: Idempotency, key: str, provider_id: str | None = None) 
 
     def lost() -> None:
         found.append(current_operation().id)
+        current_operation().source = "bank"
         current_operation().provider_id = provider_id
         raise OutcomeUnknown
 
@@ -234,20 +237,27 @@ def unknown(idempotency: Idempotency, key: str, provider_id: str | None = None) 
     return found[0]
 
 
+def tell(idempotency: Idempotency, evidence: Evidence, **how: Any) -> Resolution:
+    given = {"source": "bank", "tenant": "t", "occurred_at": datetime.now(UTC), **how}
+    return idempotency.resolve(evidence, event_id="e", verify=lambda: True, **given)
+
+
 def test_a_webhook_settles_it_by_any_of_three_ids(idempotency: Idempotency) -> None:
     by_id = unknown(idempotency, "a")
     unknown(idempotency, "b")
     unknown(idempotency, "c", "ch_3")
     ways: list[dict[str, Any]] = [
         {"operation_id": by_id},
-        {"downstream_key": downstream_key(SCOPE, "b", "charge")},
+        {"downstream_key": downstream_key(SCOPE, "b", "")},
         {"provider_id": "ch_3"},
     ]
     for way in ways:
         evidence = Executed(Response(200, {"late": True}))
-        assert idempotency.resolve(evidence, event_id="e", **way) is Resolution.RESOLVED
-        assert idempotency.resolve(evidence, event_id="e", **way) is Resolution.TOO_LATE
-    assert idempotency.resolve(evidence, event_id="e", provider_id="ch_9") is Resolution.NOT_FOUND
+        assert tell(idempotency, evidence, **way) is Resolution.RESOLVED
+        assert tell(idempotency, evidence, **way) is Resolution.TOO_LATE
+    assert tell(idempotency, evidence, provider_id="ch_9") is Resolution.NOT_FOUND
+    assert tell(idempotency, evidence, provider_id="ch_3", source="another") is Resolution.NOT_FOUND
+    assert tell(idempotency, evidence, provider_id="ch_3", tenant="mallory") is Resolution.NOT_FOUND
     for key in "abc":
         assert idempotency.once(tenant="t", key=key, run=lambda: pytest.fail("it ran")) == {"late": True}
 

@@ -168,22 +168,23 @@ def test_reconcilers_at_once_take_each_outcome_once(single: Store) -> None:
 
 def test_what_was_found_out_settles_it(store: Store) -> None:
     done, never, dead = store.lose(), store.lose(), store.lose()
-    executed = store.finding.executed(done.id, ANSWER, ME, provider_id="ch_9", now=LATE)
+    executed = store.finding.executed(done.id, ANSWER, ME, provider_id="ch_9", source="bank", now=LATE)
     assert store.run(executed) is True
     record = store.run(store.finding.by_id(done.id))
     assert record is not None
     assert (record.state, record.answer, record.provider_id) == (State.COMPLETED, ANSWER, "ch_9")
     assert (record.error_code, record.expires_at) == ("timeout", LATE + DAY)
-    found = store.run(store.keys.read_by_provider_id("ch_9"))
-    assert found is not None and found.id == done.id
+    found = store.run(store.keys.read_by_provider_id("ch_9", tenant=done.tenant, source="bank"))
+    assert [each.id for _, each in found] == [done.id]
     assert store.run(store.finding.not_executed(never.id, ME, now=LATE)) is True
     assert store.state(never) == "failed_retryable"
     assert store.run(store.finding.give_up(dead.id, ME, now=LATE)) is True
     assert store.state(dead) == "dead_letter"
     assert store.run(store.finding.take_unknown(batch=9, lease_ms=1, now=NOW + 400 * DAY)) == []
-    for claim in (done, never):
-        assert store.run(store.finding.executed(claim.id, None, ME, now=LATE)) is False
-    assert store.run(store.finding.executed(dead.id, None, ME, now=LATE)) is True
+    assert store.run(store.finding.executed(done.id, None, ME, now=LATE)) is False
+    # The provider's word wins over everything short of an answer.
+    for claim in (never, dead):
+        assert store.run(store.finding.executed(claim.id, None, ME, now=LATE)) is True
 
 
 def test_evidence_about_another_attempt_changes_nothing(single: Store) -> None:

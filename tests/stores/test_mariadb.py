@@ -339,7 +339,7 @@ PLANS: dict[str, str] = {
     "find_abandoned": "samekey_keys_state",
     "find_by_id": "samekey_keys_id",
     "find_by_downstream": "samekey_keys_downstream",
-    "find_by_provider_id": "samekey_keys_provider",
+    "find_by_provider_id": "samekey_effects_provider",
     "take_jobs": "samekey_jobs_due",
 }
 

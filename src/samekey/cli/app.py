@@ -7,6 +7,7 @@ import typer
 from .coverage import coverage_command
 from .dead import dead_app
 from .doctor import doctor_command
+from .evidence import evidence_app
 from .keys import keys_app
 from .ledger import ledger_app
 from .migrate import migrate_command
@@ -38,6 +39,7 @@ app.command("coverage")(coverage_command)
 app.command("spec")(spec_command)
 app.add_typer(keys_app, name="keys")
 app.add_typer(dead_app, name="dead")
+app.add_typer(evidence_app, name="evidence")
 app.command("sweep")(sweep_command)
 app.command("reap")(reap_command)
 app.command("reconcile")(reconcile_command)

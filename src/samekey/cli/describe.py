@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..core.claim import downstream_key
+from ..core.effects import Effect
 from ..core.fingerprint import part_digests
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..stores.sql.operator import DeadJob, Transition
-from .output import moment, print_table, tenant_name, when
+from .output import moment, print_facts, print_table, say, tenant_name, when
 from .target import Store
 
 
-def next_step(record: Record, now: int) -> str | None:
+def next_step(record: Record, now: int, effects: Sequence[Effect] = ()) -> str | None:
     """What an operator may do about it."""
+    open_phase = next((e for e in effects if record.mode is Mode.PHASED and e.outcome is None), None)
+    if open_phase is not None and record.state in (State.UNKNOWN, State.DEAD_LETTER):
+        return (
+            f"Find out at the provider what became of {open_phase.step!r}, by its downstream key or its id. "
+            "What its "
+            "call would have returned is its result, and the run goes on:\n"
+            f"  samekey keys resolve {record.id} --executed --result '…' --reason '…'\n"
+            f"  samekey keys resolve {record.id} --declined --result '…' --reason '…'\n"
+            f"  samekey keys resolve {record.id} --not-executed --reason '…'"
+        )
     if record.state is State.UNKNOWN or (
         record.state is State.DEAD_LETTER and record.mode not in (Mode.DEFERRED, Mode.PHASED)
     ):
-        return (
-            "Find out at the provider what happened, by the downstream key or the provider's id, then:\n"
+        return _how_to_search(record, effects) + (
             f"  samekey keys resolve {record.id} --executed --status 201 --body '…' --reason '…'\n"
             f"  samekey keys resolve {record.id} --declined --status 402 --body '…' --reason '…'\n"
             f"  samekey keys resolve {record.id} --not-executed --reason '…'"
@@ -41,6 +50,26 @@ def next_step(record: Record, now: int) -> str | None:
     return None
 
 
+def _how_to_search(record: Record, effects: Sequence[Effect]) -> str:
+    """By what was sent, and by nothing else: a key that was never sent is not found, and that proves
+    nothing."""
+    if any(effect.downstream_key is not None for effect in effects):
+        return "Find out at the provider what happened, by every downstream key above and its id, then:\n"
+    if record.mode is Mode.ATOMIC:
+        return "Find out in your own tables what was committed, then:\n"
+    if record.error_code != "lease_ended":
+        return (
+            "Its handler asked for no downstream key. Find out at the provider what happened, by what you "
+            "know of the request, then:\n"
+        )
+    return (
+        "Which downstream keys were sent is not known: the process ended before it could note them. Your "
+        "code says for which steps its handler asks; each key follows from its step:\n"
+        f"  samekey keys show {record.id} --step STEP\n"
+        "Find out at the provider by all of them, then:\n"
+    )
+
+
 def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable[tuple[str, str]]:
     yield "id", record.id
     yield "digest", store.digest(record)
@@ -58,7 +87,6 @@ def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable
         ("error", record.error_code),
         ("recovery point", record.recovery_point),
         ("provider's id", record.provider_id),
-        ("downstream key", _downstream(record)),
     ):
         if value is not None:
             yield name, value
@@ -88,15 +116,6 @@ def fingerprint_parts(store: Store, record: Record) -> dict[str, str]:
     return {name: store.keyed(record.fingerprint_version, digest) for name, digest in parts.items()}
 
 
-def _downstream(record: Record) -> str | None:
-    """The key that a leased handler sent; steps of their own have the same beginning."""
-    if record.downstream is None:
-        return None
-    if record.mode in (Mode.LEASED, Mode.REPEATABLE):
-        return downstream_key(record.scope, record.key, "")
-    return f"{record.downstream}-…"
-
-
 def described_record(
     store: Store, record: Record, *, reveal: bool, answer: bool = False, body: bool = False
 ) -> dict[str, Any]:
@@ -112,7 +131,6 @@ def described_record(
         "error": record.error_code,
         "recovery_point": record.recovery_point,
         "provider_id": record.provider_id,
-        "downstream": record.downstream,
         "created_at": moment(record.created_at),
         "last_run_at": moment(record.last_run_at),
         "locked_until": moment(record.locked_until),
@@ -159,6 +177,42 @@ def print_timeline(timeline: Iterable[Transition]) -> None:
         ("when", "from", "to", "actor", "reason"),
         ((when(s.at), s.before or "–", s.after or "–", s.actor, s.reason or "") for s in timeline),
     )
+
+
+def print_effects(effects: Iterable[Effect]) -> None:
+    """One block for each effect, the downstream key on a line of its own: it is copied into a provider's
+    search."""
+    for effect in effects:
+        say("")
+        pairs = [
+            ("step", effect.step or "(the call)"),
+            ("downstream key", effect.downstream_key or "none was asked for"),
+            ("provider's id", effect.provider_id),
+            ("source", effect.source),
+            ("its state", effect_state(effect)),
+            ("sent", when(effect.sent_at) + ("" if effect.sends < 2 else ", not for the first time")),
+        ]
+        print_facts((name, value) for name, value in pairs if value is not None)
+
+
+def effect_state(effect: Effect) -> str:
+    """What is known of it, in a word."""
+    if effect.job_state is not None:
+        return f"job {effect.job_state}"
+    return "no end known" if effect.outcome is None else effect.outcome.replace("_", " ")
+
+
+def described_effect(effect: Effect) -> dict[str, Any]:
+    return {
+        "step": effect.step,
+        "kind": str(effect.kind),
+        "downstream_key": effect.downstream_key,
+        "provider_id": effect.provider_id,
+        "source": effect.source,
+        "state": effect_state(effect),
+        "sent_at": moment(effect.sent_at),
+        "sends": effect.sends,
+    }
 
 
 def print_jobs(jobs: Iterable[DeadJob]) -> None:

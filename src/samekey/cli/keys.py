@@ -8,30 +8,34 @@ from typing import Annotated, Any
 import typer
 
 from ..core.claim import scope_part
+from ..core.effects import Effect
 from ..core.policy import milliseconds
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
-from ..errors import SamekeyError
-from ..evidence import evidence_kind
+from ..errors import NotExecuted, SamekeyError
+from ..evidence import Declined, Evidence, Executed
 from ..response import Response
 from ..stores.sql.operator import DeadJob
 from .describe import (
+    described_effect,
     described_job,
     described_record,
     described_step,
     facts,
     next_step,
+    print_effects,
     print_jobs,
     print_timeline,
 )
+from .evidence import described_event
 from .output import (
     DryRun,
     Json,
     age,
-    moment,
     print_facts,
     print_json,
     print_table,
+    printable,
     say,
     sentences,
 )
@@ -148,6 +152,12 @@ def show_command(
     body: Annotated[
         bool, typer.Option("--body", envvar="SAMEKEY_SHOW_BODY", help="Show the stored answer's body too.")
     ] = False,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step", envvar="SAMEKEY_STEP", help="Also the downstream key of this step, sent or not."
+        ),
+    ] = None,
     reveal: Reveal = False,
     schema: Schema = "samekey",
     timeout: Timeout = 30,
@@ -161,14 +171,18 @@ def show_command(
         if found.record is None and not found.timeline:
             raise Refusal("Nothing is known of it: no record, and no timeline.")
         jobs, events = _jobs(store, found.record), _events(store, found.record)
+        effects = _effects(store, found.record)
+        derived = None if step is None or found.record is None else found.record.downstream_key(step)
         if as_json:
             print_json(
                 {
                     "record": found.record
                     and described_record(store, found.record, reveal=reveal, answer=True, body=body),
                     "timeline": [described_step(step) for step in found.timeline],
+                    "effects": [described_effect(effect) for effect in effects],
                     "jobs": [described_job(job) for job in jobs],
                     "events": events,
+                    **({} if derived is None else {"derived": {"step": step, "downstream_key": derived}}),
                 }
             )
             return
@@ -176,6 +190,10 @@ def show_command(
             say("The record is gone; this is its timeline.")
         else:
             print_facts(facts(store, found.record, reveal=reveal, body=body))
+            print_effects(effects)
+            if derived is not None:
+                say("")
+                say(f"The downstream key of the step {step!r}, whether or not it was sent: {derived}")
         if store.has_tables:
             say("")
             print_timeline(found.timeline)
@@ -184,9 +202,10 @@ def show_command(
             print_jobs(jobs)
         for event in events:
             say("")
-            said = f"The provider said {event['says']} early, at {event['at']} ({event['id']})"
-            say(f"{said}; it is not used yet.")
-        hint = None if found.record is None else next_step(found.record, store.now())
+            about = "the operation" if event["about"] is None else str(event["about"])
+            said = f"{event['source']} said {event['says']} of {about} at {event['at']} ({event['id']})"
+            say(printable(f"{said}; it is not used yet."))
+        hint = None if found.record is None else next_step(found.record, store.now(), effects)
         if hint is not None:
             say("")
             say(hint)
@@ -211,11 +230,14 @@ def _events(store: Store, record: Record | None) -> list[dict[str, Any]]:
     """What the provider has said too early."""
     if record is None or not store.has_tables:
         return []
-    waiting = store.ask(lambda: store.operator.waiting_evidence(record.id, since=record.created_at))
-    return [
-        {"id": event.event_id, "says": evidence_kind(event.outcome), "at": moment(event.received_at)}
-        for event in waiting
-    ]
+    return [described_event(event) for event in store.ask(lambda: store.effects.waiting(record.id))]
+
+
+def _effects(store: Store, record: Record | None) -> list[Effect]:
+    """What was sent, as far as it is known; a job that was never begun has sent nothing."""
+    if record is None:
+        return []
+    return [one for one in store.ask(lambda: store.finding.effects(record.id)) if one.was_sent]
 
 
 def _jobs(store: Store, record: Record | None) -> list[DeadJob]:
@@ -262,6 +284,14 @@ def resolve_command(
             help="Its media type; else JSON where it is JSON, or plain text.",
         ),
     ] = None,
+    result: Annotated[
+        str | None,
+        typer.Option(
+            "--result",
+            envvar="SAMEKEY_RESULT",
+            help="Of phased work: what the effect's call would have returned, as JSON.",
+        ),
+    ] = None,
     provider_id: Annotated[
         str | None,
         typer.Option("--provider-id", envvar="SAMEKEY_PROVIDER_ID", help="The provider's own id for it."),
@@ -277,27 +307,33 @@ def resolve_command(
     if executed + declined + not_executed != 1:
         raise typer.BadParameter("say one of --executed, --declined and --not-executed.")
     who = actor(actor_name, reason)
-    answer = None if not_executed else answer_from(status, body, content_type, declined=declined)
-    if not_executed and (status is not None or body):
-        raise typer.BadParameter("what never happened has no answer: leave out --status and --body.")
+    if not_executed and (status is not None or body or result is not None):
+        raise typer.BadParameter(
+            "what never happened has no answer: leave out --status, --body and --result."
+        )
     with sentences(), open_store(url, schema, timeout, encryption_keys=encryption_key, cache=cache) as store:
         record = _to_resolve(store, operation_id, not_executed=not_executed)
-        if answer is not None:
+        phase = _open_phase(store, record)
+        evidence: Evidence = NotExecuted
+        becomes, told = State.FAILED_RETRYABLE, ""
+        if not not_executed:
             store.refuse_plain_answers()
-        becomes = State.FAILED_RETRYABLE if answer is None else State.COMPLETED
-        told = "" if answer is None else f" with {answer.status}, {len(answer.body)} bytes"
+            kind = Declined if declined else Executed
+            if phase is not None:
+                evidence = kind(_result_of(phase, result, status, body), provider_id)
+                becomes, told = State.IN_PROGRESS, f": {phase.step!r} has its result, and the run goes on"
+            else:
+                if result is not None:
+                    raise typer.BadParameter(
+                        "--result is for phased work with an effect whose end is unknown."
+                    )
+                answer = answer_from(status, body, content_type, declined=declined)
+                evidence = kind(answer, provider_id)
+                becomes, told = State.COMPLETED, f" with {answer.status}, {len(answer.body)} bytes"
         if dry_run:
             say(f"It would become {becomes}{told}. It is {record.state} and stays so: this was a dry run.")
             return
-        if answer is None:
-            moved = store.act(lambda: store.finding.not_executed(record.id, who, attempt=record.attempt))
-        else:
-            moved = store.act(
-                lambda: store.finding.executed(
-                    record.id, answer, who, provider_id=provider_id, attempt=record.attempt
-                )
-            )
-        if not moved:
+        if not store.act(lambda: store.resolver.apply(record, evidence, who)):
             now = store.record(operation_id)
             raise Refusal(
                 "Somebody else was faster: it is "
@@ -306,6 +342,27 @@ def resolve_command(
             )
         say(f"{operation_id} was {record.state} and is {becomes} now{told}.")
         _note_yourself(store)
+
+
+def _open_phase(store: Store, record: Record) -> Effect | None:
+    """The effect of phased work whose end is unknown."""
+    if record.mode is not Mode.PHASED:
+        return None
+    return next((one for one in _effects(store, record) if one.outcome is None), None)
+
+
+def _result_of(phase: Effect, result: str | None, status: int | None, body: str) -> Any:
+    if result is None or status is not None or body:
+        raise typer.BadParameter(
+            f"it is phased and stopped at {phase.step!r}: give what that call would have returned, as JSON, "
+            "and no "
+            "--status or --body. The phases after it still have to run.",
+            param_hint="--result",
+        )
+    try:
+        return json.loads(result)
+    except ValueError as error:
+        raise typer.BadParameter(f"it is not JSON: {error}", param_hint="--result") from None
 
 
 def _to_resolve(store: Store, operation_id: str, *, not_executed: bool) -> Record:

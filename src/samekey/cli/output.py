@@ -95,7 +95,12 @@ def _print(table: Table) -> None:
 
 def _plain(text: str) -> Text:
     """Text of a user's is no markup, and cannot move the cursor."""
-    return Text("".join(char if char.isprintable() or char == "\n" else "�" for char in text))
+    return Text(printable(text))
+
+
+def printable(text: str) -> str:
+    """What came from outside, without what could move the cursor."""
+    return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
 
 
 @contextmanager

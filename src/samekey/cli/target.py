@@ -24,12 +24,14 @@ from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..drivers.sqlite import SQLiteDriver
 from ..encryption import fernet
+from ..engine.reconcile import DirectResolver, NotingResolver, Resolver
 from ..engine.store import Store as OpenedStore
 from ..engine.store import cached
 from ..engine.store import open_store as open_engine_store
 from ..errors import ConfigurationError, CorruptRecord, SamekeyError
 from ..idempotency import Idempotency
 from ..stores.protocols import Actor
+from ..stores.sql.effects import Effects
 from ..stores.sql.operator import Named, Operator, Transition
 
 T = TypeVar("T")
@@ -162,6 +164,18 @@ class Store:
     def operator(self) -> Operator:
         """What only tables can keep."""
         return self.opened.tables.operator
+
+    @property
+    def effects(self) -> Effects:
+        """What providers have said."""
+        return self.opened.tables.effects
+
+    @property
+    def resolver(self) -> Resolver:
+        """Applies what an operator has found out."""
+        return (
+            NotingResolver(self.operator, self.effects) if self.has_tables else DirectResolver(self.finding)
+        )
 
     def ask(self, factory: Callable[[], Program[T]]) -> T:
         """Looks."""

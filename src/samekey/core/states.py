@@ -79,6 +79,8 @@ class Event(StrEnum):
     """Somebody found out that it happened (also: that it was declined)."""
     FOUND_NOT_EXECUTED = "found_not_executed"
     """Somebody found out that it never happened."""
+    GO_ON = "go_on"
+    """Somebody found out what became of one effect of phased work, and the rest goes on."""
     GIVE_UP = "give_up"
     """Finding out, or trying, has been exhausted."""
     REQUEUE = "requeue"
@@ -132,6 +134,11 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.PENDING, Event.TIME_OUT): State.COMPLETED,
     (State.UNKNOWN, Event.FOUND_EXECUTED): State.COMPLETED,
     (State.DEAD_LETTER, Event.FOUND_EXECUTED): State.COMPLETED,
+    # The provider's word wins over everything short of an answer.
+    (State.FAILED_RETRYABLE, Event.FOUND_EXECUTED): State.COMPLETED,
+    (State.UNKNOWN, Event.GO_ON): State.IN_PROGRESS,
+    (State.DEAD_LETTER, Event.GO_ON): State.IN_PROGRESS,
+    (State.FAILED_RETRYABLE, Event.GO_ON): State.IN_PROGRESS,
     (State.UNKNOWN, Event.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
     (State.DEAD_LETTER, Event.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
     (State.PENDING, Event.GIVE_UP): State.DEAD_LETTER,

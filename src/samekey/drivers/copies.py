@@ -85,6 +85,7 @@ HARMLESS: Final = frozenset(
         "timeline",
         "stored_keys",
         "enqueue",
+        "note_call",
         "complete_operation",
         "bury_operation",
         "store_input",

@@ -46,11 +46,14 @@ from ..errors import (
     StepNotAwaited,
     StoreError,
 )
+from ..evidence import Declined, Executed, value_in
 from ..stores.protocols import Actor
+from ..stores.sql.effects import Event
 from ..stores.sql.phases import Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in
 from .input import Captured
+from .reconcile import Found
 from .steps import Steps
 from .way import Finished, Handled, keep, unavailable, with_expiry
 
@@ -193,16 +196,35 @@ class Run:
 
     def prepare(
         self, position: int, name: str, phase: Phase | None, rules: EffectRules
-    ) -> Flow[Resume | None]:
+    ) -> Flow[Resume | Found | None]:
         """Commits the intent, or says what to do about an older one. None: make the call."""
         self._meant_at = time.monotonic()
+        phases, lease, operation_id = self.ways.phases, self.lease, self.operation_id
         if phase is None:
-            yield from ask(lambda: self.ways.phases.intend(self.lease, self.operation_id, position, name))
+            yield from ask(lambda: phases.intend(lease, operation_id, position, name, source=rules.source))
             self._acted = True
             return None
-        now = yield from ask(self.ways.phases.clock)
+        found = yield from ask(lambda: self.ways.resolver.kept_about(operation_id, name))
+        if found is not None and isinstance(found.evidence, Executed | Declined):
+            return found
+        now = yield from ask(phases.clock)
         resume = how_to_resume(phase.intent_at, now, rules.window_ms, can_look_up=rules.can_look_up)
-        return None if resume is Resume.CALL_AGAIN else resume
+        if found is not None:
+            # The provider says that it never happened: as after a lookup that found nothing.
+            yield from ask(
+                lambda: phases.intend_anew(lease, operation_id, position, name, source=rules.source)
+            )
+            return None
+        if resume is not Resume.CALL_AGAIN:
+            return resume
+        yield from ask(lambda: phases.intend_again(lease, operation_id, position, name, source=rules.source))
+        return None
+
+    def adopt(self, position: int, name: str, effect: Effect, found: Found) -> Flow[Any]:
+        """What the provider has said meanwhile is the result."""
+        assert isinstance(found.evidence, Executed | Declined)
+        effect.provider_id, effect.source = found.evidence.provider_id, found.event.source
+        return (yield from self.record(position, name, effect, value_in(found.evidence), found.event))
 
     def not_found(self, position: int, name: str, phase: Phase, rules: EffectRules) -> Flow[None]:
         """The provider knows nothing of it. That counts only once a first caller cannot still be calling."""
@@ -211,7 +233,11 @@ class Run:
         if now < settled:
             raise NotSettled(name, settled - now)
         self._meant_at = time.monotonic()
-        yield from ask(lambda: self.ways.phases.intend_anew(self.lease, self.operation_id, position, name))
+        yield from ask(
+            lambda: self.ways.phases.intend_anew(
+                self.lease, self.operation_id, position, name, source=rules.source
+            )
+        )
 
     def look_up_or_stop(self, name: str, todo: Resume) -> None:
         """Where nobody can tell whether an effect happened, the operation stops here as unknown."""
@@ -242,8 +268,10 @@ class Run:
             raise NotExecuted(f"{name!r} was not called: its time was over before the call could begin.")
         raise LeaseLost(f"The lease ran out before {name!r} was called; it was not called.")
 
-    def record(self, position: int, name: str, effect: Effect, result: Any) -> Flow[Any]:
-        """Commits what the call gave."""
+    def record(
+        self, position: int, name: str, effect: Effect, result: Any, event: Event | None = None
+    ) -> Flow[Any]:
+        """Commits what the call gave, or an event told."""
         self._provider_id = effect.provider_id
         try:
             stored = encode_value(result, f"The result of {name!r}")
@@ -253,9 +281,17 @@ class Run:
             raise
 
         def write() -> Program[None]:
-            return self.ways.phases.write_effect(
-                self.lease, self.operation_id, position, name, stored, effect.provider_id
+            yield from self.ways.phases.write_effect(
+                self.lease,
+                self.operation_id,
+                position,
+                name,
+                stored,
+                effect.provider_id,
+                source=effect.source,
             )
+            if event is not None:
+                yield from self.ways.resolver.use(event)
 
         try:
             yield from ask(write)
@@ -280,7 +316,11 @@ class Run:
         first: bool,
     ) -> Flow[None]:
         """What an error of the call means for the operation."""
-        self._provider_id = effect.provider_id
+        self._provider_id = made = effect.provider_id
+        if made is not None:
+            # What the provider made is known even if the call failed after it.
+            noted = self.ways.phases.note_effect
+            yield from self._settle(lambda: noted(self.operation_id, name, made, effect.source))
         outcome = self._judge(error, "unknown")
         if outcome in (Outcome.FAIL, Outcome.RELEASE):
             if first:
@@ -289,8 +329,8 @@ class Run:
         elif outcome is Outcome.UNKNOWN and not rules.can_be_settled:
             self._resumable = False
 
-    def effect(self, name: str) -> Effect:
-        return Effect(downstream_key(self.lease.scope, self.lease.key, name))
+    def effect(self, name: str, source: str | None) -> Effect:
+        return Effect(downstream_key(self.lease.scope, self.lease.key, name), source=source)
 
     def _take_back(self, position: int, name: str) -> Flow[None]:
         yield from ask(lambda: self.ways.phases.take_back(self.lease, self.operation_id, position, name))

@@ -97,9 +97,13 @@ class Effect:
     provider_id = ProviderId()
     """Set it to the provider's own id, text; it is stored with the result and can be looked up."""
 
-    def __init__(self, key: str, provider_id: str | None = None, timeout: float = 0.0) -> None:
+    def __init__(
+        self, key: str, provider_id: str | None = None, timeout: float = 0.0, *, source: str | None = None
+    ) -> None:
         self.key = key
         self.provider_id = provider_id
+        self.source = source
+        """The provider that is called."""
         self.timeout = timeout
         """Seconds that are left for the call when it begins: the longest time-out to give your client."""
 
@@ -115,6 +119,8 @@ class EffectRules:
     settle_ms: int
     timeout_ms: int
     can_look_up: bool
+    source: str | None = None
+    """Its name, as ``resolve`` is given it."""
 
     @property
     def can_be_settled(self) -> bool:
@@ -127,11 +133,17 @@ def max_run_ms(rules: Rules) -> int:
 
 
 def effect_rules(
-    window: timedelta | None, settle: timedelta, timeout: timedelta, *, can_look_up: bool
+    window: timedelta | None,
+    settle: timedelta,
+    timeout: timedelta,
+    *,
+    can_look_up: bool,
+    source: str | None = None,
 ) -> EffectRules:
     return EffectRules(
         None if window is None else milliseconds(window),
         milliseconds(settle),
         milliseconds(timeout),
         can_look_up,
+        source,
     )

@@ -34,6 +34,7 @@ from ..core.states import Mode
 from ..drivers.encrypted import Cipher
 from ..drivers.run import run, run_in, run_in_async
 from ..errors import (
+    AmbiguousProviderId,
     ConfigurationError,
     CorruptRecord,
     DefinitionChanged,
@@ -130,7 +131,11 @@ class Engine:
         self._errands = Errands()
         self._lookup_limit = LookupLimit(self.policy.lookups_per_minute)
         self._ready = False
-        leased = Leased(self.keys, self.keeper)
+        self.resolver: Resolver = DirectResolver(self.store.finding)
+        if self.store.transactional is not None:
+            tables = self.store.transactional
+            self.resolver = NotingResolver(tables.operator, tables.effects)
+        leased = Leased(self.keys, self.keeper, self.resolver)
         self._ways: dict[Mode, Way] = {Mode.LEASED: leased, Mode.REPEATABLE: leased}
         self.declared: dict[tuple[int, int], Any] = {}
         """By identity, the bare functions that were declared: no route may call one past its guard."""
@@ -139,7 +144,6 @@ class Engine:
         self.jobs = JobRegistry()
         self.lookups: dict[str | None, Lookup] = {}
         self.ledgers: list[Ledgers] = []
-        self.resolver: Resolver = DirectResolver(self.store.finding)
         self.store.must_carry(Mode.LEASED, self.policy)
         if self.store.transactional is not None:
             self._join_tables(self.store.transactional)
@@ -153,10 +157,10 @@ class Engine:
             Mode.ATOMIC: atomic(keys, keeper),
             Mode.DEFERRED: deferred(keys, keeper),
         }
-        self._phases = PhasedWay(keys, keeper)
+        assert isinstance(self.resolver, NotingResolver)
+        self._phases = PhasedWay(keys, keeper, self.resolver)
         self._outbox = Jobs(keys)
         self._limits = Limits(keys)
-        self.resolver = NotingResolver(tables.operator)
         if self.drivers.dialect == "sqlite":
             self.migrate()
 
@@ -554,9 +558,20 @@ class Engine:
         """The record whose operation sent this downstream key to a provider."""
         return run(self.drivers.sync, lambda: self.keys.read_by_downstream(downstream_key))
 
-    def find_by_provider_id(self, provider_id: str) -> Record | None:
-        """The record that keeps this id of the provider's."""
-        return run(self.drivers.sync, lambda: self.keys.read_by_provider_id(provider_id))
+    def find_by_provider_id(
+        self, provider_id: str, *, tenant: str, source: str | None = None
+    ) -> Record | None:
+        """The record of the tenant's operation that noted this id of the provider's; without a source,
+        whatever the source. ``AmbiguousProviderId`` if there are two."""
+        part = scope_part(tenant)
+        found = run(
+            self.drivers.sync,
+            lambda: self.keys.read_by_provider_id(provider_id, tenant=part, source=source),
+        )
+        records = {record.id: record for _, record in found}
+        if len(records) > 1:
+            raise AmbiguousProviderId("Two operations of this tenant have this id of the provider's.")
+        return next(iter(records.values()), None)
 
     # Starting and stopping
 

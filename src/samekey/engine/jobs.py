@@ -37,6 +37,8 @@ class JobDefinition:
     """Some four minutes with the default backoff, nine at most; after that an operator looks."""
     timeout: timedelta = timedelta(seconds=60)
     backoff: Backoff = field(default_factory=Backoff)
+    source: str | None = None
+    """The provider that it calls."""
 
 
 class JobRegistry:
@@ -61,6 +63,10 @@ class JobRegistry:
 
     def get(self, name: str) -> JobDefinition | None:
         return self._known.get(name)
+
+    def source_of(self, name: str) -> str | None:
+        """The provider that jobs of this name call."""
+        return None if name not in self._known else self._known[name].source
 
     def require(self, name: str) -> None:
         if name not in self._known:
@@ -132,6 +138,8 @@ def enqueue_program(
         envelope,
         answers=count == 0,
         delay_ms=_delay_ms(name, delay),
+        step=step,
+        source=registry.source_of(name),
     )
 
 
@@ -147,8 +155,10 @@ class Next:
     """A job that is enqueued with the end of another."""
 
     name: str
+    step: str
     envelope: bytes
     delay_ms: int
+    source: str | None
 
 
 class JobContext:
@@ -185,7 +195,7 @@ class JobContext:
         count = sum(one.name == name for one in self._next)
         step = f"{self._step}{_NEXT}{name}" + (f"{_AGAIN}{count}" if count else "")
         envelope = Envelope(step, self.tenant, payload).encode()
-        self._next.append(Next(name, envelope, _delay_ms(name, delay)))
+        self._next.append(Next(name, step, envelope, _delay_ms(name, delay), self._registry.source_of(name)))
 
     def enqueue_next(self, jobs: Jobs) -> Program[None]:
         """Writes those jobs, inside the transaction that ends this one."""
@@ -193,7 +203,16 @@ class JobContext:
             job_id = secrets.token_hex(16)
             of, tenant = self._job.operation_id, self._job.tenant
             yield from jobs.enqueue(
-                job_id, of, self._job, tenant, one.name, one.envelope, answers=False, delay_ms=one.delay_ms
+                job_id,
+                of,
+                self._job,
+                tenant,
+                one.name,
+                one.envelope,
+                answers=False,
+                delay_ms=one.delay_ms,
+                step=one.step,
+                source=one.source,
             )
 
     @property

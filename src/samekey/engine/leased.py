@@ -9,13 +9,18 @@ from typing import Any
 from ..core.claim import Claim
 from ..core.decide import Execute, Verdict
 from ..core.outcome import Outcome
+from ..core.policy import Policy
 from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
-from ..core.record import Answer, Lease
+from ..core.record import Answer, Lease, Record
+from ..core.states import Mode
+from ..errors import StoreBusy
+from ..evidence import answer_in
 from ..stores.keys import Keys, Seen
 from .flow import Flow, ask
 from .keeper import Keeper
 from .operation import Operation, Running
+from .reconcile import Resolver
 from .rules import Rules
 from .way import Admit, Finished, Handled, claimed, given_back, keep, with_expiry
 
@@ -25,8 +30,9 @@ logger = logging.getLogger("samekey")
 class Leased:
     """The way of handlers with effects outside the database. Two commits: the claim and the outcome."""
 
-    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+    def __init__(self, keys: Keys, keeper: Keeper, resolver: Resolver) -> None:
         self._keys = keys
+        self._resolver = resolver
         self._keeper = keeper
 
     def begin(
@@ -37,6 +43,10 @@ class Leased:
             return decision
         record = decision.record
         lease = record.lease(claim.lease_ms)
+        if record.attempts > 1 and claim.mode is not Mode.PHASED:
+            verdict = yield from self._happened(claim, record, lease, rules.policy)
+            if verdict is not None:
+                return verdict
         self._keeper.watch(lease, max_run_of(rules))
         running = Running(claim, rules, Operation(claim, record.id), lease=lease)
         running.expires_at = record.expires_at
@@ -48,6 +58,27 @@ class Leased:
         assert running.lease is not None
         yield from given_back(self._keys, self._keeper, running.lease)
 
+    def _happened(self, claim: Claim, record: Record, lease: Lease, policy: Policy) -> Flow[Verdict | None]:
+        """A provider's word that it happened may have come while an attempt was running that then failed. It
+        wins: this retry does not run."""
+        found = yield from ask(lambda: self._resolver.kept_success(record.id))
+        if found is None:
+            return None
+        answer = answer_in(found)
+        yield from ask(
+            lambda: self._keys.complete(
+                lease,
+                answer,
+                ttl_ms=policy.ttl_ms,
+                from_creation=policy.ttl_from == "creation",
+                provider_id=found.provider_id,
+            )
+        )
+        seen = yield from ask(lambda: self._keys.look(claim, policy))
+        if seen is None or isinstance(seen, Seen):
+            raise StoreBusy("The record of this key would not hold still. Retry with the same key.")
+        return seen
+
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         lease = running.lease
         assert lease is not None
@@ -58,7 +89,7 @@ class Leased:
 
     def _record(self, running: Running, lease: Lease, handled: Handled) -> Flow[Finished]:
         policy = running.rules.policy
-        provider_id = running.operation.provider_id
+        provider_id, sent = running.operation.provider_id, running.operation.sent()
         outcome = running.outcome
         assert outcome is not None
         if outcome is Outcome.REMEMBER:
@@ -71,6 +102,7 @@ class Leased:
                     ttl_ms=policy.ttl_ms,
                     from_creation=policy.ttl_from == "creation",
                     provider_id=provider_id,
+                    sent=sent,
                 ),
                 otherwise=running.expires_at,
             )
@@ -81,12 +113,12 @@ class Leased:
             code = handled.error_code
             yield from self._attempt(
                 lease,
-                lambda: self._keys.lose(lease, code, provider_id=provider_id),
+                lambda: self._keys.lose(lease, code, provider_id=provider_id, sent=sent),
                 otherwise=None,
             )
         elif outcome is Outcome.FAIL:
             yield from self._attempt(
-                lease, lambda: self._keys.fail(lease, handled.error_code), otherwise=True
+                lease, lambda: self._keys.fail(lease, handled.error_code, sent=sent), otherwise=True
             )
         else:
             yield from self._attempt(lease, lambda: self._keys.release(lease), otherwise=True)

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..core.claim import Claim, downstream_key
+from ..core.effects import Sent, SentStep
 from ..core.outcome import Outcome
-from ..core.provider import ProviderId
+from ..core.provider import checked_provider_id
 from ..core.record import Lease
 from ..core.states import Mode
 from ..errors import ConfigurationError, NoOperation, UnfinishedWork
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 class Operation:
     """A guarded operation while its handler runs. Get it with ``current_operation()``."""
 
-    provider_id = ProviderId()
-    """Set it to the provider's own id, text; it is stored with the outcome and can be looked up."""
-
     def __init__(self, claim: Claim, operation_id: str) -> None:
         self._claim = claim
         self._boundary = Boundary()
@@ -42,6 +40,25 @@ class Operation:
         """How many jobs this operation has written so far."""
         self._enqueue: Callable[[str, Any, float | timedelta], Any] | None = None
         self._steps = Steps()
+        self.source: str | None = None
+        """The provider that is called, by the name that ``resolve`` is given: its ids are looked for within
+        it."""
+        self._provider_id: str | None = None
+        self._sent: dict[str, SentStep] = {}
+
+    @property
+    def provider_id(self) -> str | None:
+        """Set it to the provider's own id, text; it is stored with the outcome and can be looked up. It is
+        that of the call whose downstream key was asked for last."""
+        return self._provider_id
+
+    @provider_id.setter
+    def provider_id(self, value: str | None) -> None:
+        self._provider_id = None if value is None else checked_provider_id(value)
+        step = next(reversed(self._sent), "")
+        if value is not None or step in self._sent:
+            known = self._sent.get(step, SentStep("", None))
+            self._sent[step] = replace(known, provider_id=self._provider_id)
 
     @property
     def mode(self) -> str:
@@ -63,13 +80,37 @@ class Operation:
         return self._session.connection
 
     def downstream_key(self, step: str = "") -> str:
-        """A key to send to a provider: the same for every attempt at this step of this operation."""
+        """A key to send to a provider: the same for every attempt at this step of this operation.
+
+        A leased handler that makes one call leaves the step out: if its process dies, the provider's word
+        about that key settles the operation. One that makes several names them all, and finds out by a
+        lookup.
+        """
         if "#" in step and self._claim.mode is Mode.DEFERRED:
             raise ConfigurationError(
                 f"The step {step!r} of a deferred operation needs a name without #: that is how its jobs are "
                 "counted."
             )
-        return downstream_key(self._claim.scope, self._claim.key, step)
+        key = downstream_key(self._claim.scope, self._claim.key, step)
+        known = self._sent.get(step)
+        if known is None or known.downstream_key is None:
+            if self._claim.mode in (Mode.LEASED, Mode.REPEATABLE):
+                self._check_step(step)
+            self._sent[step] = SentStep(step, key, None if known is None else known.provider_id)
+        return key
+
+    def _check_step(self, step: str) -> None:
+        others = {one for one, sent in self._sent.items() if sent.downstream_key is not None}
+        if others and (step == "" or "" in others):
+            raise ConfigurationError(
+                f"This operation has asked for the downstream key of {sorted(others)[0]!r} and now for that "
+                "of "
+                f"{step!r}. The plain key stands for the only call: a handler that makes several names each."
+            )
+
+    def sent(self) -> Sent:
+        """What may have been sent so far, for the record."""
+        return Sent(tuple(self._sent.values()), self.source)
 
     def enqueue(self, name: str, payload: Any = None, *, delay: float | timedelta = 0) -> Any:
         """Deferred work only: writes a job in the handler's transaction. Await it in async code.

@@ -30,6 +30,7 @@ from .flow import Flow, ask
 from .input import Captured
 from .keeper import Keeper
 from .operation import Running
+from .reconcile import NotingResolver
 from .way import Finished, unavailable
 
 __all__ = ["NOT_FOUND", "Definition", "Effect", "PhasedWay", "Run", "max_run_ms"]
@@ -40,10 +41,11 @@ logger = logging.getLogger("samekey")
 class PhasedWay:
     """Begins attempts at phased operations, for a request or for the completer."""
 
-    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+    def __init__(self, keys: Keys, keeper: Keeper, resolver: NotingResolver) -> None:
         self.keys = keys
         self.keeper = keeper
         self.phases = Phases(keys)
+        self.resolver = resolver
         self.definitions: dict[tuple[str, int], Definition] = {}
 
     def register(self, definition: Definition) -> None:

@@ -16,6 +16,7 @@ from ..errors import ConfigurationError
 from .attempt import Run, step_name
 from .definition import NOT_FOUND, EffectRules, effect_rules
 from .flow import Flow
+from .reconcile import Found
 from .rules import seconds
 
 T = TypeVar("T")
@@ -112,6 +113,7 @@ class AsyncPhasedOperation(_Operation):
         lookup: Callable[..., Any] | None = None,
         settle: Duration = SETTLE,
         provider_window: Duration | None = None,
+        source: str | None = None,
         timeout: Duration = CALL_TIMEOUT,
         **kwargs: Any,
     ) -> Coroutine[Any, Any, Any]:
@@ -121,12 +123,15 @@ class AsyncPhasedOperation(_Operation):
         id that it gives. ``provider_window``: how long the provider deduplicates by that key; leave it out
         if it does not. ``lookup(effect, …)``: finds the effect again, or returns ``NOT_FOUND``; "not found"
         is believed only after ``timeout`` plus ``settle``. With neither, a crash here means ``unknown``.
+        ``source`` names the provider, as ``resolve`` does. What an event says about this effect (``resolve``)
+        becomes its result, as if the call had returned it.
         """
         rules = effect_rules(
             None if provider_window is None else seconds(provider_window),
             seconds(settle),
             seconds(timeout),
             can_look_up=lookup is not None,
+            source=source,
         )
         return self._noted(name, Kind.EFFECT, self._effect(name, call, lookup, rules, args, kwargs))
 
@@ -143,8 +148,10 @@ class AsyncPhasedOperation(_Operation):
         with run.step(name, Kind.EFFECT) as (position, phase):
             if phase is not None and phase.done:
                 return decode_value(phase.result)
-            effect = run.effect(name)
+            effect = run.effect(name, rules.source)
             todo = await drive(run.prepare(position, name, phase, rules))
+            if isinstance(todo, Found):
+                return await drive(run.adopt(position, name, effect, todo))
             if todo is not None:
                 assert phase is not None
                 run.look_up_or_stop(name, todo)
@@ -196,6 +203,7 @@ class PhasedOperation(_Operation):
         lookup: Callable[..., Any] | None = None,
         settle: Duration = SETTLE,
         provider_window: Duration | None = None,
+        source: str | None = None,
         timeout: Duration = CALL_TIMEOUT,
         **kwargs: Any,
     ) -> Any:
@@ -205,14 +213,17 @@ class PhasedOperation(_Operation):
             seconds(settle),
             seconds(timeout),
             can_look_up=lookup is not None,
+            source=source,
         )
         _must_be_sync(name, call, lookup)
         run, drive = self._run, self._shell.drive
         with run.step(name, Kind.EFFECT) as (position, phase):
             if phase is not None and phase.done:
                 return decode_value(phase.result)
-            effect = run.effect(name)
+            effect = run.effect(name, rules.source)
             todo = drive(run.prepare(position, name, phase, rules))
+            if isinstance(todo, Found):
+                return drive(run.adopt(position, name, effect, todo))
             if todo is not None:
                 assert phase is not None
                 run.look_up_or_stop(name, todo)

@@ -1,16 +1,36 @@
-"""Resolving unknown outcomes: by a provider's webhook, by a lookup, by an operator.
+"""Applying evidence: a provider's webhook, a lookup's finding, an operator's word.
 
-Whatever comes late, early, twice or out of order never moves a settled record.
+Evidence is about one effect of one attempt of one operation. ``core/effects.py`` says what it means; here it
+is carried out, in one transaction with the note that it was used. Whatever comes late, early, twice or out of
+order never moves a settled record, and what could not be used is not used up.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, assert_never
 
+from ..core.effects import (
+    Effect,
+    EffectKind,
+    Foreign,
+    Keep,
+    Late,
+    Says,
+    Settle,
+    Unplaced,
+    Word,
+    choose,
+    judge,
+)
+from ..core.phases import encode_value
 from ..core.program import BEGIN, Program
 from ..core.record import Record
-from ..core.states import State
+from ..core.states import Mode, State
+from ..errors import ConfigurationError
 from ..evidence import (
     Declined,
     Evidence,
@@ -19,134 +39,393 @@ from ..evidence import (
     check_evidence,
     decode_evidence,
     encode_evidence,
+    says,
+    value_in,
 )
 from ..stores.protocols import Actor, Finding
-from ..stores.sql.operator import Operator, Waiting
+from ..stores.sql.effects import Effects, Event, Moved
+from ..stores.sql.operator import Operator
+
+logger = logging.getLogger("samekey")
 
 
 class Resolution(StrEnum):
     """What became of a piece of evidence."""
 
     RESOLVED = "resolved"
-    """It settled the operation."""
+    """It settled its effect."""
     DUPLICATE = "duplicate"
-    """This event was seen before."""
+    """This event was seen before, and nothing new came of it."""
     KEPT = "kept"
-    """The operation is still running; the evidence waits in case its outcome becomes unknown."""
+    """It cannot be used yet: the effect may still be under way. It waits, and is used when that ends
+    unknown."""
     TOO_EARLY = "too_early"
     """The operation is still running, and a key store keeps no evidence: have the provider send it again."""
     TOO_LATE = "too_late"
-    """The operation is settled already and stays as it is."""
+    """Its effect is settled already, or it is about a former attempt. Everything stays as it is."""
+    UNPLACED = "unplaced"
+    """The operation has several effects, and nobody can tell which one is meant. Where the store can, it is
+    kept for an operator."""
+    AMBIGUOUS = "ambiguous"
+    """Two operations have this id of the provider's. Neither was moved; an operator sees the event."""
     NOT_FOUND = "not_found"
-    """No such operation, not yet or no longer. Nothing was noted: the provider may send the event again."""
+    """No such effect of this tenant and source, not yet or no longer. Nothing was noted: the provider may
+    send the event again."""
 
 
-_RUNNING = (State.IN_PROGRESS, State.PENDING)
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One event, as it was received and verified."""
+
+    evidence: Evidence
+    source: str
+    event_id: str
+    occurred_at: int
+    about: str | None = None
+    """The downstream key of the effect; None: it names the operation alone."""
+    provider_id: str | None = None
+
+    @property
+    def word(self) -> Word:
+        given = self.evidence
+        known = given.provider_id if isinstance(given, Executed | Declined) else None
+        return Word(
+            says(given), self.source, self.about, known or self.provider_id, self.occurred_at, self.event_id
+        )
+
+    @property
+    def actor(self) -> Actor:
+        return Actor("webhook", f"event {self.event_id} of {self.source}")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Evidence that was kept, and can be used now."""
+
+    evidence: Evidence
+    event: Event
+
+
 _UNSETTLED = (State.UNKNOWN, State.DEAD_LETTER)
 
 
 class Resolver(Protocol):
-    """Applies evidence to records."""
+    """Applies evidence to operations."""
 
     @property
     def finding(self) -> Finding: ...
 
     def apply(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
-        """Settles an unknown or dead record. False if somebody else was first, or has run it again since."""
+        """A lookup's or an operator's word about an unknown or dead record as it was seen: about the leased
+        call, or about the effect of phased work that has no result. False if somebody else was first."""
 
-    def receive(
-        self, event_id: str, record: Record | None, finding: Evidence, actor: Actor
-    ) -> Program[Resolution]:
-        """One event of the provider's: applied if there is something to settle."""
+    def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
+        """One event of a provider's about an operation. ``Moved`` if that moved meanwhile: try again."""
 
-    def apply_waiting(self, record: Record) -> Program[bool]:
-        """Uses evidence that came while the operation was still running, where it was kept."""
+    def apply_waiting(self, operation_id: str) -> Program[bool]:
+        """Uses what was kept, if it can be used now."""
+
+    def kept_success(self, operation_id: str) -> Program[Executed | None]:
+        """For a retry that has just won the right to run: what was kept, if it says that it happened
+        already."""
+
+    def stranded(self, *, batch: int) -> Program[list[str]]:
+        """Operations that run no more while evidence about them waits."""
+
+    def note_ambiguous(self, said: Said) -> Program[None]:
+        """Keeps an event that fits two operations, for an operator to see."""
 
 
 class DirectResolver:
-    """Applies evidence at once or not at all: a key store has nowhere to note an event.
+    """For key stores: each act is one statement, and nothing is kept.
 
-    It needs none to be safe. An event that comes twice finds the record settled, and does not move it.
+    There is one effect, the leased call. A repeated event finds the record settled, or run again since.
     """
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
 
-    def apply(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
+    def apply(
+        self, record: Record, finding: Evidence, actor: Actor, source: str | None = None
+    ) -> Program[bool]:
         check_evidence(finding)
         attempt = record.attempt
         if isinstance(finding, Executed | Declined):
             answer, provider_id = answer_in(finding), finding.provider_id
-            return self.finding.executed(record.id, answer, actor, provider_id=provider_id, attempt=attempt)
+            return self.finding.executed(
+                record.id, answer, actor, provider_id=provider_id, source=source, attempt=attempt
+            )
         return self.finding.not_executed(record.id, actor, attempt=attempt)
 
-    def receive(
-        self, event_id: str, record: Record | None, finding: Evidence, actor: Actor
-    ) -> Program[Resolution]:
+    def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
+        record = yield from self.finding.by_id(operation_id)
         if record is None:
             return Resolution.NOT_FOUND
-        if record.state in _RUNNING:
-            return Resolution.TOO_EARLY
-        if record.state not in _UNSETTLED:
-            return Resolution.TOO_LATE
-        applied = yield from self.apply(record, finding, actor)
-        return Resolution.RESOLVED if applied else Resolution.TOO_LATE
+        effects = yield from self.finding.effects(operation_id)
+        verdict = judge(said.word, record, effects)
+        match verdict:
+            case Settle():
+                if not (yield from self.apply(record, said.evidence, said.actor, said.source)):
+                    raise Moved
+                return Resolution.RESOLVED
+            case Keep():
+                running = record.state is State.IN_PROGRESS
+                return Resolution.TOO_EARLY if running else Resolution.UNPLACED
+            case Unplaced():
+                return Resolution.UNPLACED
+            case Late():
+                return Resolution.TOO_LATE
+            case Foreign():
+                return Resolution.NOT_FOUND
+            case _:
+                assert_never(verdict)
 
-    def apply_waiting(self, record: Record) -> Program[bool]:
+    def apply_waiting(self, operation_id: str) -> Program[bool]:
         yield from ()
         return False
 
+    def kept_success(self, operation_id: str) -> Program[Executed | None]:
+        yield from ()
+        return None
 
-class NotingResolver(DirectResolver):
-    """Notes each event once, and keeps what comes too early. Applied and noted in one transaction."""
+    def stranded(self, *, batch: int) -> Program[list[str]]:
+        yield from ()
+        return []
 
-    def __init__(self, operator: Operator) -> None:
-        super().__init__(operator)
+    def note_ambiguous(self, said: Said) -> Program[None]:
+        yield from ()
+
+
+class NotingResolver:
+    """Notes each event once by source and id, keeps what cannot be used yet, and applies in one
+    transaction."""
+
+    def __init__(self, operator: Operator, effects: Effects) -> None:
+        self.finding: Finding = operator
         self._operator = operator
+        self._effects = effects
 
-    def receive(
+    def apply(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
+        check_evidence(finding)
+        yield BEGIN
+        found = yield from self._effects.locked(record.id)
+        if found is None or found[1].attempt != record.attempt or found[1].state not in _UNSETTLED:
+            return False
+        effects = yield from self._effects.of(record.id)
+        open_phases = [e for e in effects if e.kind is EffectKind.PHASE and e.was_sent and e.outcome is None]
+        if record.mode is Mode.PHASED and len(open_phases) == 1:
+            return (yield from self._settle(found[1], open_phases[0], effects, finding, actor, None))
+        return (yield from self._settle(found[1], None, effects, finding, actor, None))
+
+    def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
+        yield BEGIN
+        found = yield from self._effects.locked(operation_id)
+        if found is None:
+            return Resolution.NOT_FOUND
+        record = found[1]
+        stored = encode_evidence(said.evidence, record.mode)
+        earlier = yield from self._effects.event(said.source, said.event_id)
+        if earlier is not None and earlier.state in ("used", "late"):
+            return Resolution.DUPLICATE
+        effects = yield from self._effects.of(operation_id)
+        waiting = yield from self._effects.waiting(operation_id)
+        others = [
+            event for event in waiting if (event.source, event.event_id) != (said.source, said.event_id)
+        ]
+        verdict = judge(said.word, record, effects, [_word(event) for event in others])
+        match verdict:
+            case Foreign():
+                return Resolution.NOT_FOUND
+            case Late():
+                yield from self._note(said, operation_id, stored, "late")
+                return Resolution.TOO_LATE
+            case Keep() | Unplaced():
+                yield from self._note(said, operation_id, stored, "waiting")
+                if earlier is not None:
+                    return Resolution.DUPLICATE
+                return Resolution.KEPT if isinstance(verdict, Keep) else Resolution.UNPLACED
+            case Settle():
+                finding = _finding(verdict.word, said, others)
+                moved = yield from self._settle(
+                    record, verdict.effect, effects, finding, said.actor, said.source
+                )
+                if not moved:
+                    raise Moved
+                yield from self._note(said, operation_id, stored, "used")
+                return Resolution.RESOLVED
+            case _:
+                assert_never(verdict)
+
+    def apply_waiting(self, operation_id: str) -> Program[bool]:
+        yield BEGIN
+        found = yield from self._effects.locked(operation_id)
+        if found is None:
+            return False
+        record = found[1]
+        waiting = yield from self._effects.waiting(operation_id)
+        if not waiting:
+            return False
+        effects = yield from self._effects.of(operation_id)
+        # The event that says most comes first: that it happened, then that it was refused.
+        waiting.sort(key=lambda event: list(Says).index(_word(event).says))
+        for event in waiting:
+            others = [other for other in waiting if other is not event]
+            verdict = judge(_word(event), record, effects, [_word(other) for other in others])
+            if isinstance(verdict, Late):
+                yield from self._effects.mark(event, "late")
+            if not isinstance(verdict, Settle):
+                continue
+            used = next((other for other in others if other.event_id == verdict.word.event_id), event)
+            actor = Actor("webhook", f"event {used.event_id} of {used.source}, which had come early")
+            finding = decode_evidence(used.outcome)
+            if not (yield from self._settle(record, verdict.effect, effects, finding, actor, used.source)):
+                return False
+            yield from self._effects.mark(event, "used")
+            yield from self._effects.mark(used, "used")
+            return True
+        yield from self._effects.looked_at(operation_id)
+        return False
+
+    def kept_about(self, operation_id: str, step: str) -> Program[Found | None]:
+        """What was kept about an effect that the run has come to again, before it is tried again."""
+        waiting = yield from self._effects.waiting(operation_id)
+        if not waiting:
+            return None
+        effects = yield from self._effects.of(operation_id)
+        effect = next((one for one in effects if one.step == step and one.was_sent), None)
+        chosen = None if effect is None else choose([_word(event) for event in waiting], effect)
+        if chosen is None:
+            return None
+        event = next(e for e in waiting if (e.source, e.event_id) == (chosen.source, chosen.event_id))
+        return Found(decode_evidence(event.outcome), event)
+
+    def kept_success(self, operation_id: str) -> Program[Executed | None]:
+        """About the only call, or the operation as a whole; what is about one step of several tells too
+        little."""
+        waiting = yield from self._effects.waiting(operation_id)
+        if not waiting:
+            return None
+        found = yield from self._effects.locked(operation_id)
+        effects = yield from self._effects.of(operation_id)
+        if found is None:
+            return None
+        # As it was before this attempt: failed, with what that had noted.
+        record = replace(found[1], state=State.FAILED_RETRYABLE, attempt=_noted_attempt(effects, found[1]))
+        for event in waiting:
+            verdict = judge(
+                _word(event), record, effects, [_word(one) for one in waiting if one is not event]
+            )
+            if isinstance(verdict, Settle) and verdict.word.says is Says.EXECUTED:
+                finding = decode_evidence(event.outcome)
+                return finding if isinstance(finding, Executed) else None
+        return None
+
+    def stranded(self, *, batch: int) -> Program[list[str]]:
+        return self._effects.stranded(batch=batch)
+
+    def use(self, event: Event) -> Program[None]:
+        yield from self._effects.mark(event, "used")
+
+    def note_ambiguous(self, said: Said) -> Program[None]:
+        stored = encode_evidence(said.evidence, Mode.LEASED)
+        yield from self._note(said, None, stored, "ambiguous")
+
+    def _note(self, said: Said, operation_id: str | None, stored: bytes, state: str) -> Program[None]:
+        event = Event(
+            said.source,
+            said.event_id,
+            operation_id,
+            said.about,
+            said.word.provider_id,
+            stored,
+            state,
+            said.occurred_at,
+            0,
+        )
+        yield from self._effects.note(event)
+
+    def _settle(
         self,
-        event_id: str,
-        record: Record | None,
+        record: Record,
+        effect: Effect | None,
+        effects: Sequence[Effect],
         finding: Evidence,
         actor: Actor,
-    ) -> Program[Resolution]:
-        stored = encode_evidence(finding)
-        if record is None:
-            return Resolution.NOT_FOUND
-        yield BEGIN
-        early = record.state in _RUNNING
-        fresh = yield from self._operator.note_evidence(event_id, record.id, stored, applied=not early)
-        if not fresh:
-            return Resolution.DUPLICATE
-        if early:
-            return Resolution.KEPT
-        if record.state not in _UNSETTLED:
-            return Resolution.TOO_LATE
-        applied = yield from self.apply(record, finding, actor)
-        return Resolution.RESOLVED if applied else Resolution.TOO_LATE
-
-    def apply_waiting(self, record: Record) -> Program[bool]:
-        yield BEGIN
-        waiting = yield from self._operator.waiting_evidence(record.id, since=record.created_at)
-        chosen = _choose(waiting, record)
-        if chosen is None:
+        source: str | None,
+    ) -> Program[bool]:
+        """Carries out what was found: the effect has its result, and the rest goes on."""
+        if effect is None:
+            return (yield from self._settle_call(record, effects, finding, actor, source))
+        said = says(finding)
+        if effect.kind is EffectKind.PHASE:
+            if not isinstance(finding, Executed | Declined):
+                return (yield from self._effects.not_sent_phase(record, effect, actor))
+            result = encode_value(value_in(finding), f"What was found out about {effect.step!r}")
+            provider_id = finding.provider_id
+            return (
+                yield from self._effects.found_phase(
+                    record, effect, result, said, actor, provider_id=provider_id, source=source
+                )
+            )
+        if not isinstance(finding, Executed | Declined):
+            raise ConfigurationError("A job that never happened is tried again: samekey dead retry.")
+        if not (yield from self._effects.found_job(effect, record, said, provider_id=finding.provider_id)):
             return False
-        event_id, finding = chosen
-        yield from self._operator.use_evidence(event_id)
-        actor = Actor("webhook", f"event {event_id}, received before the outcome became unknown")
-        return (yield from self.apply(record, finding, actor))
+        if effect.job_answers and record.state is State.DEAD_LETTER:
+            answer = answer_in(finding)
+            return (
+                yield from self._operator.executed(
+                    record.id, answer, actor, provider_id=finding.provider_id, attempt=record.attempt
+                )
+            )
+        yield from self._operator.note_act(record.id, actor)
+        return True
+
+    def _settle_call(
+        self,
+        record: Record,
+        effects: Sequence[Effect],
+        finding: Evidence,
+        actor: Actor,
+        source: str | None,
+    ) -> Program[bool]:
+        attempt, operator = record.attempt, self._operator
+        provider_id = None
+        if isinstance(finding, Executed | Declined):
+            provider_id = finding.provider_id
+            answer = answer_in(finding)
+            moved = yield from operator.executed(
+                record.id, answer, actor, provider_id=provider_id, attempt=attempt
+            )
+        else:
+            moved = yield from operator.not_executed(record.id, actor, attempt=attempt)
+        if moved and record.mode in (Mode.LEASED, Mode.REPEATABLE):
+            steps = [effect.step for effect in effects if effect.kind is EffectKind.LEASED]
+            if not steps and provider_id is not None:
+                yield from self._effects.note_call(record, provider_id, source)
+                steps = [""]
+            for step in steps:
+                one = provider_id if len(steps) == 1 else None
+                yield from self._effects.settle(
+                    record.id, step, says(finding), provider_id=one, source=source
+                )
+        return moved
 
 
-def _choose(waiting: list[Waiting], record: Record) -> tuple[str, Evidence] | None:
-    """The event that says most. That it happened is true for good, whichever attempt did it. That it did not,
-    or was declined, tells nothing about an attempt that began after the event came."""
-    about_now: list[tuple[str, Evidence]] = []
-    for event in waiting:
-        finding = decode_evidence(event.outcome)
-        if isinstance(finding, Executed):
-            return event.event_id, finding
-        if event.received_at >= record.last_run_at:
-            about_now.append((event.event_id, finding))
-    declined = [found for found in about_now if isinstance(found[1], Declined)]
-    return next(iter(declined or about_now), None)
+def _noted_attempt(effects: Sequence[Effect], record: Record) -> str:
+    return next((one.attempt for one in effects if one.kind is EffectKind.LEASED), record.attempt)
+
+
+def _word(event: Event) -> Word:
+    finding = decode_evidence(event.outcome)
+    return Word(
+        says(finding), event.source, event.about, event.provider_id, event.occurred_at, event.event_id
+    )
+
+
+def _finding(word: Word, said: Said, others: Sequence[Event]) -> Evidence:
+    """What the deciding word found; it may be one that was kept."""
+    if (word.source, word.event_id) == (said.source, said.event_id):
+        return said.evidence
+    kept = next(one for one in others if (one.source, one.event_id) == (word.source, word.event_id))
+    return decode_evidence(kept.outcome)

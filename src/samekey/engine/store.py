@@ -21,6 +21,7 @@ from ..errors import ConfigurationError
 from ..stores.cached import identity
 from ..stores.keys import Keys
 from ..stores.protocols import Finding, Tending
+from ..stores.sql.effects import Effects
 from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.migrations import check, migrate
 from ..stores.sql.operator import Operator
@@ -40,6 +41,7 @@ class Tables:
     queries: Queries
     keys: SQLKeys
     operator: Operator
+    effects: Effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def store_on(drivers: Drivers, schema: str = "samekey") -> Store:
         tending=Upkeep(keys),
         check=lambda: check(queries),
         migrate=lambda: migrate(queries),
-        transactional=Tables(queries, keys, operator),
+        transactional=Tables(queries, keys, operator, Effects(operator, queries)),
     )
 
 

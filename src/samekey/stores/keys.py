@@ -24,8 +24,9 @@ from ..core.decide import (
     Verdict,
     decide,
 )
+from ..core.effects import NOTHING_SENT, Sent
 from ..core.policy import Policy
-from ..core.program import Program, Row, Statement, Value
+from ..core.program import BEGIN, Program, Row, Statement, Value
 from ..core.record import ANSWER_VERSION, Answer, Lease, Record, decode_record, encode_headers
 from ..core.states import Mode, State
 from ..errors import CorruptRecord, StoreBusy
@@ -150,10 +151,15 @@ class Keys:
         rows = yield self._statements.statement("find_by_downstream", None, downstream=base)
         return decode_record(rows[0][1:]) if rows else None
 
-    def read_by_provider_id(self, provider_id: str) -> Program[Record | None]:
-        """The record that keeps this id of the provider's."""
-        rows = yield self._statements.statement("find_by_provider_id", None, provider_id=provider_id)
-        return decode_record(rows[0][1:]) if rows else None
+    def read_by_provider_id(
+        self, provider_id: str, *, tenant: str, source: str | None
+    ) -> Program[list[tuple[str | None, Record]]]:
+        """The effects of one tenant that keep this id of the provider's: the downstream key of each, and its
+        operation. ``tenant`` is as records hold it; without a source, whatever the source."""
+        rows = yield self._statements.statement(
+            "find_by_provider_id", None, provider_id=provider_id, tenant=tenant, source=source
+        )
+        return [(None if row[0] is None else str(row[0]), decode_record(row[2:])) for row in rows]
 
     def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]:
         """Renews them in one statement; gives the attempts that it renewed.
@@ -191,13 +197,15 @@ class Keys:
         ttl_ms: int,
         from_creation: bool = False,
         provider_id: str | None = None,
+        sent: Sent = NOTHING_SENT,
         now: int | None = None,
     ) -> Program[int | None]:
         """Stores the answer (None: it is withheld). Gives the expiry, or None if the lease was lost."""
-        rows = yield self._statements.statement(
+        rows = yield from self._noting(
             "complete",
+            lease,
+            sent,
             now,
-            **_lease_values(lease),
             **answer_values(answer),
             ttl_ms=ttl_ms,
             from_creation=int(from_creation),
@@ -211,9 +219,11 @@ class Keys:
             return None
         return record.expires_at if record.state is State.COMPLETED else None
 
-    def fail(self, lease: Lease, error_code: str, *, now: int | None = None) -> Program[bool]:
+    def fail(
+        self, lease: Lease, error_code: str, *, sent: Sent = NOTHING_SENT, now: int | None = None
+    ) -> Program[bool]:
         """Nothing happened: one retry may run. False if the lease was lost."""
-        rows = yield self._statements.statement("fail", now, **_lease_values(lease), error_code=error_code)
+        rows = yield from self._noting("fail", lease, sent, now, error_code=error_code)
         return bool(rows)
 
     def lose(
@@ -222,13 +232,36 @@ class Keys:
         error_code: str,
         *,
         provider_id: str | None = None,
+        sent: Sent = NOTHING_SENT,
         now: int | None = None,
     ) -> Program[int | None]:
         """Nobody can tell what happened. Gives the expiry, or None if the lease was lost."""
-        rows = yield self._statements.statement(
-            "lose", now, **_lease_values(lease), error_code=error_code, provider_id=provider_id
+        rows = yield from self._noting(
+            "lose", lease, sent, now, error_code=error_code, provider_id=provider_id
         )
         return _int(rows[0][1]) if rows else None
+
+    def _noting(
+        self, name: str, lease: Lease, sent: Sent, now: int | None, **values: Value
+    ) -> Program[Sequence[Row]]:
+        """An outcome, and with it what the handler may have sent: in one statement where the store can."""
+        if sent.steps and not self._statements.notes_along:
+            yield BEGIN
+        rows = yield self._statements.statement(name, now, **_lease_values(lease), **values, **sent.values())
+        if rows and not self._statements.notes_along:
+            for place, one in enumerate(sent.steps):
+                yield self._statements.statement(
+                    "note_call",
+                    now,
+                    scope=lease.scope,
+                    key=lease.key,
+                    step=one.step,
+                    place=str(place),
+                    downstream_key=one.downstream_key,
+                    provider_id=one.provider_id,
+                    source=sent.source,
+                )
+        return rows
 
     def release(self, lease: Lease, *, now: int | None = None) -> Program[bool]:
         """Frees the key as if it had never been used. False if the lease was lost."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..core.effects import Effect
 from ..core.program import Program
 from ..core.record import Answer, Record
 from .readable import Tell
@@ -79,6 +80,7 @@ class Finding(Protocol):
         actor: Actor,
         *,
         provider_id: str | None = None,
+        source: str | None = None,
         attempt: str | None = None,
         now: int | None = None,
     ) -> Program[bool]:
@@ -99,6 +101,9 @@ class Finding(Protocol):
 
     def evict(self, operation_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
         """Drops a stored answer. The fact stays: a retry is told that it was done, and is not run."""
+
+    def effects(self, operation_id: str) -> Program[list[Effect]]:
+        """What the operation may have sent, as far as the store was told."""
 
     def find(
         self,

@@ -20,6 +20,10 @@ class Statements(Protocol):
         """Whether a claim reads before it tries to write: where even a reservation that finds the key taken
         needs the store's write lock, replays must not queue for it."""
 
+    @property
+    def notes_along(self) -> bool:
+        """Whether the statement of an outcome also notes what a leased handler may have sent."""
+
     def operation_id(self, token: str, scope: str, key: str) -> str:
         """An operation id made of a random token, by which this store can find the record of the key."""
 

@@ -20,6 +20,7 @@ from ..core.decide import (
     Uncertain,
     Unreadable,
 )
+from ..core.effects import Sent, SentStep
 from ..core.policy import Policy, ietf
 from ..core.program import Program
 from ..core.record import Answer
@@ -54,6 +55,11 @@ def hold(store: Subject, claim: Claim, now: int = NOW) -> None:
     executed(claim_at(store, claim, now))
 
 
+def noted(provider_id: str | None) -> Sent:
+    """What a handler that noted this id of the provider's may have sent."""
+    return Sent(() if provider_id is None else (SentStep("", None, provider_id),), "bank")
+
+
 def complete(
     store: Subject,
     claim: Claim,
@@ -63,7 +69,9 @@ def complete(
 ) -> int | None:
     lease = must_read(store, claim).lease(claim.lease_ms)
     return store.run(
-        lambda: store.keys.complete(lease, answer, ttl_ms=claim.ttl_ms, provider_id=provider_id, now=now)
+        lambda: store.keys.complete(
+            lease, answer, ttl_ms=claim.ttl_ms, provider_id=provider_id, sent=noted(provider_id), now=now
+        )
     )
 
 
@@ -74,7 +82,9 @@ def fail(store: Subject, claim: Claim, now: int = NOW) -> None:
 
 def lose(store: Subject, claim: Claim, provider_id: str | None = None, now: int = NOW) -> None:
     lease = must_read(store, claim).lease(claim.lease_ms)
-    lost = store.run(lambda: store.keys.lose(lease, "timeout", provider_id=provider_id, now=now))
+    lost = store.run(
+        lambda: store.keys.lose(lease, "timeout", provider_id=provider_id, sent=noted(provider_id), now=now)
+    )
     assert lost is not None
 
 

@@ -57,8 +57,11 @@ def _by_downstream(store: Subject, sent: str) -> Record | None:
     return store.run(lambda: store.keys.read_by_downstream(sent))
 
 
-def _by_provider_id(store: Subject, provider_id: str) -> Record | None:
-    return store.run(lambda: store.keys.read_by_provider_id(provider_id))
+def _by_provider_id(
+    store: Subject, provider_id: str, tenant: str, source: str | None = "bank"
+) -> list[Record]:
+    found = store.run(lambda: store.keys.read_by_provider_id(provider_id, tenant=tenant, source=source))
+    return [record for _, record in found]
 
 
 class RecordConformance:
@@ -149,8 +152,11 @@ class RecordConformance:
             complete(store, claim, provider_id=name) if outcome == "complete" else lose(store, claim, name)
             record = must_read(store, claim)
             assert record.provider_id == name
-            assert _by_provider_id(store, name) == record, outcome
-        assert _by_provider_id(store, "ch_nobody") is None
+            assert _by_provider_id(store, name, claim.tenant) == [record], outcome
+            assert _by_provider_id(store, name, claim.tenant, None) == [record], "whatever the source"
+            assert _by_provider_id(store, name, "=another tenant") == [], outcome
+            assert _by_provider_id(store, name, claim.tenant, "another bank") == [], outcome
+            assert _by_provider_id(store, "ch_nobody", claim.tenant) == []
 
     def test_a_providers_id_is_kept_by_a_later_outcome_without_one(self, store: Subject) -> None:
         claim = new_claim()

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..core.claim import Claim, locating_id
 from ..core.decide import Decision, Execute
+from ..core.effects import NOTHING_SENT, Sent
 from ..core.policy import Policy
 from ..core.program import BEGIN, Dialect, Program, Value
 from ..core.record import Answer, Lease, Record
@@ -48,7 +49,9 @@ class KeyStore(Protocol):
 
     def read_by_downstream(self, downstream_key: str) -> Program[Record | None]: ...
 
-    def read_by_provider_id(self, provider_id: str) -> Program[Record | None]: ...
+    def read_by_provider_id(
+        self, provider_id: str, *, tenant: str, source: str | None
+    ) -> Program[list[tuple[str | None, Record]]]: ...
 
     def renew(self, leases: Sequence[Lease], *, now: int | None = None) -> Program[set[str]]: ...
 
@@ -60,13 +63,20 @@ class KeyStore(Protocol):
         ttl_ms: int,
         from_creation: bool = False,
         provider_id: str | None = None,
+        sent: Sent = NOTHING_SENT,
         now: int | None = None,
     ) -> Program[int | None]: ...
 
     def fail(self, lease: Lease, error_code: str, *, now: int | None = None) -> Program[bool]: ...
 
     def lose(
-        self, lease: Lease, error_code: str, *, provider_id: str | None = None, now: int | None = None
+        self,
+        lease: Lease,
+        error_code: str,
+        *,
+        provider_id: str | None = None,
+        sent: Sent = NOTHING_SENT,
+        now: int | None = None,
     ) -> Program[int | None]: ...
 
     def release(self, lease: Lease, *, now: int | None = None) -> Program[bool]: ...

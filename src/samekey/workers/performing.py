@@ -14,6 +14,7 @@ from typing import Any
 
 from ..core.backoff import Backoff
 from ..core.policy import milliseconds
+from ..core.program import BEGIN, Program
 from ..core.record import Answer, Lease
 from ..core.replayable import replayable
 from ..drivers.run import run_async, run_in, run_in_async
@@ -76,11 +77,22 @@ class Performer:
         logger.error("The %s is a dead letter: %s", name_of(job), error)
         await self._note(job, provider_id)
         try:
-            await run_async(self._driver, lambda: self._outbox.bury(job, error=_kept(error)))
+            settled = await run_async(self._driver, lambda: self.buried(job, _kept(error)))
         except LeaseLost:
             logger.warning("Another worker has taken the %s", name_of(job))
             return
+        if settled:
+            logger.warning("The %s was done after all: the provider had said so", name_of(job))
+            self._engine.events.emit("reconcile.resolved", mode="deferred")
+            return
         self._engine.events.emit("dead_letter", mode="deferred")
+
+    def buried(self, job: Job, error: str) -> Program[bool]:
+        """Dead, unless the provider has said meanwhile what became of it: that was kept while the job could
+        still be tried, and is used now, in the same transaction."""
+        yield BEGIN
+        yield from self._outbox.bury(job, error=error)
+        return (yield from self._engine.resolver.apply_waiting(job.operation_id))
 
     async def _call(self, job: Job, definition: JobDefinition, context: JobContext, payload: Any) -> Any:
         """The job's own function, for its own time and no longer."""

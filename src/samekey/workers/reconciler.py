@@ -24,6 +24,7 @@ from ..engine.engine import Engine, Lookup
 from ..errors import CorruptRecord, SamekeyError
 from ..evidence import check_finding, is_still_unknown
 from ..stores.protocols import Actor
+from ..stores.sql.effects import Moved
 from .apart import Ended
 from .slots import Piece, Slots
 
@@ -39,6 +40,8 @@ LOOKUP_TIMEOUT = timedelta(seconds=30)
 MAX_TRIES = 20
 """About a day with the default backoff; providers settle within hours."""
 BACKOFF = Backoff(first=timedelta(seconds=30), longest=timedelta(hours=2))
+KEPT_BATCH = 20
+"""Operations in one look for which evidence waits."""
 LEASE = timedelta(seconds=15)
 """How long an outcome that is being asked about is kept from others; renewed while the lookup runs, so the
 outcomes of a reconciler that died wait no longer than this."""
@@ -84,7 +87,8 @@ class Reconciler:
         """One look by hand, to its end: gives what became of each."""
         found: list[Looked] = []
         while len(found) < batch and (tasks := await self._start(batch - len(found))):
-            found += [task.result() for task in (await asyncio.wait(tasks))[0]]
+            await asyncio.wait(tasks)
+            found += [task.result() for task in tasks]  # in the order in which they were taken
         return found
 
     async def start(self) -> int:
@@ -102,6 +106,7 @@ class Reconciler:
         batch = min(most, places.free, places.room("").places)
         if batch <= 0:
             return []
+        await self._use_kept()
         taken = await run_async(
             self._engine.drivers.aio,
             lambda: self._resolver.finding.take_unknown(
@@ -115,6 +120,21 @@ class Reconciler:
             )
             for tries, record in taken
         ]
+
+    async def _use_kept(self) -> None:
+        """Evidence that came while its operation was running, which has since failed or been given up."""
+        driver = self._engine.drivers.aio
+        for operation_id in await run_async(driver, lambda: self._resolver.stranded(batch=KEPT_BATCH)):
+            try:
+                used = await run_async(
+                    driver,
+                    lambda operation_id=operation_id: self._resolver.apply_waiting(operation_id),  # type: ignore[misc]
+                )
+            except (SamekeyError, Moved) as error:
+                logger.error("Evidence about operation %s could not be used: %s", operation_id, error)
+                continue
+            if used:
+                self._engine.events.emit("reconcile.resolved")
 
     async def _look_at(self, record: Record, tries: int) -> Looked:
         """One that fails must not keep the others from being asked."""
@@ -151,7 +171,7 @@ class Reconciler:
 
     async def _find_out(self, record: Record, tries: int) -> Looked:
         driver = self._engine.drivers.aio
-        if await run_async(driver, lambda: self._resolver.apply_waiting(record)):
+        if await run_async(driver, lambda: self._resolver.apply_waiting(record.id)):
             return await self._settled(record, "a webhook's word that had come early")
         lookup = self._engine.lookup_for(record)
         if lookup is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ...core.effects import Effect, decode_effect
 from ...core.program import Program, Row, Unreadable
 from ...core.record import COLUMNS, Answer, Record, decode_record
 from ..keys import answer_values
@@ -49,6 +50,7 @@ class DynamoFinding:
         actor: Actor,
         *,
         provider_id: str | None = None,
+        source: str | None = None,
         attempt: str | None = None,
         now: int | None = None,
     ) -> Program[bool]:
@@ -58,6 +60,7 @@ class DynamoFinding:
             operation_id=operation_id,
             attempt=attempt,
             provider_id=provider_id,
+            source=source,
             actor=actor.name,
             reason=actor.reason,
             **answer_values(answer),
@@ -84,6 +87,10 @@ class DynamoFinding:
             name, now, operation_id=operation_id, attempt=attempt, actor=actor.name, reason=actor.reason
         )
         return bool(rows)
+
+    def effects(self, operation_id: str) -> Program[list[Effect]]:
+        rows = yield self._statements.statement("effects_of", None, operation_id=operation_id)
+        return [decode_effect(row) for row in rows]
 
     def find(
         self,

@@ -6,14 +6,16 @@ allows, so whoever comes second changes nothing. Reads are consistent reads of o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from ...core.claim import located_by
 from ...core.program import Row
 from ...core.states import LEASE_END, Event, Mode, State, sources, target
 from ...errors import StoreError
 from .items import (
+    Item,
     encode_item,
     forget_after,
     is_pk,
@@ -111,14 +113,50 @@ def find_by_downstream(p: Values, now: int) -> Plan:
 
 
 def find_by_provider_id(p: Values, now: int) -> Plan:
+    """The index knows no tenant: all that have this id are looked at, until two of this tenant's are
+    found."""
     digest = provider_digest(p["provider_id"])
-    reply = yield from one(query(BY_PROVIDER, Is("by_provider", digest), Limit=2))
     rows: list[Row] = []
-    for entry in reply["Items"]:
-        item = found((yield from one(get(value_of(entry, "pk")))))
-        if item is not None and value_of(item, "provider_id") == p["provider_id"]:
-            rows.append([now, *row_of(item)])
+    page: dict[str, Any] = {}
+    while len(rows) < 2:
+        reply = yield from one(query(BY_PROVIDER, Is("by_provider", digest), **page))
+        for entry in reply["Items"]:
+            item = found((yield from one(get(value_of(entry, "pk")))))
+            if item is not None and _is_of(item, p):
+                sent = noted_steps(item)
+                key = sent[0][1] if len(sent) == 1 and is_current(item) else None
+                rows.append([key, now, *row_of(item)])
+        if "LastEvaluatedKey" not in reply:
+            break
+        page = {"ExclusiveStartKey": reply["LastEvaluatedKey"]}
     return rows
+
+
+def _is_of(item: Item, p: Values) -> bool:
+    noted = value_of(item, "provider_id"), value_of(item, "tenant")
+    return noted == (p["provider_id"], p["tenant"]) and p["source"] in (None, value_of(item, "source"))
+
+
+def noted_steps(item: Item) -> list[tuple[str, str | None, str | None]]:
+    """What a leased handler may have sent: steps, downstream keys, the provider's ids."""
+    return [tuple(one) for one in json.loads(value_of(item, "steps") or "[]")]
+
+
+def is_current(item: Item) -> bool:
+    """Whether what was noted is of the present attempt."""
+    return bool(value_of(item, "sent_attempt") == value_of(item, "attempt"))
+
+
+def effects_of(p: Values, now: int) -> Plan:
+    item = yield from item_of(p["operation_id"])
+    if item is None:
+        return []
+    attempt, source = value_of(item, "sent_attempt"), value_of(item, "source")
+    sends, sent_at = value_of(item, "attempts"), value_of(item, "last_run_at")
+    return [
+        [step, "leased", str(place), attempt, source, key, provider_id, sends, sent_at, None, None, 0]
+        for place, (step, key, provider_id) in enumerate(noted_steps(item))
+    ]
 
 
 # ------------------------------------------------------------------ claiming
@@ -208,6 +246,9 @@ def reuse(p: Values, now: int) -> Plan:
         "downstream": p["downstream"],
         "provider_id": None,
         "by_provider": None,
+        "steps": None,
+        "sent_attempt": None,
+        "source": None,
         "reconcile_after": None,
         "created_at": now,
         "completed_at": None,
@@ -313,9 +354,17 @@ def complete(p: Values, now: int) -> Plan:
         "error_code": None,
         "reconcile_after": None,
         **provider(p),
+        **noted(p),
     }
     item = yield from answered(pk, change, p, _held(p, Event.COMPLETE))
     return [] if item is None else [[now, value_of(item, "expires_at")]]
+
+
+def noted(p: Values) -> dict[str, Term]:
+    """What a leased handler may have sent, with the outcome of its attempt."""
+    if p["step_list"] is None:
+        return {}
+    return {"steps": p["step_list"], "sent_attempt": p["attempt"], "source": p["source"]}
 
 
 def provider(p: Values) -> dict[str, Term]:
@@ -352,6 +401,7 @@ def fail(p: Values, now: int) -> Plan:
         "queue": place(state, pk),
         "due": Same("expires_at"),
         "forget_after": Same("forget_then"),
+        **noted(p),
     }
     return (yield from _ended(update(pk, change, *_held(p, Event.FAIL)), now))
 
@@ -367,6 +417,7 @@ def lose(p: Values, now: int) -> Plan:
         "due": now,
         "forget_after": None,
         **provider(p),
+        **noted(p),
     }
     return (yield from _ended(update(pk, change, *_held(p, Event.LOSE)), now))
 

@@ -33,6 +33,7 @@ def found_executed(p: Values, now: int) -> Plan:
             **_settled(item, state, now),
             "completed_at": now,
             **provider(p),
+            **({} if p["source"] is None else {"source": p["source"]}),
             **_by(p),
             **{name: p[name] for name in NO_ANSWER},
         }

@@ -15,6 +15,7 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     plans.find_by_id,
     plans.find_by_downstream,
     plans.find_by_provider_id,
+    plans.effects_of,
     plans.reserve,
     plans.retry,
     plans.resume,
@@ -53,6 +54,7 @@ class DynamoStatements:
     """``samekey.stores.statements.Statements`` for DynamoDB."""
 
     looks_first = False
+    notes_along = True
     """One request tells a new key from one that is taken, and shows what is there."""
 
     def operation_id(self, token: str, scope: str, key: str) -> str:

@@ -4,7 +4,7 @@ local record = held(p.attempt, {from:fail})
 if not record then
     return {}
 end
-change(KEYS[FIRST_RECORD], record, {
+change(KEYS[FIRST_RECORD], record, noted_with(record, {
     state = {to:fail}, locked_until = false, error_code = p.error_code, reconcile_after = false,
-})
+}))
 return {{clock, number(record.expires_at)}}

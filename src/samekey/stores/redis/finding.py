@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from ...core.effects import Effect, decode_effect
 from ...core.program import Program, Row, Unreadable
 from ...core.record import COLUMNS, Answer, Record, decode_record
 from ...core.states import Event, State, sources
@@ -65,6 +66,7 @@ class RedisFinding:
         actor: Actor,
         *,
         provider_id: str | None = None,
+        source: str | None = None,
         attempt: str | None = None,
         now: int | None = None,
     ) -> Program[bool]:
@@ -78,6 +80,7 @@ class RedisFinding:
             operation_id=operation_id,
             attempt=attempt,
             provider_id=provider_id,
+            source=source,
             **answer_values(answer),
         )
         return bool(rows)
@@ -106,6 +109,11 @@ class RedisFinding:
         return bool(rows)
 
     # Looking
+
+    def effects(self, operation_id: str) -> Program[list[Effect]]:
+        """What the operation may have sent, as far as the store was told."""
+        rows = yield self._statements.statement("effects_of", None, operation_id=operation_id)
+        return [decode_effect(row) for row in rows]
 
     def find(
         self,

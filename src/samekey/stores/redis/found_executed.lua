@@ -10,6 +10,6 @@ change(KEYS[FIRST_RECORD], record, {
     state = {to:found_executed}, answer_version = p.answer_version, answer_status = p.answer_status or false,
     answer_headers = p.answer_headers or false, answer_body = p.answer_body or false,
     completed_at = clock, locked_until = false, expires_at = clock + kept, reconcile_after = false,
-    reconcile_tries = false, provider_id = p.provider_id,
+    reconcile_tries = false, provider_id = p.provider_id, source = p.source,
 })
 return {row({clock}, record)}

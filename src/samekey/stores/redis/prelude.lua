@@ -69,8 +69,9 @@ local function load(name)
     return record
 end
 
-local function pointer(provider_id)
-    return home .. 'provider:' .. redis.sha1hex(provider_id)
+-- The records of a tenant that have noted this id of the provider's: a set, for there may be two.
+local function pointer(tenant, provider_id)
+    return home .. 'provider:' .. redis.sha1hex(#tenant .. ':' .. tenant .. provider_id)
 end
 
 local function index_of(record)
@@ -107,15 +108,17 @@ local function place(name, record)
             redis.call('ZREM', set, base)
         end
     end
-    if record.provider_id then
-        redis.call('SET', pointer(record.provider_id), base)
+    local noted = record.provider_id and pointer(record.tenant, record.provider_id)
+    if noted then
+        redis.call('SADD', noted, base)
+        redis.call('PERSIST', noted)
     end
     if where == 'settled' then
         -- Counted from now, not a date: a test's clock is not the server's.
         local life = text(math.max(number(record.expires_at) - clock, 0) + MARGIN)
         redis.call('PEXPIRE', name, life)
-        if record.provider_id then
-            redis.call('PEXPIRE', pointer(record.provider_id), life)
+        if noted and redis.call('SCARD', noted) == 1 then
+            redis.call('PEXPIRE', noted, life)
         end
         trim()
     else
@@ -150,8 +153,8 @@ local function remove(name, record)
     for _, set in pairs(indexes) do
         redis.call('ZREM', set, base)
     end
-    if record.provider_id and redis.call('GET', pointer(record.provider_id)) == base then
-        redis.call('DEL', pointer(record.provider_id))
+    if record.provider_id then
+        redis.call('SREM', pointer(record.tenant, record.provider_id), base)
     end
     redis.call('DEL', name)
 end
@@ -182,6 +185,16 @@ local function operation(states)
         return record
     end
     return nil
+end
+
+-- What a leased handler may have sent, as it is noted with the outcome of its attempt.
+local function noted_with(record, columns)
+    if p.step_list then
+        columns.steps = p.step_list
+        columns.sent_attempt = record.attempt
+        columns.source = p.source or false
+    end
+    return columns
 end
 
 local numbers = {table:numbers}

@@ -15,6 +15,7 @@ change(KEYS[FIRST_RECORD], record, {
     recovery_point = false, locked_until = clock + p.lease_ms,
     answer_version = false, answer_status = false, answer_headers = false, answer_body = false,
     error_code = false, downstream = p.downstream or false, provider_id = false,
+    steps = false, sent_attempt = false, source = false,
     reconcile_after = false, reconcile_tries = false,
     created_at = clock, last_run_at = clock, completed_at = false, expires_at = clock + p.ttl_ms,
 })

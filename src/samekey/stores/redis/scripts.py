@@ -51,6 +51,7 @@ class RedisStatements:
     """The statements of Redis, by name."""
 
     looks_first = False
+    notes_along = True
 
     def __init__(self) -> None:
         self._queries = _load()

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.claim import Claim
+from ...core.claim import Claim, downstream_key
 from ...core.program import BEGIN, Program, Row, Value
 from ...core.record import Answer, Lease
 from ...errors import EscapedTransaction, LeaseLost
@@ -84,9 +84,23 @@ class Jobs:
         *,
         answers: bool,
         delay_ms: int = 0,
+        step: str | None = None,
+        source: str | None = None,
         now: int | None = None,
     ) -> Program[None]:
-        """Writes one job, inside the transaction of whoever wants it done."""
+        """Writes one job, inside the transaction of whoever wants it done, and the downstream key that it
+        will send: that of ``step``, else of its name."""
+        step = name if step is None else step
+        yield self._queries.statement(
+            "note_job",
+            now,
+            operation_id=operation_id,
+            step=step,
+            place=job_id,
+            tenant=of.tenant,
+            source=source,
+            downstream_key=downstream_key(of.scope, of.key, step),
+        )
         yield self._queries.statement(
             "enqueue",
             now,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...core.effects import Effect, decode_effect
 from ...core.program import BEGIN, Program, Row, Unreadable
 from ...core.record import COLUMNS, Answer, Record, decode_record
 from ...core.states import Mode
@@ -56,15 +57,6 @@ class DeadJob:
     error: str | None
     provider_id: str | None
     buried_at: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A provider's event that came before it could be used."""
-
-    event_id: str
-    outcome: bytes
-    received_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +111,7 @@ class Operator:
         actor: Actor,
         *,
         provider_id: str | None = None,
+        source: str | None = None,
         attempt: str | None = None,
         now: int | None = None,
     ) -> Program[bool]:
@@ -180,36 +173,6 @@ class Operator:
         elif record.mode is Mode.DEFERRED:
             yield self._queries.statement("settle_jobs", now, operation_id=record.id)
 
-    # Evidence that comes by itself
-
-    def note_evidence(
-        self,
-        event_id: str,
-        operation_id: str | None,
-        outcome: bytes,
-        *,
-        applied: bool,
-        now: int | None = None,
-    ) -> Program[bool]:
-        """Keeps a provider's event once. False: it was there already."""
-        rows = yield self._queries.statement(
-            "note_evidence",
-            now,
-            event_id=event_id,
-            operation_id=operation_id,
-            outcome=outcome,
-            applied=int(applied),
-        )
-        return bool(rows)
-
-    def waiting_evidence(self, operation_id: str, *, since: int) -> Program[list[Waiting]]:
-        """Events about this operation that have not been applied yet, oldest first."""
-        rows = yield self._queries.statement("waiting_evidence", None, operation_id=operation_id, since=since)
-        return [Waiting(*row) for row in rows]  # type: ignore[arg-type]
-
-    def use_evidence(self, event_id: str) -> Program[None]:
-        yield self._queries.statement("use_evidence", None, event_id=event_id)
-
     # Overriding
 
     def evict(self, operation_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
@@ -217,7 +180,7 @@ class Operator:
         yield BEGIN
         rows = yield self._queries.statement("evict_answer", now, operation_id=operation_id)
         if rows:
-            yield from self._note_act(operation_id, actor, now)
+            yield from self.note_act(operation_id, actor, now)
         return bool(rows)
 
     def retry_dead_job(self, job_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
@@ -232,7 +195,7 @@ class Operator:
         rows = yield self._queries.statement("revive_job", now, id=job_id, revived=int(bool(revived)))
         if rows and not revived:
             # A job beside the one that answers changes no state, and still leaves its trace.
-            yield from self._note_act(str(rows[0][0]), actor, now)
+            yield from self.note_act(str(rows[0][0]), actor, now)
         yield from act_end(self._queries)
         return bool(rows)
 
@@ -258,7 +221,7 @@ class Operator:
         closed = job.answers and (yield from self._close_dead(job.operation_id, answer, now))
         if not closed:
             yield self._queries.statement("discard_job", now, id=job_id)
-            yield from self._note_act(job.operation_id, actor, now)
+            yield from self.note_act(job.operation_id, actor, now)
         yield from act_end(self._queries)
         return True
 
@@ -280,12 +243,18 @@ class Operator:
             yield from self._settle_parts(rows[0], now)
         return bool(rows)
 
-    def _note_act(self, operation_id: str, actor: Actor, now: int | None) -> Program[None]:
+    def note_act(self, operation_id: str, actor: Actor, now: int | None = None) -> Program[None]:
+        """An act that changes no state leaves its trace all the same."""
         yield self._queries.statement(
             "note_act", now, operation_id=operation_id, actor=actor.name, reason=actor.reason
         )
 
     # Looking
+
+    def effects(self, operation_id: str) -> Program[list[Effect]]:
+        """What the operation may have sent."""
+        rows = yield self._queries.statement("effects_of", None, operation_id=operation_id)
+        return [decode_effect(row) for row in rows]
 
     def find(
         self,

@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...core.claim import downstream_key
+from ...core.effects import Says
 from ...core.phases import Phase, decode_phases
 from ...core.program import BEGIN, Program, Value
 from ...core.record import Answer, Lease, Record, decode_record
@@ -136,22 +138,75 @@ class Phases:
             raise LeaseLost(f"{name!r} is recorded already; what was done now was rolled back.")
 
     def intend(
-        self, lease: Lease, operation_id: str, position: int, name: str, *, now: int | None = None
+        self,
+        lease: Lease,
+        operation_id: str,
+        position: int,
+        name: str,
+        *,
+        source: str | None = None,
+        now: int | None = None,
     ) -> Program[None]:
         """Commits that an effect is about to be tried."""
         yield BEGIN
         yield self._queries.statement(
             "write_intent", now, operation_id=operation_id, position=position, name=name
         )
+        yield from self._note_sent(lease, operation_id, position, name, source, now)
+        yield from self._check_fence(lease, name, now)
+
+    def intend_again(
+        self,
+        lease: Lease,
+        operation_id: str,
+        position: int,
+        name: str,
+        *,
+        source: str | None = None,
+        now: int | None = None,
+    ) -> Program[None]:
+        """Commits that the effect is about to be tried once more, under the same intent."""
+        yield BEGIN
+        yield from self._note_sent(lease, operation_id, position, name, source, now)
         yield from self._check_fence(lease, name, now)
 
     def intend_anew(
-        self, lease: Lease, operation_id: str, position: int, name: str, *, now: int | None = None
+        self,
+        lease: Lease,
+        operation_id: str,
+        position: int,
+        name: str,
+        *,
+        source: str | None = None,
+        now: int | None = None,
     ) -> Program[None]:
         """The effect provably never happened: its window and settling time count from now."""
         yield BEGIN
         yield self._queries.statement("renew_intent", now, operation_id=operation_id, position=position)
+        yield from self._note_sent(lease, operation_id, position, name, source, now)
         yield from self._check_fence(lease, name, now)
+
+    def _note_sent(
+        self, lease: Lease, operation_id: str, position: int, name: str, source: str | None, now: int | None
+    ) -> Program[None]:
+        yield self._queries.statement(
+            "note_sent",
+            now,
+            operation_id=operation_id,
+            step=name,
+            place=str(position),
+            attempt=lease.attempt,
+            source=source,
+            downstream_key=downstream_key(lease.scope, lease.key, name),
+        )
+
+    def note_effect(
+        self, operation_id: str, name: str, provider_id: str, source: str | None, *, now: int | None = None
+    ) -> Program[None]:
+        """What the provider made is known, even if the call failed after it."""
+        yield self._queries.statement(
+            "note_effect", now, operation_id=operation_id, step=name, provider_id=provider_id, source=source
+        )
 
     def take_back(
         self, lease: Lease, operation_id: str, position: int, name: str, *, now: int | None = None
@@ -159,6 +214,7 @@ class Phases:
         """The effect provably never happened, and the operation stops here."""
         yield BEGIN
         yield self._queries.statement("drop_intent", now, operation_id=operation_id, position=position)
+        yield from self._settled(operation_id, name, Says.NOT_EXECUTED, None, None, now)
         yield from self._check_fence(lease, name, now)
 
     def write_effect(
@@ -170,6 +226,7 @@ class Phases:
         result: bytes,
         provider_id: str | None,
         *,
+        source: str | None = None,
         now: int | None = None,
     ) -> Program[None]:
         """The result of an effect. A holder whose lease ran out holds it again, if nobody took it."""
@@ -192,6 +249,26 @@ class Phases:
         )
         if not rows or not written:
             raise LeaseLost(f"Somebody else has taken the operation; the result of {name!r} was not stored.")
+        yield from self._settled(operation_id, name, Says.EXECUTED, provider_id, source, now)
+
+    def _settled(
+        self,
+        operation_id: str,
+        name: str,
+        said: Says,
+        provider_id: str | None,
+        source: str | None,
+        now: int | None,
+    ) -> Program[None]:
+        yield self._queries.statement(
+            "settle_effect",
+            now,
+            operation_id=operation_id,
+            step=name,
+            said=str(said),
+            provider_id=provider_id,
+            source=source,
+        )
 
     def let_go(
         self,

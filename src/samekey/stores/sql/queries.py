@@ -35,6 +35,17 @@ _CLOCK: Final[Mapping[Dialect, str]] = {
     "mysql": "coalesce(:now, timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(3)) div 1000)",
 }
 _TABLES: Final = ("keys", "inputs", "phases", "jobs", "effects", "audit", "evidence", "limits")
+_EVENT: Final = (
+    "source",
+    "event_id",
+    "operation_id",
+    "about",
+    "provider_id",
+    "outcome",
+    "state",
+    "occurred_at",
+    "received_at",
+)
 _DURABLE: Final = (
     "(current_setting('synchronous_commit') <> 'off'"
     " or set_config('synchronous_commit', 'on', true) is not null)"
@@ -58,6 +69,10 @@ class Queries:
     def looks_first(self) -> bool:
         # An insert of SQLite's takes the only write lock that there is, even if it inserts nothing.
         return self.dialect == "sqlite"
+
+    @property
+    def notes_along(self) -> bool:
+        return False  # it has a table of its own
 
     def operation_id(self, token: str, scope: str, key: str) -> str:
         return token  # an index finds it
@@ -133,6 +148,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
     lease_end = " ".join(f"when '{mode}' then '{state}'" for mode, state in LEASE_END.items())
     words = {
         "record": ", ".join(COLUMNS),
+        "event": ", ".join(_EVENT),
         "now": _CLOCK[dialect],
         "lease_end": f"case mode {lease_end} end",
         "durable": _DURABLE,

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
-Kind = Literal["charge", "refund", "transfer"]
+Kind = Literal["charge", "refund", "transfer", "authorisation", "capture"]
+"""The last two are one payment in two steps: money is set aside, then taken."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 

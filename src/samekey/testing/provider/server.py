@@ -2,7 +2,7 @@
 
 | | |
 |---|---|
-| `POST /charges`, `/refunds`, `/transfers` | moves money: 201, 200 for a known key, 422 if it asked for something else, 402 if declined |
+| `POST /charges`, `/refunds`, `/transfers`, `/authorisations`, `/captures` | moves money: 201, 200 for a known key, 422 if it asked for something else, 402 if declined |
 | `GET /charges`, … | those with `?key=` and `?reference=` |
 | `GET /entries?after=&limit=` | the ledger, in pages, for reconciliation |
 | `POST /faults`, `DELETE /faults` | fails on demand, and no more |
@@ -28,7 +28,13 @@ from .webhooks import Event, Webhooks
 
 LONGEST_BODY: Final = 1024 * 1024
 LONGEST_PAGE: Final = 1000
-PREFIXES: Final[dict[Kind, str]] = {"charge": "ch", "refund": "re", "transfer": "tr"}
+PREFIXES: Final[dict[Kind, str]] = {
+    "charge": "ch",
+    "refund": "re",
+    "transfer": "tr",
+    "authorisation": "au",
+    "capture": "ca",
+}
 RESOURCES: Final[dict[str, Kind]] = {f"/{kind}s": kind for kind in KINDS}
 
 
@@ -92,9 +98,7 @@ class Server:
         self._numbers = itertools.count(len(ledger.lines) + 1)
         self._refusals = itertools.count(len(declines.lines) + 1)
         self._known: dict[str, Known] = {}
-        self._figures = dict.fromkeys(
-            ("requests", "charges", "refunds", "transfers", "declines", "replays"), 0
-        )
+        self._figures = dict.fromkeys(("requests", *(f"{kind}s" for kind in KINDS), "declines", "replays"), 0)
         for book in (ledger, declines):
             for line in book.lines:
                 self._remember(line, declined=book is declines).written.set()

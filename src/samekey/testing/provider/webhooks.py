@@ -56,13 +56,21 @@ def verify_signature(
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is told."""
+    """What is told: what it is about, by the key that it was asked for with, and when it happened.
+
+    Its id is unique with this provider. Another one counts from 1 too.
+    """
 
     type: str
     entry: Entry
 
     def body(self) -> bytes:
-        content = {"id": f"evt_{self.entry.id}", "type": self.type, "data": asdict(self.entry)}
+        content = {
+            "id": f"evt_{self.entry.id}",
+            "type": self.type,
+            "created": self.entry.at,
+            "data": asdict(self.entry),
+        }
         return json.dumps(content).encode()
 
 

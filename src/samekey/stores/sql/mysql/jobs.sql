@@ -61,7 +61,7 @@ select id from {jobs} where id in (:ids) and state = 'live' and attempt in (:att
 for update
 -- then
 update {jobs} set
-    attempts = attempts + 1 - entered, entered = 1, first_run_at = coalesce(first_run_at, {now})
+    attempts = attempts + 1 - entered, entered = 1, run_at = {now}, first_run_at = coalesce(first_run_at, {now})
 where id in (:locked)
 -- then
 select id, attempts from {jobs} where id in (:locked)

@@ -181,23 +181,6 @@ where from_state is null and id < :before order by id desc limit :limit
 select scope, `key`, tenant from {keys}
 where scope > :scope or (scope = :scope and `key` > :key) order by scope, `key` limit :limit
 
--- name: note_evidence
--- An event of the provider's, once. No row: it was there already.
-insert into {evidence} (event_id, operation_id, outcome, applied, received_at, mark)
-values (:event_id, :operation_id, :outcome, :applied, {now}, :mark)
-on duplicate key update event_id = :event_id
--- then
-select event_id from {evidence} where event_id = :event_id and mark = :mark
-
--- name: waiting_evidence
--- What came too early, since the key's present life began.
-select event_id, outcome, received_at from {evidence}
-where operation_id = :operation_id and applied = 0 and received_at >= :since
-order by received_at, event_id
-
--- name: use_evidence
-update {evidence} set applied = 1 where event_id = :event_id and applied = 0
-
 -- name: overview
 -- What a doctor looks at, in one row.
 select

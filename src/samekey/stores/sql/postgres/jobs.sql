@@ -91,7 +91,7 @@ from kinds where name is not null
 -- name: enter_jobs
 -- Their functions are about to be called: now the attempts count. Said twice, it counts once.
 update {jobs} set
-    attempts = attempts + 1 - entered, entered = 1, first_run_at = coalesce(first_run_at, {now})
+    attempts = attempts + 1 - entered, entered = 1, run_at = {now}, first_run_at = coalesce(first_run_at, {now})
 where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live' and {durable}
 returning id, attempts
 

@@ -40,9 +40,6 @@ select {now}, {record} from {keys} where id = :id::text
 -- name: find_by_downstream
 select {now}, {record} from {keys} where downstream = :downstream::text limit 2
 
--- name: find_by_provider_id
-select {now}, {record} from {keys} where provider_id = :provider_id::text limit 2
-
 -- name: retry
 -- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
 update {keys} set

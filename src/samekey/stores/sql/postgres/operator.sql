@@ -170,22 +170,6 @@ where from_state is null and id < :before::bigint order by id desc limit :limit:
 select scope, key, tenant from {keys}
 where (scope, key) > (:scope::text, :key::text) order by scope, key limit :limit::bigint
 
--- name: note_evidence
--- An event of the provider's, once. No row: it was there already.
-insert into {evidence} (event_id, operation_id, outcome, applied, received_at)
-values (:event_id::text, :operation_id::text, :outcome::bytea, :applied::bigint, {now})
-on conflict (event_id) do nothing
-returning event_id
-
--- name: waiting_evidence
--- What came too early, since the key's present life began.
-select event_id, outcome, received_at from {evidence}
-where operation_id = :operation_id::text and applied = 0 and received_at >= :since::bigint
-order by received_at, event_id
-
--- name: use_evidence
-update {evidence} set applied = 1 where event_id = :event_id::text and applied = 0 returning event_id
-
 -- name: overview
 -- What a doctor looks at, in one row. Counting a large table takes long, and its estimate will do.
 select

@@ -55,7 +55,7 @@ from kinds where name is not null
 -- name: enter_jobs
 -- Their functions are about to be called: now the attempts count. Said twice, it counts once.
 update {jobs} set
-    attempts = attempts + 1 - entered, entered = 1, first_run_at = coalesce(first_run_at, {now})
+    attempts = attempts + 1 - entered, entered = 1, run_at = {now}, first_run_at = coalesce(first_run_at, {now})
 where id in (select value from json_each(:id_list)) and state = 'live'
     and attempt in (select value from json_each(:attempt_list))
 returning id, attempts

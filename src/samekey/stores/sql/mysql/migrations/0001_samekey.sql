@@ -50,7 +50,6 @@ create table if not exists samekey_keys (
     key samekey_keys_state (state, last_run_at),
     -- A record by what the provider knows of it.
     key samekey_keys_downstream (downstream),
-    key samekey_keys_provider (provider_id),
     constraint samekey_keys_known_state check (state in (
         'pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'dead_letter', 'expired'
     )),
@@ -110,49 +109,61 @@ create table if not exists samekey_jobs (
     error         longtext character set utf8mb4 collate utf8mb4_bin,
     created_at    bigint not null,
     first_run_at  bigint,
+    run_at        bigint,
     done_at       bigint,
     mark          varbinary(16),
     primary key (id),
     key samekey_jobs_due (state, name, due_at),
     key samekey_jobs_operation (operation_id),
+    key samekey_jobs_provider (provider_id),
     key samekey_jobs_dead (state, created_at),
     constraint samekey_jobs_known_state check (state in (
         'live', 'done', 'dead', 'cancelled', 'discarded'
     ))
 ) engine = InnoDB row_format = dynamic;
 
--- What was sent out, one row for each effect of an operation: the leased call (step ''), a phase, a job. The same
--- downstream key may stand here twice, for two lives of a key.
+-- What may have been sent out, one row for each effect of an operation: the leased call (step ''), or each step of it
+-- that was named; a phase; a job, whose own row tells whether it was begun. `place` is a phase's position, a job's id
+-- or the number of a leased handler's step. `sends` counts how often it was begun, `sent_at` is the last time.
 create table if not exists samekey_effects (
     operation_id   varbinary(128) not null,
     step           varbinary(1024) not null,
     kind           varbinary(16) not null,
+    place          varbinary(255) not null,
     attempt        varbinary(512) not null,
     tenant         varbinary(512) not null,
     source         varbinary(255),
-    downstream_key varbinary(128) not null,
+    downstream_key varbinary(128),
     provider_id    varbinary(1024),
-    sent_at        bigint not null,
+    sends          bigint not null,
+    sent_at        bigint,
     outcome        varbinary(16),
     settled_at     bigint,
     mark           varbinary(16),
     primary key (operation_id, step),
-    key samekey_effects_downstream (downstream_key),
-    key samekey_effects_provider (provider_id),
+    key samekey_effects_provider (provider_id, tenant),
     constraint samekey_effects_kind check (kind in ('leased', 'phase', 'job')),
     constraint samekey_effects_outcome check (outcome in ('executed', 'declined', 'not_executed'))
 ) engine = InnoDB row_format = dynamic;
 
--- Events of providers, kept once each by their id; those that came too early wait here.
+-- Events of providers, once each by their source and id. What cannot be used yet waits here; what fits two operations
+-- is kept for an operator.
 create table if not exists samekey_evidence (
+    source       varbinary(1024) not null,
     event_id     varbinary(1024) not null,
     operation_id varbinary(128),
+    about        varbinary(128),
+    provider_id  varbinary(1024),
     outcome      longblob not null,
-    applied      bigint not null,
+    state        varbinary(16) not null,
+    occurred_at  bigint not null,
     received_at  bigint not null,
+    looked_at    bigint not null default 0,
     mark         varbinary(16),
-    primary key (event_id),
-    key samekey_evidence_operation (operation_id)
+    primary key (source, event_id),
+    key samekey_evidence_operation (operation_id),
+    key samekey_evidence_waiting (state, received_at),
+    constraint samekey_evidence_known_state check (state in ('waiting', 'used', 'late', 'ambiguous'))
 ) engine = InnoDB row_format = dynamic;
 
 -- New keys per tenant in the running minute. Written only where such a limit is set.

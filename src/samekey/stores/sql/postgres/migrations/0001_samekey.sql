@@ -56,7 +56,6 @@ create index keys_pending on {schema}.keys (last_run_at) where state = 'pending'
 create index keys_dead on {schema}.keys (last_run_at) where state = 'dead_letter';
 -- A record by what the provider knows of it.
 create index keys_downstream on {schema}.keys (downstream) where downstream is not null;
-create index keys_provider on {schema}.keys (provider_id) where provider_id is not null;
 
 -- The input of phased work, for the completer. Dropped when the operation completes.
 create table {schema}.inputs (
@@ -105,42 +104,56 @@ create table {schema}.jobs (
     error         text,
     created_at    bigint not null,
     first_run_at  bigint,
+    run_at        bigint,
     done_at       bigint
 );
 
 create index jobs_due on {schema}.jobs (name, due_at) where state = 'live';
+create index jobs_provider on {schema}.jobs (provider_id) where provider_id is not null;
 create index jobs_operation on {schema}.jobs (operation_id);
 create index jobs_dead on {schema}.jobs (created_at) where state = 'dead';
 
--- What was sent out, one row for each effect of an operation: the leased call (step ''), a phase, a job. The same
--- downstream key may stand here twice, for two lives of a key.
+-- What may have been sent out, one row for each effect of an operation: the leased call (step ''), or each step of it
+-- that was named; a phase; a job, whose own row tells whether it was begun. `place` is a phase's position, a job's id
+-- or the number of a leased handler's step. `sends` counts how often it was begun, `sent_at` is the last time.
 create table {schema}.effects (
     operation_id   text collate "C" not null,
     step           text collate "C" not null,
     kind           text not null constraint effects_kind check (kind in ('leased', 'phase', 'job')),
+    place          text collate "C" not null,
     attempt        text collate "C" not null,
     tenant         text collate "C" not null,
     source         text collate "C",
-    downstream_key text collate "C" not null,
+    downstream_key text collate "C",
     provider_id    text collate "C",
-    sent_at        bigint not null,
+    sends          bigint not null,
+    sent_at        bigint,
     outcome        text constraint effects_outcome check (outcome in ('executed', 'declined', 'not_executed')),
     settled_at     bigint,
     primary key (operation_id, step)
 );
 
-create index effects_downstream on {schema}.effects (downstream_key);
-create index effects_provider on {schema}.effects (provider_id) where provider_id is not null;
+create index effects_provider on {schema}.effects (provider_id, tenant) where provider_id is not null;
 
--- Events of providers, kept once each by their id; those that came too early wait here.
+-- Events of providers, once each by their source and id. What cannot be used yet waits here; what fits two operations
+-- is kept for an operator.
 create table {schema}.evidence (
-    event_id     text collate "C" primary key,
+    source       text collate "C" not null,
+    event_id     text collate "C" not null,
     operation_id text collate "C",
+    about        text collate "C",
+    provider_id  text collate "C",
     outcome      bytea not null,
-    applied      bigint not null,
-    received_at  bigint not null
+    state        text not null constraint evidence_state check (state in (
+        'waiting', 'used', 'late', 'ambiguous'
+    )),
+    occurred_at  bigint not null,
+    received_at  bigint not null,
+    looked_at    bigint not null default 0,
+    primary key (source, event_id)
 );
 
+create index evidence_waiting on {schema}.evidence (received_at) where state in ('waiting', 'ambiguous');
 create index evidence_operation on {schema}.evidence (operation_id);
 
 -- New keys per tenant in the running minute. Written only where such a limit is set.

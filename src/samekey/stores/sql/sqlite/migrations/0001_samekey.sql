@@ -56,7 +56,6 @@ create index samekey_keys_pending on samekey_keys (last_run_at) where state = 'p
 create index samekey_keys_dead on samekey_keys (last_run_at) where state = 'dead_letter';
 -- A record by what the provider knows of it.
 create index samekey_keys_downstream on samekey_keys (downstream) where downstream is not null;
-create index samekey_keys_provider on samekey_keys (provider_id) where provider_id is not null;
 
 -- The input of phased work, for the completer. Dropped when the operation completes.
 create table samekey_inputs (
@@ -105,42 +104,56 @@ create table samekey_jobs (
     error         text,
     created_at    integer not null,
     first_run_at  integer,
+    run_at        integer,
     done_at       integer
 );
 
 create index samekey_jobs_due on samekey_jobs (name, due_at) where state = 'live';
+create index samekey_jobs_provider on samekey_jobs (provider_id) where provider_id is not null;
 create index samekey_jobs_operation on samekey_jobs (operation_id);
 create index samekey_jobs_dead on samekey_jobs (created_at) where state = 'dead';
 
--- What was sent out, one row for each effect of an operation: the leased call (step ''), a phase, a job. The same
--- downstream key may stand here twice, for two lives of a key.
+-- What may have been sent out, one row for each effect of an operation: the leased call (step ''), or each step of it
+-- that was named; a phase; a job, whose own row tells whether it was begun. `place` is a phase's position, a job's id
+-- or the number of a leased handler's step. `sends` counts how often it was begun, `sent_at` is the last time.
 create table samekey_effects (
     operation_id   text not null,
     step           text not null,
     kind           text not null check (kind in ('leased', 'phase', 'job')),
+    place          text not null,
     attempt        text not null,
     tenant         text not null,
     source         text,
-    downstream_key text not null,
+    downstream_key text,
     provider_id    text,
-    sent_at        integer not null,
+    sends          integer not null,
+    sent_at        integer,
     outcome        text check (outcome in ('executed', 'declined', 'not_executed')),
     settled_at     integer,
     primary key (operation_id, step)
 );
 
-create index samekey_effects_downstream on samekey_effects (downstream_key);
-create index samekey_effects_provider on samekey_effects (provider_id) where provider_id is not null;
+create index samekey_effects_provider on samekey_effects (provider_id, tenant) where provider_id is not null;
 
--- Events of providers, kept once each by their id; those that came too early wait here.
+-- Events of providers, once each by their source and id. What cannot be used yet waits here; what fits two operations
+-- is kept for an operator.
 create table samekey_evidence (
-    event_id     text primary key,
+    source       text not null,
+    event_id     text not null,
     operation_id text,
+    about        text,
+    provider_id  text,
     outcome      blob not null,
-    applied      integer not null,
-    received_at  integer not null
+    state        text not null constraint evidence_state check (state in (
+        'waiting', 'used', 'late', 'ambiguous'
+    )),
+    occurred_at  integer not null,
+    received_at  integer not null,
+    looked_at    integer not null default 0,
+    primary key (source, event_id)
 );
 
+create index samekey_evidence_waiting on samekey_evidence (received_at) where state in ('waiting', 'ambiguous');
 create index samekey_evidence_operation on samekey_evidence (operation_id);
 
 -- New keys per tenant in the running minute. Written only where such a limit is set.

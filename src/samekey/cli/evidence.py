@@ -1,0 +1,88 @@
+"""``samekey evidence list|dismiss``: what providers have said and nobody could use yet."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ..evidence import evidence_kind
+from ..stores.sql.effects import Event
+from .output import Json, moment, print_json, print_table, say, sentences, when
+from .target import Refusal, Schema, Store, Timeout, Url, open_store
+
+evidence_app = typer.Typer(help="What providers have said and nobody could use yet.", no_args_is_help=True)
+
+
+@evidence_app.command("list")
+def list_command(
+    url: Url,
+    limit: Annotated[
+        int, typer.Option("--limit", envvar="SAMEKEY_LIMIT", min=1, help="At most so many, oldest first.")
+    ] = 50,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+    as_json: Json = False,
+) -> None:
+    """List events that wait for their operation, and those that fit more than one."""
+    with sentences(), open_store(url, schema, timeout) as store:
+        _must_keep(store)
+        events = store.ask(lambda: store.effects.unused(limit=limit))
+        if as_json:
+            print_json([described_event(event) for event in events])
+            return
+        if not events:
+            say("There are none: every event was used, or came too late.")
+            return
+        print_table(
+            ("event", "source", "says", "state", "operation", "provider's id", "occurred"),
+            (
+                (
+                    event.event_id,
+                    event.source,
+                    evidence_kind(event.outcome),
+                    event.state,
+                    event.operation_id or "",
+                    event.provider_id or "",
+                    when(event.occurred_at),
+                )
+                for event in events
+            ),
+        )
+
+
+@evidence_app.command("dismiss")
+def dismiss_command(
+    url: Url,
+    source: Annotated[
+        str, typer.Argument(envvar="SAMEKEY_SOURCE", help="Whose event it is.", metavar="SOURCE")
+    ],
+    event_id: Annotated[str, typer.Argument(envvar="SAMEKEY_EVENT", help="Its id.", metavar="EVENT")],
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+) -> None:
+    """Drop an event that you have seen to, with keys resolve or otherwise. It is not used any more."""
+    with sentences(), open_store(url, schema, timeout) as store:
+        _must_keep(store)
+        if not store.act(lambda: store.effects.dismiss(source, event_id)):
+            raise Refusal("There is no such event that waits. Nothing was changed.")
+        say("The event will not be used.")
+
+
+def described_event(event: Event) -> dict[str, Any]:
+    return {
+        "source": event.source,
+        "id": event.event_id,
+        "says": evidence_kind(event.outcome),
+        "state": event.state,
+        "operation_id": event.operation_id,
+        "about": event.about,
+        "provider_id": event.provider_id,
+        "occurred_at": moment(event.occurred_at),
+        "at": moment(event.received_at),
+    }
+
+
+def _must_keep(store: Store) -> None:
+    if not store.has_tables:
+        raise Refusal(f"{store.opened.name} keeps no events: providers are asked to send them again.")

@@ -1,0 +1,300 @@
+"""Effects, and what a provider's word about one of them means for its operation.
+
+An effect is one thing that an operation does outside the store: the leased call, an effect phase, a job.
+Pure: what is known goes in, one of a closed set of verdicts comes out. Nothing here is guessed: a word that
+fits no effect, or more than one, moves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from .program import Row, Value
+from .record import Record
+from .states import Mode, State
+
+
+class EffectKind(StrEnum):
+    """What makes the outside call."""
+
+    LEASED = "leased"
+    PHASE = "phase"
+    JOB = "job"
+
+
+class Says(StrEnum):
+    """What a piece of evidence says about its effect."""
+
+    EXECUTED = "executed"
+    DECLINED = "declined"
+    NOT_EXECUTED = "not_executed"
+
+
+@dataclass(frozen=True, slots=True)
+class SentStep:
+    """One downstream key that a leased handler was given, and the provider's id that it noted after it."""
+
+    step: str
+    downstream_key: str | None
+    """None: it noted an id of the provider's and never asked for a key."""
+    provider_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a leased handler may have sent, as it is noted with the outcome."""
+
+    steps: tuple[SentStep, ...] = ()
+    source: str | None = None
+    """Whom it was sent to, where the handler says so."""
+
+    def values(self) -> dict[str, Value]:
+        """The parameters of the statements that note it. No key, or no id, is an empty text."""
+        return {
+            "source": self.source,
+            "steps": [one.step for one in self.steps],
+            "step_keys": [one.downstream_key or "" for one in self.steps],
+            "step_ids": [one.provider_id or "" for one in self.steps],
+            "step_list": json.dumps([[one.step, one.downstream_key, one.provider_id] for one in self.steps])
+            if self.steps
+            else None,
+        }
+
+
+NOTHING_SENT = Sent()
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One effect as the store has noted it. Times are milliseconds by the store's clock."""
+
+    step: str
+    kind: EffectKind
+    place: str
+    """A phase's position, a job's id, the number of a leased handler's step."""
+    attempt: str
+    """The attempt that sent it last."""
+    source: str | None
+    """Whom it was sent to, where the code says so."""
+    downstream_key: str | None
+    provider_id: str | None
+    sends: int
+    """How often it was begun. None: a job that waits for its first run, so nothing was sent."""
+    sent_at: int | None
+    """When it was begun last."""
+    outcome: str | None
+    """Set once its end is known."""
+    job_state: str | None = None
+    job_answers: bool = False
+
+    @property
+    def was_sent(self) -> bool:
+        return self.sends > 0
+
+
+def decode_effect(row: Row) -> Effect:
+    step, kind, place, attempt, source, key, provider_id, sends, sent_at, outcome, job_state, answers = row
+    assert isinstance(sends, int)
+    assert sent_at is None or isinstance(sent_at, int)
+    return Effect(
+        str(step),
+        EffectKind(str(kind)),
+        str(place),
+        str(attempt),
+        _text(source),
+        _text(key),
+        _text(provider_id),
+        sends,
+        sent_at,
+        _text(outcome),
+        _text(job_state),
+        answers == 1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One event of a provider's, as far as placing it needs to know."""
+
+    says: Says
+    source: str
+    about: str | None
+    """The downstream key that it names; None where it names the operation alone."""
+    provider_id: str | None
+    occurred_at: int
+    event_id: str = ""
+
+
+# What becomes of a word
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """It settles this effect; None: the leased call."""
+
+    word: Word
+    effect: Effect | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """It cannot be used yet and waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """Nobody can tell which effect it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What it is about is settled, or is a former attempt or life. It changes nothing, now or ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """It names an effect that was sent to somebody else."""
+
+
+Verdict: TypeAlias = Settle | Keep | Unplaced | Late | Foreign
+
+_RUNNING = (State.IN_PROGRESS, State.PENDING)
+_OVER = (State.COMPLETED, State.EXPIRED)
+
+
+def judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word] = ()) -> Verdict:
+    """What this word means now. ``others`` are those that wait; they count where a leased handler has sent
+    several steps, which are settled together or not at all."""
+    if getattr(record, "life", 1) > 1 and word.occurred_at < record.created_at:
+        return Late()  # about a former life of the key, which had the same downstream keys
+    if record.mode is Mode.PHASED:
+        return _judge_phase(word, record, [e for e in effects if e.kind is EffectKind.PHASE])
+    if record.mode is Mode.DEFERRED and any(e.kind is EffectKind.JOB for e in effects):
+        return _judge_job(word, record, [e for e in effects if e.kind is EffectKind.JOB])
+    return _judge_leased(word, record, [e for e in effects if e.kind is EffectKind.LEASED], others)
+
+
+def choose(words: Sequence[Word], effect: Effect) -> Word | None:
+    """The word that counts about an effect whose run is under way and which has no result: the one that says
+    most."""
+    about = [w for w in words if w.about == effect.downstream_key and not _is_foreign(w, effect)]
+    believed = [word for word in about if _believable(word, effect)]
+    return min(believed, key=lambda word: list(Says).index(word.says), default=None)
+
+
+def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word]) -> Verdict:
+    """A leased handler's steps are noted with its outcome. Where a process died before that, nobody knows
+    which it had sent, unless the word names the plain key: a handler that asks for that one gets no other."""
+    noted = [effect for effect in effects if effect.attempt == record.attempt]
+    keys: dict[str | None, Effect] = {
+        effect.downstream_key: effect for effect in noted if effect.downstream_key is not None
+    }
+    about = keys.get(word.about)
+    if (about or next(iter(noted), None)) is not None and _is_foreign(word, about or noted[0]):
+        return Foreign()
+    if record.state in _OVER or (record.mode is Mode.ATOMIC and record.state is State.FAILED_RETRYABLE):
+        return Late()
+    if record.state in _RUNNING:
+        return Keep()
+    if len(keys) > 1:
+        return Unplaced() if about is None else _judge_several(word, record, keys, others)
+    if word.about is not None and about is None and (keys or word.about != record.downstream_key()):
+        return Unplaced()
+    if word.says is Says.EXECUTED:
+        return Settle(word, None)
+    known = next((effect.provider_id for effect in noted), record.provider_id)
+    if not _about_now(word, record.attempts, record.last_run_at, known):
+        return Late()
+    if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
+        return Late()  # nothing new
+    return Settle(word, None)
+
+
+def _judge_several(
+    word: Word, record: Record, keys: dict[str | None, Effect], others: Sequence[Word]
+) -> Verdict:
+    """Settled once every step is known to have happened, with the word about the last one; or once every step
+    is known not to have happened."""
+    heard: dict[str | None, Word] = {}
+    for one in (*others, word):
+        if one.about not in keys:
+            continue
+        known = keys[one.about].provider_id
+        latest = one.says is Says.EXECUTED or _about_now(one, record.attempts, record.last_run_at, known)
+        if latest and (one.about not in heard or one.says is Says.EXECUTED):
+            heard[one.about] = one
+    if len(heard) < len(keys):
+        return Keep()
+    last = heard[max(keys.values(), key=lambda effect: int(effect.place)).downstream_key]
+    said = {one.says for one in heard.values()}
+    if said in ({Says.EXECUTED}, {Says.NOT_EXECUTED}):
+        return Settle(last, None)
+    return Keep()
+
+
+def _judge_phase(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict:
+    effect = _one_of(word, effects)
+    if effect is None:
+        return Late() if record.state in _OVER else Unplaced()
+    if _is_foreign(word, effect):
+        return Foreign()
+    if record.state in _OVER or effect.outcome in (Says.EXECUTED, Says.DECLINED):
+        return Late()
+    if record.state in _RUNNING:
+        return Keep()
+    if not _believable(word, effect):
+        return Late()
+    if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
+        return Late()
+    return Settle(word, effect)
+
+
+def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict:
+    effect = _one_of(word, effects)
+    if effect is None:
+        return Unplaced()
+    if _is_foreign(word, effect):
+        return Foreign()
+    if effect.job_state == "live":
+        return Keep()  # its own next run says more: it also does the job's writes
+    if effect.job_state != "dead" or not _believable(word, effect):
+        return Late()
+    if word.says is Says.NOT_EXECUTED:
+        return Keep()  # an operator has the job tried again: its handler must not run twice
+    return Settle(word, effect)
+
+
+def _one_of(word: Word, effects: Sequence[Effect]) -> Effect | None:
+    sent = [effect for effect in effects if effect.was_sent]
+    if word.about is None:
+        return sent[0] if len(sent) == 1 and len(effects) == 1 else None
+    return next((effect for effect in sent if effect.downstream_key == word.about), None)
+
+
+def _is_foreign(word: Word, effect: Effect) -> bool:
+    return effect.source is not None and effect.source != word.source
+
+
+def _believable(word: Word, effect: Effect) -> bool:
+    """That it happened is true for good, whichever attempt did it."""
+    if word.says is Says.EXECUTED:
+        return True
+    assert effect.sent_at is not None
+    return _about_now(word, effect.sends, effect.sent_at, effect.provider_id)
+
+
+def _about_now(word: Word, sends: int, sent_at: int, provider_id: str | None) -> bool:
+    """Whether a "no" is about the last send. It tells nothing about one that began after it, nor does a "no"
+    about another of the provider's objects. A provider's clock differs from ours and may tick in seconds:
+    where there was one send only, the time does not matter."""
+    if word.provider_id is not None and provider_id is not None and word.provider_id != provider_id:
+        return False
+    return sends <= 1 or word.occurred_at >= sent_at
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,151 @@
+"""``resolve``: from a provider's event to the one effect that it is about.
+
+What is looked at before anything is looked up: the signature. What must fit before anything is moved: the
+tenant, the source, the effect, the attempt. What does not fit is refused as if it were not there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from ..core.claim import downstream_key, scope_part
+from ..core.record import Record
+from ..errors import ConfigurationError, SignatureRefused, StoreBusy
+from ..evidence import Evidence, check_evidence
+from ..stores.keys import Keys
+from ..stores.sql.effects import Moved
+from .events import Events
+from .flow import Flow, ask
+from .reconcile import Resolution, Resolver, Said
+
+logger = logging.getLogger("samekey")
+
+ROUNDS = 16
+"""How often an operation is looked at again that moved meanwhile: each time somebody else made progress."""
+LONGEST = 255
+"""Characters of a source or an event id: every store's index can hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """How an event names its operation: by one of three ids."""
+
+    operation_id: str | None
+    step: str | None
+    downstream_key: str | None
+    provider_id: str | None
+
+    def check(self, tenant: str | None) -> None:
+        if sum(one is not None for one in (self.operation_id, self.downstream_key, self.provider_id)) != 1:
+            raise ConfigurationError("resolve() needs one of operation_id, downstream_key and provider_id.")
+        if self.step is not None and self.operation_id is None:
+            raise ConfigurationError("resolve() takes a step together with operation_id only.")
+        if self.provider_id is not None and tenant is None:
+            raise ConfigurationError(
+                "A provider's id is looked for within one tenant: give resolve() the tenant, or find the "
+                "operation by "
+                "its downstream key or its own id."
+            )
+
+
+def resolve(
+    keys: Keys,
+    resolver: Resolver,
+    events: Events,
+    evidence: Evidence,
+    named: Named,
+    *,
+    source: str,
+    event_id: str,
+    tenant: str | None,
+    occurred_at: datetime,
+    verify: Callable[[], bool],
+) -> Flow[Resolution]:
+    """Places one event and applies it."""
+    check_evidence(evidence)
+    named.check(tenant)
+    _check_text("source", source)
+    _check_text("event_id", event_id)
+    said = Said(evidence, source, event_id, _milliseconds(occurred_at), None, named.provider_id)
+    _check_signature(verify)
+    found = yield from _find(keys, named, source, None if tenant is None else scope_part(tenant))
+    if len(found) > 1:
+        yield from ask(lambda: resolver.note_ambiguous(said))
+        events.emit("reconcile.failed")
+        logger.error(
+            "An event of %r fits %d effects by the provider's id. Nothing was moved; see samekey evidence "
+            "list.",
+            source,
+            len(found),
+        )
+        return Resolution.AMBIGUOUS
+    if not found:
+        return Resolution.NOT_FOUND
+    about, record = found[0]
+    said = replace(said, about=about)
+    for _ in range(ROUNDS):
+        try:
+            resolution = yield from ask(lambda: resolver.receive(said, record.id))
+        except Moved:
+            continue
+        if resolution is Resolution.RESOLVED:
+            events.emit("reconcile.resolved")
+        elif resolution is Resolution.UNPLACED:
+            events.emit("reconcile.failed")
+            logger.error(
+                "An event of %r about operation %s does not say which of its effects it is about; nothing "
+                "was moved.",
+                source,
+                record.id,
+            )
+        return resolution
+    raise StoreBusy("The operation would not hold still. Have the provider send the event again.")
+
+
+def _find(keys: Keys, named: Named, source: str, tenant: str | None) -> Flow[list[tuple[str | None, Record]]]:
+    """The effects that are meant: the downstream key of each, and its operation."""
+    found: list[tuple[str | None, Record]] = []
+    if named.operation_id is not None:
+        operation_id, step = named.operation_id, named.step
+        by_id = yield from ask(lambda: keys.read_by_id(operation_id))
+        if by_id is not None:
+            record = by_id[1]
+            found.append((None if step is None else downstream_key(record.scope, record.key, step), record))
+    elif named.downstream_key is not None:
+        sent = named.downstream_key
+        by_key = yield from ask(lambda: keys.read_by_downstream(sent))
+        if by_key is not None:
+            found.append((sent, by_key))
+    else:
+        provider_id = named.provider_id
+        assert provider_id is not None and tenant is not None
+        found = yield from ask(lambda: keys.read_by_provider_id(provider_id, tenant=tenant, source=source))
+    return [(about, record) for about, record in found if tenant in (None, record.tenant)]
+
+
+def _check_signature(verify: Callable[[], bool]) -> None:
+    verified: object = verify()
+    if inspect.isawaitable(verified):
+        # A coroutine that nobody awaits is true, and would let every forger in.
+        if inspect.iscoroutine(verified):
+            verified.close()
+        raise ConfigurationError("verify must be a plain function: check the signature before, and await it.")
+    if verified is not True:
+        raise SignatureRefused("The event's signature is wrong; nothing was looked up.")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or "\x00" in value:
+        raise ConfigurationError(f"{name} must be a string of 1 to {LONGEST} characters.")
+
+
+def _milliseconds(at: datetime) -> int:
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise ConfigurationError(
+            "occurred_at must be a datetime with its time zone: when it happened, by the provider's clock."
+        )
+    return int(at.timestamp() * 1000)

@@ -1,0 +1,206 @@
+"""The programs of effects and evidence: what was sent, what providers have said of it, and what came of that.
+
+An effect of phased work is noted with its intent, a job's with the job, both before anything is sent. What a
+leased handler was given is noted with its outcome. So what stands here is what may have been sent, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.effects import Effect, EffectKind
+from ...core.program import BEGIN, Program
+from ...core.record import Record, decode_record
+from ..protocols import Actor
+from .operator import Operator, act_as, act_end
+from .queries import Queries
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A provider's event as it is kept. Times are milliseconds."""
+
+    source: str
+    event_id: str
+    operation_id: str | None
+    about: str | None
+    """The downstream key that it names."""
+    provider_id: str | None
+    outcome: bytes
+    state: str
+    """``waiting``, ``used``, ``late`` or ``ambiguous``."""
+    occurred_at: int
+    received_at: int
+
+
+class Effects:
+    """Programs on the effects and evidence tables of one dialect."""
+
+    def __init__(self, operator: Operator, queries: Queries) -> None:
+        self._operator = operator
+        self._queries = queries
+
+    def of(self, operation_id: str) -> Program[list[Effect]]:
+        """Everything that this operation may have sent, and its jobs that wait."""
+        return self._operator.effects(operation_id)
+
+    def note_call(self, record: Record, provider_id: str, source: str | None) -> Program[None]:
+        """What a leased call has made is known from the provider alone."""
+        yield self._queries.statement(
+            "note_call",
+            None,
+            scope=record.scope,
+            key=record.key,
+            step="",
+            place="0",
+            downstream_key=None,
+            provider_id=provider_id,
+            source=source,
+        )
+
+    def locked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
+        """The record with the store's clock, and nobody else changes it until this transaction ends."""
+        rows = yield self._queries.statement("lock_operation", None, operation_id=operation_id)
+        if not rows:
+            return None
+        assert isinstance(rows[0][0], int)
+        return rows[0][0], decode_record(rows[0][1:])
+
+    # Evidence
+
+    def event(self, source: str, event_id: str) -> Program[Event | None]:
+        rows = yield self._queries.statement("find_event", None, source=source, event_id=event_id)
+        return Event(*rows[0]) if rows else None  # type: ignore[arg-type]
+
+    def note(self, event: Event, *, now: int | None = None) -> Program[None]:
+        """Keeps an event under its source and id; what was noted of it before gives way."""
+        yield self._queries.statement(
+            "note_evidence",
+            now,
+            source=event.source,
+            event_id=event.event_id,
+            operation_id=event.operation_id,
+            about=event.about,
+            provider_id=event.provider_id,
+            outcome=event.outcome,
+            state=event.state,
+            occurred_at=event.occurred_at,
+        )
+
+    def waiting(self, operation_id: str) -> Program[list[Event]]:
+        """Events about this operation that have not been used yet, oldest first."""
+        rows = yield self._queries.statement("waiting_evidence", None, operation_id=operation_id)
+        return [Event(*row) for row in rows]  # type: ignore[arg-type]
+
+    def mark(self, event: Event, state: str) -> Program[None]:
+        yield self._queries.statement(
+            "mark_evidence", None, source=event.source, event_id=event.event_id, state=state
+        )
+
+    def stranded(self, *, batch: int, now: int | None = None) -> Program[list[str]]:
+        """Operations that are not running any more while evidence about them waits; those that were looked at
+        longest ago first."""
+        rows = yield self._queries.statement("stranded_evidence", now, batch=batch)
+        return [str(row[0]) for row in rows]
+
+    def looked_at(self, operation_id: str, *, now: int | None = None) -> Program[None]:
+        yield self._queries.statement("evidence_looked_at", now, operation_id=operation_id)
+
+    def unused(self, *, limit: int = 50) -> Program[list[Event]]:
+        """Events that wait, or fit more than one operation; oldest first."""
+        rows = yield self._queries.statement("unused_evidence", None, limit=limit)
+        return [Event(*row) for row in rows]  # type: ignore[arg-type]
+
+    def dismiss(self, source: str, event_id: str) -> Program[bool]:
+        """An operator has seen to an event that nobody could place."""
+        rows = yield self._queries.statement("dismiss_evidence", None, source=source, event_id=event_id)
+        return bool(rows)
+
+    # What was found out about one effect
+
+    def found_phase(
+        self,
+        record: Record,
+        effect: Effect,
+        result: bytes,
+        said: str,
+        actor: Actor,
+        *,
+        provider_id: str | None,
+        source: str | None,
+        now: int | None = None,
+    ) -> Program[bool]:
+        """It becomes the phase's result, and the run goes on. False if the record, or the phase, has
+        moved."""
+        assert effect.kind is EffectKind.PHASE
+        yield BEGIN
+        yield from act_as(self._queries, actor)
+        moved = yield self._queries.statement("go_on", now, operation_id=record.id, attempt=record.attempt)
+        written: Sequence[object] = ()
+        if moved:
+            written = yield self._queries.statement(
+                "found_phase",
+                now,
+                operation_id=record.id,
+                position=int(effect.place),
+                name=effect.step,
+                result=result,
+                provider_id=provider_id,
+            )
+            if not written:
+                raise Moved
+            yield from self.settle(
+                record.id, effect.step, said, provider_id=provider_id, source=source, now=now
+            )
+        yield from act_end(self._queries)
+        return bool(moved and written)
+
+    def not_sent_phase(
+        self, record: Record, effect: Effect, actor: Actor, *, now: int | None = None
+    ) -> Program[bool]:
+        """The effect of a phase never happened: its intent goes, and one retry may run."""
+        yield BEGIN
+        moved = yield from self._operator.not_executed(record.id, actor, attempt=record.attempt, now=now)
+        if moved:
+            yield from self.settle(
+                record.id, effect.step, "not_executed", provider_id=None, source=None, now=now
+            )
+        return moved
+
+    def found_job(
+        self, effect: Effect, record: Record, said: str, *, provider_id: str | None, now: int | None = None
+    ) -> Program[bool]:
+        """A dead job is done after all."""
+        rows = yield self._queries.statement("found_job", now, id=effect.place, provider_id=provider_id)
+        if rows:
+            yield from self.settle(
+                record.id, effect.step, said, provider_id=provider_id, source=None, now=now
+            )
+        return bool(rows)
+
+    def settle(
+        self,
+        operation_id: str,
+        step: str,
+        said: str,
+        *,
+        provider_id: str | None,
+        source: str | None,
+        now: int | None = None,
+    ) -> Program[None]:
+        """The end of an effect is known."""
+        yield self._queries.statement(
+            "settle_effect",
+            now,
+            operation_id=operation_id,
+            step=step,
+            said=said,
+            provider_id=provider_id,
+            source=source,
+        )
+
+
+class Moved(Exception):
+    """The record moved between looking and writing: what was written goes, and it is looked at again."""

@@ -1,0 +1,151 @@
+-- Effects and evidence: what was sent, what providers have said of it, and what came of that.
+
+-- name: effects_of
+-- What an operation may have sent. A job's own row tells whether it was begun, and again, and what became
+-- of it.
+select e.step, e.kind, e.place, e.attempt, e.source, e.downstream_key, coalesce(j.provider_id, e.provider_id),
+    case
+        when e.kind <> 'job' then e.sends when j.first_run_at is null then 0
+        when j.run_at > j.first_run_at then 2 else 1
+    end,
+    case when e.kind = 'job' then coalesce(j.run_at, j.first_run_at) else e.sent_at end,
+    e.outcome, j.state, j.answers
+from {effects} as e left join {jobs} as j on e.kind = 'job' and j.id = e.place
+where e.operation_id = :operation_id::text
+order by e.sent_at nulls last, e.place, e.step
+
+-- name: find_by_provider_id
+-- Of one tenant: each effect that has this id, with its operation. Without a source, of whichever.
+select f.found_key, {now}, {record} from {keys} join (
+    select operation_id as found_id, downstream_key as found_key from {effects}
+    where tenant = :tenant::text and provider_id = :provider_id::text and kind <> 'job'
+        and (:source::text is null or source = :source::text)
+    union
+    select e.operation_id, e.downstream_key from {jobs} as j
+    join {effects} as e on e.operation_id = j.operation_id and e.place = j.id and e.kind = 'job'
+    where j.provider_id = :provider_id::text and j.tenant = :tenant::text
+        and (:source::text is null or e.source = :source::text)
+) as f on id = f.found_id
+limit 3
+
+-- name: note_sent
+-- An effect of phased work that is about to be tried, once more if it is there already.
+insert into {effects} as e (
+    operation_id, step, kind, place, attempt, tenant, source, downstream_key, sends, sent_at
+)
+select id, :step::text, 'phase', :place::text, :attempt::text, tenant, :source::text, :downstream_key::text, 1, {now}
+from {keys} where id = :operation_id::text
+on conflict (operation_id, step) do update set
+    attempt = excluded.attempt, source = coalesce(excluded.source, e.source), sends = e.sends + 1,
+    sent_at = excluded.sent_at, place = excluded.place, outcome = null, settled_at = null
+
+-- name: note_call
+-- What a leased handler may have sent, with its outcome; for a later attempt it is sent again.
+insert into {effects} as e (
+    operation_id, step, kind, place, attempt, tenant, source, downstream_key, provider_id, sends, sent_at
+)
+select id, :step::text, 'leased', :place::text, attempt, tenant, :source::text, :downstream_key::text, :provider_id::text, attempts, last_run_at
+from {keys} where scope = :scope::text and key = :key::text
+on conflict (operation_id, step) do update set
+    attempt = excluded.attempt, source = coalesce(excluded.source, e.source), place = excluded.place,
+    downstream_key = coalesce(excluded.downstream_key, e.downstream_key),
+    provider_id = coalesce(excluded.provider_id, e.provider_id), sends = excluded.sends,
+    sent_at = excluded.sent_at, outcome = null, settled_at = null
+
+-- name: note_job
+-- A job's effect, with the job: nothing is sent yet.
+insert into {effects} (operation_id, step, kind, place, attempt, tenant, source, downstream_key, sends)
+values (
+    :operation_id::text, :step::text, 'job', :place::text, '', :tenant::text, :source::text,
+    :downstream_key::text, 0
+)
+on conflict (operation_id, step) do nothing
+
+-- name: note_effect
+update {effects} set provider_id = :provider_id::text, source = coalesce(source, :source::text)
+where operation_id = :operation_id::text and step = :step::text
+
+-- name: settle_effect
+update {effects} set
+    outcome = :said::text, settled_at = {now}, provider_id = coalesce(:provider_id::text, provider_id),
+    source = coalesce(source, :source::text)
+where operation_id = :operation_id::text and step = :step::text
+
+-- name: lock_operation
+select {now}, {record} from {keys} where id = :operation_id::text for update
+
+-- name: go_on
+-- An effect was found out: the run goes on, by the completer or a retry. It counts its attempts anew.
+update {keys} set
+    state = {to:go_on}, locked_until = {now}, attempts = 1, error_code = null, reconcile_after = null,
+    reconcile_tries = 0
+where id = :operation_id::text and attempt = :attempt::text and mode = 'phased'
+    and state in ({from:go_on}) and {durable}
+returning {now}
+
+-- name: found_phase
+-- What was found out is the phase's result. No row: it has another one, or another phase stands there.
+insert into {phases} as p (
+    operation_id, position, name, kind, done, result, provider_id, intent_at, done_at
+)
+values (
+    :operation_id::text, :position::bigint, :name::text, 'effect', 1, :result::bytea, :provider_id::text,
+    {now}, {now}
+)
+on conflict (operation_id, position) do update set
+    done = 1, result = excluded.result, provider_id = coalesce(excluded.provider_id, p.provider_id),
+    done_at = excluded.done_at
+    where p.done = 0 and p.name = excluded.name
+returning position
+
+-- name: found_job
+update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provider_id::text, provider_id)
+where id = :id::text and state = 'dead' and {durable}
+returning id
+
+-- name: find_event
+select {event} from {evidence} where source = :source::text and event_id = :event_id::text
+
+-- name: note_evidence
+-- An event of a provider's, once for its source and id; its latest state counts.
+insert into {evidence} as v (
+    source, event_id, operation_id, about, provider_id, outcome, state, occurred_at, received_at
+)
+select :source::text, :event_id::text, :operation_id::text, :about::text, :provider_id::text, :outcome::bytea,
+    :state::text, :occurred_at::bigint, {now}
+where {durable}
+on conflict (source, event_id) do update set
+    operation_id = excluded.operation_id, about = excluded.about, outcome = excluded.outcome,
+    state = excluded.state
+    where v.state in ('waiting', 'ambiguous')
+
+-- name: waiting_evidence
+select {event} from {evidence}
+where operation_id = :operation_id::text and state = 'waiting' order by received_at, source, event_id
+
+-- name: mark_evidence
+update {evidence} set state = :state::text where source = :source::text and event_id = :event_id::text
+
+-- name: stranded_evidence
+-- Evidence that came while its operation was running, which it is no more.
+select k.id from {keys} as k join (
+    select operation_id, min(looked_at) as looked_at from {evidence} where state = 'waiting' group by operation_id
+) as v on v.operation_id = k.id
+where k.state in ('dead_letter', 'failed_retryable')
+    or exists (select from {jobs} as j where j.operation_id = k.id and j.state = 'dead')
+order by v.looked_at limit :batch::bigint
+
+-- name: evidence_looked_at
+update {evidence} set looked_at = {now} where operation_id = :operation_id::text and state = 'waiting'
+
+-- name: unused_evidence
+select {event} from {evidence} where state in ('waiting', 'ambiguous')
+order by received_at, source, event_id limit :limit::bigint
+
+-- name: dismiss_evidence
+update {evidence} set state = 'late'
+where source = :source::text and event_id = :event_id::text and state in ('waiting', 'ambiguous')
+returning event_id
+
+-- name: reap_effects
+delete from {effects} where operation_id = any(:ids::text[])
