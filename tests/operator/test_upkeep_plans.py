@@ -40,6 +40,7 @@ VALUES: dict[str, Value] = {
     "batch": BATCH,
     "keep_ms": 1,
     "lease_ms": 1,
+    "without": ["-"],
     "timeout_ms": 0,
     "limit": 10_000,
     "ids": ["id 1", "id 2"],

@@ -102,8 +102,10 @@ class Reconciler:
     async def _start(self, most: int) -> list[asyncio.Task[Looked]]:
         """Those of endpoints that have no place left are left to others and to later."""
         places = self.slots.places
-        full = [kind for kind in {piece.kind for piece in self.slots.held} if not places.room(kind).places]
-        batch = min(most, places.free, places.room("").places)
+        room = {kind: places.room(kind).places for kind in {piece.kind for piece in self.slots.held}}
+        full = [kind for kind, left in room.items() if not left]
+        # Whichever endpoints they are of: none gets more than its share.
+        batch = min([most, places.room("").places, *(left for left in room.values() if left)])
         if batch <= 0:
             return []
         await self._use_kept()

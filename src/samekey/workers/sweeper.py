@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from ..core.states import State
+from ..core.states import Mode, State
 from ..drivers.run import run_async
 from ..engine.engine import Engine
 
@@ -32,6 +32,8 @@ class Sweeper:
     async def run_once(self) -> int:
         """One batch; gives how many records were moved."""
         moved = await run_async(self._engine.drivers.aio, lambda: self._upkeep.sweep(batch=self._batch))
+        if len(moved) < self._batch:
+            await self._tell_strangers()
         for record in moved:
             logger.warning(
                 "The lease of operation %s ran out (%s, attempt %d); it is now %s",
@@ -44,3 +46,17 @@ class Sweeper:
             if record.state is State.UNKNOWN:
                 self._engine.events.emit("reconcile.scheduled", mode=str(record.mode))
         return len(moved)
+
+    async def _tell_strangers(self) -> None:
+        """What is left although its lease has ended: a newer version wrote it, and must sweep it."""
+        if self._engine.store.transactional is None:
+            return
+        left = await run_async(self._engine.drivers.aio, self._upkeep.to_sweep)
+        strange = {mode: count for mode, count in left.items() if mode not in set(Mode)}
+        for mode, count in strange.items():
+            logger.error(
+                "The leases of %d operations ran out whose mode %r this version does not know. They were "
+                "left alone; run the worker of the version that wrote them.",
+                count,
+                mode,
+            )

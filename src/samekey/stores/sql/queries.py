@@ -16,7 +16,7 @@ from typing import Final
 
 from ...core.program import Dialect, Program, Query, Statement, Style, Value
 from ...core.record import COLUMNS
-from ...core.states import LEASE_END, Event, sources, target
+from ...core.states import LEASE_END, Event, Mode, sources, target
 from ...errors import ConfigurationError
 
 _NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -151,6 +151,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "event": ", ".join(_EVENT),
         "now": _CLOCK[dialect],
         "lease_end": f"case mode {lease_end} end",
+        "swept": ", ".join(f"'{mode}'" for mode in LEASE_END if mode is not Mode.PHASED),
         "durable": _DURABLE,
         "schema": schema,
     }

@@ -5,9 +5,10 @@
 -- the server takes depends on statistics that may be old.
 
 -- name: sweep
--- Moves records whose lease ran out, each by its mode, before a retry has to do it.
+-- Moves records whose lease ran out, each by its mode, before a retry has to do it. Those of a mode that this version
+-- does not know are left to one that does.
 select id from {keys} force index (samekey_keys_lease)
-where state in ({from:lease_end}) and mode <> 'phased' and locked_until <= {now}
+where state in ({from:lease_end}) and mode in ({swept}) and locked_until <= {now}
 order by locked_until limit :batch
 for update skip locked
 -- then

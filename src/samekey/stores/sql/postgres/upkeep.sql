@@ -7,13 +7,14 @@
 -- index in, and with it all rows that are not due.
 
 -- name: sweep
--- Moves records whose lease ran out, each by its mode, before a retry has to do it.
+-- Moves records whose lease ran out, each by its mode, before a retry has to do it. Those of a mode that this version
+-- does not know are left to one that does.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
     reconcile_after = case when {lease_end} = 'unknown' then {now} end
 where id = any(array(
     select id from {keys}
-    where state in ({from:lease_end}) and mode <> 'phased' and locked_until <= {now}
+    where state in ({from:lease_end}) and mode in ({swept}) and locked_until <= {now}
     order by locked_until limit :batch::bigint for update skip locked
 )) and {durable}
 returning {now}, {record}

@@ -1,13 +1,14 @@
 -- Upkeep: leases that ran out, records past retention, operations that nobody started.
 
 -- name: sweep
--- Moves records whose lease ran out, each by its mode, before a retry has to do it.
+-- Moves records whose lease ran out, each by its mode, before a retry has to do it. Those of a mode that this version
+-- does not know are left to one that does.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
     reconcile_after = case when {lease_end} = 'unknown' then {now} end
 where state in ({from:lease_end}) and id in (
     select id from {keys}
-    where state = 'in_progress' and mode <> 'phased' and locked_until <= {now}
+    where state = 'in_progress' and mode in ({swept}) and locked_until <= {now}
     order by locked_until limit :batch
 )
 returning {now}, {record}
