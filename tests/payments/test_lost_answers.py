@@ -103,7 +103,7 @@ def downstream_key(service: Service, operation_id: str) -> str:
     try:
         found = run(idempotency.drivers.sync, lambda: idempotency.keys.read_by_id(operation_id))
         assert found is not None
-        return found[1].downstream_key("transfer")
+        return found[1].downstream_key()
     finally:
         idempotency.close()
 
