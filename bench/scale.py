@@ -124,7 +124,7 @@ class Load:
 
     async def _complete_one(self) -> None:
         lease = self._leases.pop()
-        await run_async(self._driver, lambda: self._keys.complete(lease, ANSWER, ttl_ms=86_400_000))
+        await run_async(self._driver, lambda: self._keys.complete(lease, ANSWER))
 
     async def _replay_one(self) -> None:
         n = random.randint(1, self._rows)  # noqa: S311

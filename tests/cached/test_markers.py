@@ -65,7 +65,7 @@ def test_it_goes_before_the_outcome_is_recorded(world: World) -> None:
     claim, lease = begun(world)
     assert world.cached()
     world.database.after = lambda statement: _assert_nothing_cached(world)
-    world.run(lambda: world.keys.complete(lease, ANSWER, ttl_ms=60_000))
+    world.run(lambda: world.keys.complete(lease, ANSWER))
     for expected in (["reserve"], []):
         decision, cost = world.replay(claim)
         assert isinstance(decision, Replay)
@@ -98,7 +98,7 @@ def test_a_look_never_trusts_it(world: World) -> None:
     """Who asks what became of its own work must hear the truth, even if the marker could not be removed."""
     claim, lease = begun(world)
     [(name, marker)] = world.cached().items()
-    world.run(lambda: world.keys.complete(lease, ANSWER, ttl_ms=60_000))
+    world.run(lambda: world.keys.complete(lease, ANSWER))
     world.redis.set(name, marker)
     assert isinstance(world.run(lambda: world.keys.look(retry_of(claim), POLICY)), Replay)
 
@@ -119,7 +119,7 @@ def test_a_late_marker_takes_no_place_of_a_copy(world: World) -> None:
     def completed_meanwhile(_: object) -> None:
         """The claim is committed; before its marker is planted, all the rest happens."""
         lease = Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
-        world.run(lambda: world.keys.complete(lease, ANSWER, ttl_ms=60_000))
+        world.run(lambda: world.keys.complete(lease, ANSWER))
         assert isinstance(world.replay(claim)[0], Replay)
 
     world.run(lambda: world.keys.read(claim.scope, claim.key))  # which database it is, is known
@@ -133,5 +133,5 @@ def test_without_the_cache_nothing_is_lost(shared_postgres: str, own_cache_serve
         claim, lease = begun(world)
         own_cache_server.kill()
         assert isinstance(world.replay(claim)[0], Outstanding)
-        assert world.run(lambda: world.keys.complete(lease, ANSWER, ttl_ms=60_000)) is not None
+        assert world.run(lambda: world.keys.complete(lease, ANSWER)) is not None
         assert isinstance(world.replay(claim)[0], Replay)

@@ -158,7 +158,7 @@ class World:
         claim = new_claim(**options)
         record = executed(self.claim(claim, now=now))
         lease = lease_of(record, claim)
-        self.run(lambda: self.keys.complete(lease, answer, ttl_ms=claim.ttl_ms, now=now))
+        self.run(lambda: self.keys.complete(lease, answer, now=now))
         self.database.take()
         return claim
 

@@ -81,6 +81,10 @@ def records(draw: st.DrawFn) -> Record:
     answer = draw(st.none() | answers) if state is State.COMPLETED else None
     return Record(
         id=draw(texts),
+        life=draw(st.integers(1, 2**62)),
+        ttl_ms=draw(st.integers(1, 2**62)),
+        ttl_from=draw(st.sampled_from(["completion", "creation"])),
+        after_expiry=draw(st.sampled_from(["new", "ask", "gone"])),
         scope=draw(texts),
         key=draw(texts),
         tenant=draw(texts),

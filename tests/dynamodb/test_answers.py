@@ -21,7 +21,7 @@ from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.protocols import Actor
 from samekey.testing.conformance import new_claim, retry_of
 from samekey.testing.conformance_claims import POLICY, claim_at, complete, hold, lose
-from samekey.testing.conformance_subject import DAY, NOW, must_read
+from samekey.testing.conformance_subject import NOW, must_read
 from tests.dynamodb.subjects import SyncDynamoSubject
 
 HEADERS = ((b"content-type", b"application/json"),)
@@ -87,6 +87,6 @@ def test_encryption_makes_answers_larger(store: SyncDynamoSubject) -> None:
         claim = new_claim()
         lease = Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
         run(driver, partial(store.keys.claim, claim, POLICY, now=NOW))
-        run(driver, partial(store.keys.complete, lease, answer_of(size), ttl_ms=DAY, now=NOW))
+        run(driver, partial(store.keys.complete, lease, answer_of(size), now=NOW))
         decision = run(driver, partial(store.keys.claim, retry_of(claim), POLICY, now=NOW))
         assert isinstance(decision, kind), size

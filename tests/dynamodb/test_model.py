@@ -10,6 +10,8 @@ from hypothesis import Phase
 
 from samekey.core.states import Event, State, sources
 from samekey.stores.dynamodb.items import KEPT_BEYOND, place, value_of
+from samekey.stores.dynamodb.statements import DynamoStatements
+from samekey.stores.dynamodb.upkeep import DynamoUpkeep
 from tests.dynamodb.subjects import AsyncDynamoSubject, SyncDynamoSubject
 from tests.stores.test_model import walk
 
@@ -43,6 +45,7 @@ def test_dynamodb_tells_the_story_of_the_model(
     dynamodb_url: str, kind: Callable[[str], SyncDynamoSubject | AsyncDynamoSubject]
 ) -> None:
     subject = kind(dynamodb_url)
-    walk(subject, max_examples=3, phases=[Phase.generate])  # looking for a smaller failure would take minutes
+    # Looking for a smaller failure would take minutes.
+    walk(subject, DynamoUpkeep(DynamoStatements()), max_examples=3, phases=[Phase.generate])
     assert_in_order(subject.client, subject.table)
     subject.close()

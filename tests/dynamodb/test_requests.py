@@ -65,7 +65,7 @@ def test_a_new_key_and_a_replay_are_one_request_each(store: Counted) -> None:
     assert store.of(lambda: keys.claim(claim, POLICY, now=NOW)) == ["PutItem"]
     assert store.of(lambda: keys.claim(retry_of(claim), POLICY, now=NOW)) == ["PutItem"], "in progress"
     assert store.of(lambda: keys.renew([lease], now=NOW)) == ["UpdateItem"]
-    assert store.of(lambda: keys.complete(lease, ANSWER, ttl_ms=1000, now=NOW)) == ["UpdateItem"]
+    assert store.of(lambda: keys.complete(lease, ANSWER, now=NOW)) == ["UpdateItem"]
     assert store.of(lambda: keys.claim(retry_of(claim), POLICY, now=NOW)) == ["PutItem"], "a replay"
     assert store.of(lambda: keys.read_by_id(claim.id)) == ["GetItem"], "the status resource"
     assert store.of(lambda: keys.read_by_downstream(pk_of(claim.scope, claim.key))) == ["GetItem"]

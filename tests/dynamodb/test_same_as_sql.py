@@ -21,7 +21,7 @@ from samekey.stores.dynamodb.items import pk_of, place
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.migrations import migrate
 from samekey.testing.conformance import new_claim, retry_of
-from samekey.testing.conformance_claims import ANSWER, GONE, POLICY
+from samekey.testing.conformance_claims import ANSWER, POLICY
 from samekey.testing.conformance_subject import DAY, HOUR, NOW, SECOND
 from tests.dynamodb.subjects import SyncDynamoSubject
 
@@ -54,7 +54,7 @@ class Pair:
 
     def completed(self, now: int = NOW, **options: Any) -> Claim:
         claim = self.claim(now, **options)
-        self.ask(lambda store: store.keys.complete(lease(claim), ANSWER, ttl_ms=claim.ttl_ms, now=now))
+        self.ask(lambda store: store.keys.complete(lease(claim), ANSWER, now=now))
         return claim
 
     def lost(self, now: int = NOW, **options: Any) -> Claim:
@@ -138,17 +138,14 @@ def test_the_reaper_deletes_only_what_is_settled_and_old(pair: Pair) -> None:
 
 def test_a_tombstone_keeps_the_fact_for_a_while(pair: Pair) -> None:
     claim, young = pair.completed(ttl_ms=SECOND), pair.completed()
-    assert pair.ask(lambda store: store.tending.bury(batch=10, keep_ms=DAY, now=LATE)) == 1
-    assert pair.ask(lambda store: store.tending.bury(batch=10, keep_ms=DAY, now=LATE)) == 0
+    assert pair.ask(lambda store: store.tending.reap(batch=10, keep_ms=DAY, soft=True, now=LATE)) == 1
+    assert pair.ask(lambda store: store.tending.reap(batch=10, keep_ms=DAY, soft=True, now=LATE)) == 0
     record = pair.read(claim)
     assert record is not None and (record.state, record.expires_at) == ("expired", LATE + DAY)
-    again = retry_of(claim)
-    gone = pair.ask(lambda store: store.keys.claim(again, GONE, now=LATE))
-    assert type(gone).__name__ == "Gone"
-    assert pair.ask(lambda store: store.tending.reap_tombstones(batch=10, now=LATE + DAY - 1)) == 0
+    assert pair.ask(lambda store: store.tending.reap(batch=10, soft=True, now=LATE + DAY - 1)) == 0
     assert pair.ask(lambda store: store.tending.to_reap(now=LATE + DAY)) == {"completed": 1, "expired": 1}
-    assert pair.ask(lambda store: store.tending.reap_tombstones(batch=10, now=LATE + DAY)) == 1
-    assert pair.read(claim) is None and pair.read(young) is not None
+    assert pair.ask(lambda store: store.tending.reap(batch=10, now=LATE + DAY)) == 2
+    assert pair.read(claim) is None and pair.read(young) is None
 
 
 def test_nothing_is_ever_pending(pair: Pair) -> None:
@@ -294,13 +291,13 @@ def test_an_act_on_what_the_index_shows_too_late_does_nothing(pair: Pair, dynamo
     store, driver = pair.dynamodb, pair.dynamodb.drivers.sync
     table = SyncDynamoSubject(dynamodb_url)
     shard = place(State.IN_PROGRESS, pk_of(claim.scope, claim.key))[-1]
-    pair.ask(lambda store: store.keys.complete(lease(claim), Answer(200), ttl_ms=SECOND, now=NOW))
+    pair.ask(lambda store: store.keys.complete(lease(claim), Answer(200), now=NOW))
     record = pair.read(claim)
     for stale in ("leases", "unknown", "settled"):
         table.change(claim.scope, claim.key, {"queue": f"{stale}-{shard}", "due": 1})
         assert run(driver, lambda: store.tending.sweep(batch=9, now=NOW)) == []
         assert run(driver, lambda: store.tending.reap(batch=9, now=NOW)) == 0
-        assert run(driver, lambda: store.tending.bury(batch=9, keep_ms=1, now=NOW)) == 0
+        assert run(driver, lambda: store.tending.reap(batch=9, soft=True, now=NOW)) == 0
         assert run(driver, lambda: store.finding.take_unknown(batch=9, lease_ms=1, now=NOW)) == []
         assert pair.read(claim) == record
     table.close()

@@ -50,7 +50,7 @@ def test_a_release_is_the_end_of_the_record_and_not_of_its_story(world: World) -
 
 def test_a_late_result_of_the_holder(world: World) -> None:
     record = world.unknown()
-    world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER, ttl_ms=DAY))
+    world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER))
     assert world.story(record)[-1] == ("unknown", "completed", "request")
 
 

@@ -81,7 +81,7 @@ def test_the_lease_that_it_recommends(world: World) -> None:
         record = world.claim(at=-HOUR)
         at = world.now - HOUR + seconds * SECOND
         lease = record.lease(MINUTE)
-        world.run(lambda lease=lease, at=at: world.keys.complete(lease, ANSWER, ttl_ms=DAY, now=at))  # type: ignore[misc]
+        world.run(lambda lease=lease, at=at: world.keys.complete(lease, ANSWER, now=at))  # type: ignore[misc]
     # What an operator found out hours later is no duration of a run; nor is a job's.
     late = world.unknown(at=-20 * HOUR)
     world.run(lambda: world.operator.executed(late.id, ANSWER, Actor("ann")))
@@ -190,7 +190,7 @@ def test_with_the_application_it_knows_the_lease_and_the_lookups(
         record = world.claim(at=-HOUR)
         lease = record.lease(MINUTE)
         at = world.now - HOUR + 15 * SECOND
-        world.run(lambda lease=lease, at=at: world.keys.complete(lease, ANSWER, ttl_ms=DAY, now=at))  # type: ignore[misc]
+        world.run(lambda lease=lease, at=at: world.keys.complete(lease, ANSWER, now=at))  # type: ignore[misc]
     ran = samekey("doctor", "--app", f"{name}:idempotency", "--json")
     findings: list[Any] = ran.json["findings"]
     told = {finding["code"]: finding["says"] for finding in findings}

@@ -421,7 +421,7 @@ def test_a_late_minute(world: World) -> None:
 
     def overtaken(*arguments: object, **options: object) -> object:
         found = original(*arguments, **options)  # type: ignore[arg-type]
-        world.run(lambda: world.keys.complete(record.lease(MINUTE), None, ttl_ms=DAY))
+        world.run(lambda: world.keys.complete(record.lease(MINUTE), None))
         return found
 
     with pytest.MonkeyPatch.context() as patch:

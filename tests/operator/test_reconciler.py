@@ -20,7 +20,7 @@ from samekey.engine.events import Event
 from samekey.errors import ConfigurationError
 from samekey.stores.protocols import Actor
 from samekey.workers.reconciler import Looked, Reconciler
-from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World
+from tests.operator.world import ANSWER, HOUR, MINUTE, World
 
 PAID = Response(201, {"id": "ch_1"}, {"Set-Cookie": "session=secret", "X-Kept": "yes"})
 
@@ -283,7 +283,7 @@ def test_a_holder_who_comes_back_meanwhile_wins(world: World) -> None:
     record = world.unknown()
 
     def lookup(_record: Record) -> Any:
-        world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER, ttl_ms=DAY))
+        world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER))
         return NotExecuted
 
     world.engine.lookup()(lookup)

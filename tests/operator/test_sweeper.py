@@ -66,7 +66,7 @@ def test_an_input_of_a_former_life_does_not_count(world: World) -> None:
 def test_the_holder_who_was_only_slow_still_has_the_last_word(world: World) -> None:
     record = world.claim(at=-HOUR)
     world.serve(Sweeper(world.engine).run_once)
-    assert world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER, ttl_ms=DAY)) is not None
+    assert world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER)) is not None
     assert world.read(record).answer == ANSWER
 
 

@@ -291,7 +291,7 @@ def test_early_evidence_needs_no_lookup_and_spares_it(world: World) -> None:
 def test_early_evidence_about_work_that_ends_well_is_never_used(world: World) -> None:
     record = world.claim()
     world.tell(DECLINED, "e1", operation_id=record.id)
-    world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER, ttl_ms=DAY))
+    world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER))
     assert reconcile(world) == 0
     assert world.read(record).answer == ANSWER
 

@@ -7,6 +7,7 @@ made at moments before or after it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
@@ -124,10 +125,14 @@ class World:
         tenant: str = TENANT,
         endpoint: str = "POST /payments",
         policy: Policy | None = None,
+        **changes: Any,
     ) -> Record:
         """Claims a key at ``now + at``; it must be free to take."""
-        claim = claim_of(key or secrets.token_hex(8), mode, lease, ttl, tenant, endpoint)
         chosen = policy or self.engine.policy
+        claim = dataclasses.replace(
+            claim_of(key or secrets.token_hex(8), mode, lease, ttl, tenant, endpoint),
+            **{"after_expiry": chosen.after_expiry, "ttl_from": chosen.ttl_from, **changes},
+        )
         decision = self.run(lambda: self.keys.claim(claim, chosen, now=self.now + at))
         assert isinstance(decision, Execute), decision
         return decision.record
@@ -135,7 +140,7 @@ class World:
     def completed(self, key: str | None = None, *, at: int = 0, ttl: int = DAY, **options: Any) -> Record:
         record = self.claim(key, at=at, ttl=ttl, **options)
         lease = record.lease(MINUTE)
-        self.run(lambda: self.keys.complete(lease, ANSWER, ttl_ms=ttl, now=self.now + at))
+        self.run(lambda: self.keys.complete(lease, ANSWER, now=self.now + at))
         return self.read(record)
 
     def failed(self, key: str | None = None, *, at: int = 0, **options: Any) -> Record:
@@ -175,7 +180,7 @@ class World:
             decision = self.run(lambda: self.keys.claim(claim, self.engine.policy, now=moment))
             assert isinstance(decision, Execute)
             record = decision.record
-            self.run(lambda: self.jobs.accept_claimed(record.lease(MINUTE), ttl_ms=ttl, now=moment))
+            self.run(lambda: self.jobs.accept_claimed(record.lease(MINUTE), now=moment))
         else:
             self.sql(
                 "insert into {keys} (scope, key, id, tenant, endpoint, fingerprint, fingerprint_version,"

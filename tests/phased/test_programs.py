@@ -111,7 +111,7 @@ def test_a_former_holder_can_write_nothing(store: Store) -> None:
     assert store.run(lambda: phases.let_go(old, pause_ms=0, error_code="x", now=NOW)) is False
     assert store.run(lambda: phases.give_up(old, error_code="x", now=NOW)) is False
     assert store.run(lambda: phases.release(old, id_, now=NOW)) is False
-    assert store.run(lambda: phases.complete(old, id_, Answer(200), ttl_ms=1, now=NOW)) is None
+    assert store.run(lambda: phases.complete(old, id_, Answer(200), now=NOW)) is None
 
 
 def test_a_phase_that_is_recorded_already_is_not_written_over(store: Store) -> None:
@@ -200,7 +200,7 @@ def test_the_end_leaves_nothing_behind(store: Store, end: str) -> None:
     store.run(lambda: store.phases.begin(lease, record.id, INPUT, now=NOW))
     store.run(lambda: store.phases.intend(lease, record.id, 0, "a", now=NOW))
     if end == "complete":
-        store.run(lambda: store.phases.complete(lease, record.id, Answer(200), ttl_ms=1000, now=NOW))
+        store.run(lambda: store.phases.complete(lease, record.id, Answer(200), now=NOW))
     else:
         store.run(lambda: store.phases.release(lease, record.id, now=NOW))
     work = store.load(record.id)

@@ -132,7 +132,7 @@ def test_a_request_survives_a_cut_connection_at_every_point(redis_url: str, styl
 
 Outcomes = Callable[[Keys, Lease], Program[object]]
 OUTCOMES: dict[str, tuple[Outcomes, str | None]] = {
-    "complete": (lambda keys, lease: keys.complete(lease, PAID, ttl_ms=86_400_000), "completed"),
+    "complete": (lambda keys, lease: keys.complete(lease, PAID), "completed"),
     "fail": (lambda keys, lease: keys.fail(lease, "declined"), "failed_retryable"),
     "lose": (lambda keys, lease: keys.lose(lease, "timeout"), "unknown"),
     "release": (lambda keys, lease: keys.release(lease), None),

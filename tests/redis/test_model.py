@@ -9,6 +9,7 @@ import pytest
 from samekey.core.program import Query
 from samekey.errors import SamekeyError
 from samekey.stores.redis.scripts import RedisStatements
+from samekey.stores.redis.upkeep import RedisUpkeep
 from samekey.testing.conformance import KeyStoreConformance, run_all
 from tests.redis.looking import assert_in_order
 from tests.redis.subjects import AsyncRedisSubject, RedisSubject, SyncRedisSubject
@@ -38,7 +39,7 @@ def test_redis_tells_the_story_of_the_model(
     redis_url: str, kind: Callable[[str], SyncRedisSubject | AsyncRedisSubject]
 ) -> None:
     subject = kind(redis_url)
-    walk(subject, max_examples=15)
+    walk(subject, RedisUpkeep(RedisStatements()), max_examples=15)
     assert assert_in_order(subject.client) > 10
     subject.close()
 

@@ -57,7 +57,7 @@ class Store:
 
     def complete(self, now: int = NOW, ttl_ms: int = DAY, provider_id: str | None = None) -> Claim:
         claim = self.hold(now=now)
-        program = self.keys.complete(lease_of(claim), ANSWER, ttl_ms=ttl_ms, provider_id=provider_id, now=now)
+        program = self.keys.complete(lease_of(claim), ANSWER, provider_id=provider_id, now=now)
         assert self.run(program) == now + ttl_ms
         return claim
 
@@ -261,14 +261,13 @@ def test_the_reaper_forgets_only_what_is_settled_and_over(store: Store) -> None:
 
 def test_answers_are_buried_and_tombstones_reaped(store: Store) -> None:
     claim = store.complete()
-    assert store.run(store.upkeep.bury(batch=5, keep_ms=30 * DAY, now=NOW + DAY)) == 1
+    assert store.run(store.upkeep.reap(batch=5, soft=True, now=NOW + DAY)) == 1
     record = store.run(store.finding.by_id(claim.id))
     assert record is not None
     assert (record.state, record.answer, record.expires_at) == (State.EXPIRED, None, NOW + 31 * DAY)
     assert store.life(claim) > 30 * DAY
-    assert store.run(store.upkeep.bury(batch=5, keep_ms=30 * DAY, now=NOW + 2 * DAY)) == 0
-    assert store.run(store.upkeep.reap_tombstones(batch=5, now=NOW + 30 * DAY)) == 0
-    assert store.run(store.upkeep.reap_tombstones(batch=5, now=NOW + 31 * DAY)) == 1
+    assert store.run(store.upkeep.reap(batch=5, now=NOW + 30 * DAY)) == 0
+    assert store.run(store.upkeep.reap(batch=5, now=NOW + 31 * DAY)) == 1
     assert store.state(claim) is None
 
 

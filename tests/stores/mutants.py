@@ -12,8 +12,9 @@ MUTANTS: Final = [
     ("retry", "attempt = :attempt,", ""),
     ("retry", "attempts = attempts + 1", "attempts = attempts"),
     ("resume", "attempt = :attempt,", ""),
-    ("reuse", "attempt = :attempt,", ""),
-    ("reuse", "attempts = 1", "attempts = attempts + 1"),
+    ("reuse", ":id, :tenant", "id, :tenant"),  # keep the old id
+    ("reuse", "attempt = :seen", ":seen <> ''"),
+    ("reuse", "after_expiry <> 'gone' and", ""),
     ("end_lease", "locked_until = null", "locked_until = locked_until"),
     ("end_lease", "'unknown'", "'failed_retryable'"),
     ("renew", "(scope, key, attempt) in", "(scope, key, scope) not in"),

@@ -186,7 +186,7 @@ def test_a_locked_record_does_not_keep_the_others_from_being_renewed(driver: PyM
         run(driver, partial(KEYS.claim, claim, ietf()))
     leases = [Lease(claim.scope, claim.key, claim.attempt, 60_000) for claim in claims]
     session = driver.open()
-    run_in(session, KEYS.complete(leases[0], PAID, ttl_ms=DAY))
+    run_in(session, KEYS.complete(leases[0], PAID))
     assert run(driver, lambda: KEYS.renew(leases)) == {claim.attempt for claim in claims[1:]}
     assert run(driver, lambda: KEYS.renew(leases[:1])) == set(), "nothing could be renewed"
     assert run(driver, lambda: KEYS.held(leases)) == {claim.attempt for claim in claims}, "nothing is lost"
@@ -309,7 +309,7 @@ def test_no_value_becomes_sql(url: str, value: Any) -> None:
 def test_a_statement_is_sent_in_as_few_packets_as_the_connection_allows() -> None:
     claim = new_claim()
     lease = Lease(claim.scope, claim.key, claim.attempt, 1000)
-    complete = next(KEYS.complete(lease, PAID, ttl_ms=1))
+    complete = next(KEYS.complete(lease, PAID))
     release = next(KEYS.release(lease))
 
     def sent(statement: Any, *, joined: bool, alone: bool) -> int:

@@ -285,7 +285,7 @@ def test_a_duplicate_never_waits_for_the_first_not_even_at_its_commit(
     lease = running.lease
     assert lease is not None
     # As finish() does it, stopped between the last statement and COMMIT: now the record is locked.
-    run_in(running.session, KEYS.complete(lease, PAID, ttl_ms=DAY))
+    run_in(running.session, KEYS.complete(lease, PAID))
     assert begin(idempotency, label).status == 409
     running.session.commit()
     replay = begin(idempotency, label)

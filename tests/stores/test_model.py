@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import sqlite3
 from collections.abc import Callable
@@ -20,14 +21,17 @@ from hypothesis.stateful import (
 )
 
 from samekey import ietf
-from samekey.core.claim import Claim
+from samekey.core.claim import AfterExpiry, Claim, TtlFrom
 from samekey.core.decide import Decision, Execute
 from samekey.core.program import Program
 from samekey.core.record import Answer, Lease
 from samekey.core.states import Mode
+from samekey.drivers.protocol import Driver
 from samekey.errors import SamekeyError
+from samekey.stores.protocols import Tending
 from samekey.stores.sql.keys import Keys
-from samekey.stores.sql.queries import queries_for
+from samekey.stores.sql.queries import Queries, queries_for
+from samekey.stores.sql.upkeep import Upkeep
 from samekey.testing.conformance import Subject, SyncSubject, new_claim
 from samekey.testing.conformance_subject import NOW
 from samekey.testing.model import Model, Request
@@ -41,13 +45,19 @@ QUERIES = queries_for("sqlite")
 LEASE, TTL = 1_000, 10_000
 ANSWERS = st.sampled_from([Answer(201, ((b"x", b"1"),), b"made"), Answer(402, (), b""), None])
 PROVIDER_IDS = st.sampled_from([None, "ch_1"])
-POLICIES = {False: ietf(), True: ietf(after_expiry="gone")}
+TTLS = st.sampled_from([TTL, 5 * TTL])
+TTL_FROM: st.SearchStrategy[TtlFrom] = st.sampled_from(["completion", "creation"])
+AFTER: st.SearchStrategy[AfterExpiry] = st.sampled_from(["new", "gone"])
+KEEP = 3 * TTL
+"""How long a tombstone is kept, but for those that are gone."""
+POLICY = ietf()
 
 
 class StoreMachine(RuleBasedStateMachine):
     """Time moves only by ``advance``; every holder that ever was may wake up and act."""
 
     store: ClassVar[Subject]
+    tending: ClassVar[Tending]
     leases: Bundle[Lease] = Bundle("leases")
 
     def __init__(self) -> None:
@@ -56,29 +66,43 @@ class StoreMachine(RuleBasedStateMachine):
         self.scope = f"model-{secrets.token_hex(8)}"
         self.now = NOW
 
-    def _claim(self, key: str, body: bytes, mode: Mode) -> tuple[Claim, Request]:
-        claim = new_claim(scope=self.scope, key=key, body=body, mode=mode, lease_ms=LEASE, ttl_ms=TTL)
-        return claim, Request(key, body, claim.id, claim.attempt, str(mode), LEASE, TTL)
+    def _claim(
+        self,
+        key: str,
+        body: bytes,
+        mode: Mode,
+        ttl: int = TTL,
+        ttl_from: TtlFrom = "completion",
+        after: AfterExpiry = "new",
+    ) -> tuple[Claim, Request]:
+        claim = dataclasses.replace(
+            new_claim(scope=self.scope, key=key, body=body, mode=mode, lease_ms=LEASE, ttl_ms=ttl),
+            ttl_from=ttl_from,
+            after_expiry=after,
+        )
+        return claim, Request(key, body, claim.id, claim.attempt, str(mode), LEASE, ttl, ttl_from, after)
 
-    def _ask(self, claim: Claim, *, gone: bool) -> Callable[[], Program[Decision]]:
-        return lambda: self.store.keys.claim(claim, POLICIES[gone], now=self.now)
+    def _ask(self, claim: Claim) -> Callable[[], Program[Decision]]:
+        return lambda: self.store.keys.claim(claim, POLICY, now=self.now)
 
     @rule(ms=st.sampled_from([0, 1, LEASE - 1, LEASE, TTL - 1, TTL, 5 * TTL]))
     def advance(self, ms: int) -> None:
         self.now += ms
 
-    @rule(target=leases, key=KEYS, body=BODIES, mode=MODES, gone=st.booleans())
-    def claim(self, key: str, body: bytes, mode: Mode, gone: bool) -> Any:
-        claim, request = self._claim(key, body, mode)
-        told = _told(self.store.run(self._ask(claim, gone=gone)))
-        assert told == self.model.claim(request, self.now, gone=gone)
+    @rule(target=leases, key=KEYS, body=BODIES, mode=MODES, ttl=TTLS, ttl_from=TTL_FROM, after=AFTER)
+    def claim(
+        self, key: str, body: bytes, mode: Mode, ttl: int, ttl_from: TtlFrom, after: AfterExpiry
+    ) -> Any:
+        claim, request = self._claim(key, body, mode, ttl, ttl_from, after)
+        told = _told(self.store.run(self._ask(claim)))
+        assert told == self.model.claim(request, self.now)
         return _lease(claim) if told in ("execute", "reuse") else multiple()
 
     @rule(target=leases, key=KEYS, body=BODIES, mode=MODES)
     def claim_twice(self, key: str, body: bytes, mode: Mode) -> Any:
         """The acknowledgement of the first was lost, so the same claim is made again."""
         claim, request = self._claim(key, body, mode)
-        told = [_told(self.store.run(self._ask(claim, gone=False))) for _ in range(2)]
+        told = [_told(self.store.run(self._ask(claim))) for _ in range(2)]
         assert told == [self.model.claim(request, self.now) for _ in range(2)]
         return _lease(claim) if told[1] == "execute" else multiple()
 
@@ -86,7 +110,7 @@ class StoreMachine(RuleBasedStateMachine):
     def crowd(self, key: str, body: bytes, mode: Mode) -> Any:
         """Several at once: some order explains what each was told, and at most one of them runs."""
         claims = [self._claim(key, body, mode) for _ in range(3)]
-        decisions = self.store.run_together([self._ask(claim, gone=False) for claim, _ in claims])
+        decisions = self.store.run_together([self._ask(claim) for claim, _ in claims])
         winners = [i for i, decision in enumerate(decisions) if isinstance(decision, Execute)]
         assert len(winners) <= 1
         order = winners + [i for i in range(3) if i not in winners]
@@ -94,39 +118,19 @@ class StoreMachine(RuleBasedStateMachine):
         assert {i: _told(decision) for i, decision in enumerate(decisions)} == told
         return _lease(claims[winners[0]][0]) if winners else multiple()
 
-    @rule(
-        lease=leases,
-        answer=ANSWERS,
-        from_creation=st.booleans(),
-        provider_id=PROVIDER_IDS,
-    )
-    def complete(
-        self, lease: Lease, answer: Answer | None, from_creation: bool, provider_id: str | None
-    ) -> None:
+    @rule(lease=leases, answer=ANSWERS, provider_id=PROVIDER_IDS)
+    def complete(self, lease: Lease, answer: Answer | None, provider_id: str | None) -> None:
         expires_at = self.store.run(
-            lambda: self.store.keys.complete(
-                lease,
-                answer,
-                ttl_ms=TTL,
-                from_creation=from_creation,
-                provider_id=provider_id,
-                now=self.now,
-            )
+            lambda: self.store.keys.complete(lease, answer, provider_id=provider_id, now=self.now)
         )
         assert expires_at == self.model.complete(
-            lease.key,
-            lease.attempt,
-            answer,
-            self.now,
-            ttl_ms=TTL,
-            from_creation=from_creation,
-            provider_id=provider_id,
+            lease.key, lease.attempt, answer, self.now, provider_id=provider_id
         )
 
     @rule(lease=leases)
     def fail(self, lease: Lease) -> None:
         done = self.store.run(lambda: self.store.keys.fail(lease, "failed", now=self.now))
-        assert done == self.model.fail(lease.key, lease.attempt, "failed")
+        assert done == self.model.fail(lease.key, lease.attempt, "failed", self.now)
 
     @rule(lease=leases, provider_id=PROVIDER_IDS)
     def lose(self, lease: Lease, provider_id: str | None) -> None:
@@ -152,6 +156,12 @@ class StoreMachine(RuleBasedStateMachine):
         done = self.store.run(lambda: self.store.keys.expire(self.scope, key, now=self.now))
         assert done == self.model.expire(key, self.now)
 
+    @rule(soft=st.booleans())
+    def reap(self, soft: bool) -> None:
+        """The reaper's clock is the store's, and it may come at any time, also while a second life runs."""
+        self.store.run(lambda: self.tending.reap(batch=1_000_000, keep_ms=KEEP, soft=soft, now=self.now))
+        self.model.reap(self.now, KEEP, soft=soft)
+
     @invariant()
     def the_records_are_those_of_the_model(self) -> None:
         for key in ("a", "A", "b"):
@@ -164,6 +174,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert record.withheld == (str(record.state) == "completed" and record.answer is None)
         return {
             "id": record.id,
+            "life": record.life,
             "state": str(record.state),
             "mode": str(record.mode),
             "body": record.fingerprint,
@@ -171,6 +182,9 @@ class StoreMachine(RuleBasedStateMachine):
             "attempts": record.attempts,
             "locked_until": record.locked_until,
             "created_at": record.created_at,
+            "ttl_ms": record.ttl_ms,
+            "ttl_from": record.ttl_from,
+            "after_expiry": record.after_expiry,
             "expires_at": record.expires_at,
             "answer": record.answer,
             "completed_at": record.completed_at,
@@ -195,11 +209,11 @@ def _lease(claim: Claim) -> Lease:
     return Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
 
 
-def walk(store: Subject, **options: Any) -> None:
+def walk(store: Subject, tending: Tending, **options: Any) -> None:
     class Walk(StoreMachine):
         pass
 
-    Walk.store = store
+    Walk.store, Walk.tending = store, tending
     chosen: Any = settings(
         stateful_step_count=40,
         deadline=None,
@@ -210,33 +224,42 @@ def walk(store: Subject, **options: Any) -> None:
     run_state_machine_as_test(Walk, settings=chosen)
 
 
+def walk_sql(driver: Driver, queries: Queries, **options: Any) -> None:
+    keys = Keys(queries)
+    walk(SyncSubject(driver, keys, queries), Upkeep(keys), **options)
+
+
 def test_sqlite_tells_the_story_of_the_model() -> None:
     drivers = migrated("sqlite:///:memory:")
-    walk(SyncSubject(drivers.sync, Keys(QUERIES), QUERIES), max_examples=120)
+    walk_sql(drivers.sync, QUERIES, max_examples=120)
     drivers.sync.close()
 
 
 def test_postgresql_tells_the_story_of_the_model(migrated_postgres: str) -> None:
     drivers = migrated(migrated_postgres)
     queries = queries_for(drivers.dialect)
-    walk(SyncSubject(drivers.sync, Keys(queries), queries), max_examples=60)
+    walk_sql(drivers.sync, queries, max_examples=60)
     drivers.sync.close()
 
 
 def test_mariadb_tells_the_story_of_the_model(migrated_mariadb: str) -> None:
     drivers = migrated(migrated_mariadb)
     queries = queries_for(drivers.dialect)
-    walk(SyncSubject(drivers.sync, Keys(queries), queries), max_examples=25)
+    walk_sql(drivers.sync, queries, max_examples=25)
     drivers.sync.close()
 
 
-@pytest.mark.parametrize(("name", "right", "wrong"), MUTANTS[:20:4])  # conformance meets them all
+KEEPS_THE_OLD_ID = ("reuse", ":id, :tenant", "id, :tenant")
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [KEEPS_THE_OLD_ID, *MUTANTS[:20:5]])
 def test_the_walk_finds_a_broken_statement(name: str, right: str, wrong: str) -> None:
     drivers = migrated("sqlite:///:memory:")
     queries = mutated(name, right, wrong)
     with pytest.raises((AssertionError, SamekeyError, sqlite3.Error)):
-        walk(
-            SyncSubject(drivers.sync, Keys(queries), queries),
+        walk_sql(
+            drivers.sync,
+            queries,
             max_examples=1000,
             derandomize=True,
             phases=[Phase.generate],

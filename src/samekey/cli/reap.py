@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..core.policy import ietf, milliseconds
+from ..core.policy import milliseconds
 from ..engine.engine import Engine
 from ..workers.reaper import BATCH, Reaper
 from .output import DryRun, Json, print_facts, print_json, progress, quietly, sentences
@@ -33,12 +33,16 @@ def reap_command(
         typer.Option(
             "--tombstones",
             envvar="SAMEKEY_TOMBSTONES",
-            help='Keep the fact and drop the answer, as with after_expiry="gone".',
+            help="Keep the fact of every record for a while and drop its answer.",
         ),
     ] = False,
     keep_tombstones: Annotated[
         str,
-        typer.Option("--keep-tombstones", envvar="SAMEKEY_KEEP_TOMBSTONES", help="For how long."),
+        typer.Option(
+            "--keep-tombstones",
+            envvar="SAMEKEY_KEEP_TOMBSTONES",
+            help="For how long. Keys that are gone for good are always kept.",
+        ),
     ] = "30d",
     dry_run: DryRun = False,
     schema: Schema = "samekey",
@@ -53,9 +57,8 @@ def reap_command(
             late = store.ask(lambda: store.upkeep.to_time_out(timeout_ms=milliseconds(waits)))
             _tell(late, sum(old.values()), tombstones=tombstones, as_json=as_json, dry_run=True)
             return
-        policy = ietf(after_expiry="gone" if tombstones else "new")
-        engine = Engine(url, schema=schema, timeout=timeout, policy=policy)
-        reaper = Reaper(engine, batch=batch, pending_timeout=waits, tombstones=keeps)
+        engine = Engine(url, schema=schema, timeout=timeout)
+        reaper = Reaper(engine, batch=batch, pending_timeout=waits, tombstones=keeps, soft=tombstones)
         with quietly(), progress("reaping", sum(old.values()), quiet=as_json) as advance:
             late, gone = asyncio.run(_reap(engine, reaper, advance))
         _tell(late, gone, tombstones=tombstones, as_json=as_json, dry_run=False)

@@ -147,7 +147,7 @@ def decide(record: Record, claim: Claim, policy: Policy, now: int) -> Verdict | 
     """What this request gets, given the record that is there at ``now`` (the store's clock)."""
     if has_expired(record, now):
         # A key whose retention is over means nothing any more, so its fingerprint binds nobody.
-        return Gone(record) if policy.after_expiry == "gone" else Reuse(record)
+        return Gone(record) if record.after_expiry == "gone" else Reuse(record)
     if policy.on_mismatch != "replay":
         # Before any other answer: a different request learns nothing about the first one.
         digest = claim.digest_as(record.fingerprint_version)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import CorruptRecord
-from .claim import downstream_key
+from .claim import AfterExpiry, TtlFrom, downstream_key
 from .program import Row, Unreadable
 from .states import Mode, State
 
@@ -18,6 +18,10 @@ ANSWER_VERSION: Final = 1
 
 LAST_TIME: Final = 253_402_300_799_999
 """The end of the year 9999, in milliseconds: the last moment that HTTP and ISO dates can name."""
+
+HEARD_MS: Final = 3_600_000
+"""How long an answer is kept at least, unless its whole retention is shorter. Where retention counts from
+creation, it may be over before there is an answer, and a retry must still find that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ class Record:
     """One key in one scope, as the store holds it. Times are milliseconds by the store's clock."""
 
     id: str
+    """Of this life of the key: what runs after expiry is another operation."""
+    life: int
+    """The how-manieth life of its key this is, as far as the store remembers."""
     scope: str
     key: str
     tenant: str
@@ -71,7 +78,13 @@ class Record:
     created_at: int
     last_run_at: int
     completed_at: int | None
+    ttl_ms: int
+    """How long it is kept once it is settled, as it was declared when this life began."""
+    ttl_from: TtlFrom
+    after_expiry: AfterExpiry
+    """What follows expiry; no later setting changes it."""
     expires_at: int
+    """When retention ends. Provisional until the record is settled: what is not settled never expires."""
 
     def downstream_key(self, step: str = "") -> str:
         """The key that this operation sends to a provider at that step: what a lookup asks for."""
@@ -83,6 +96,7 @@ class Record:
 
 COLUMNS: Final = (
     "id",
+    "life",
     "scope",
     "key",
     "tenant",
@@ -106,9 +120,19 @@ COLUMNS: Final = (
     "created_at",
     "last_run_at",
     "completed_at",
+    "ttl_ms",
+    "ttl_from",
+    "after_expiry",
     "expires_at",
 )
 """The columns of a record in the order in which every query returns them."""
+
+
+def expiry_of(now: int, created_at: int, ttl_ms: int, ttl_from: TtlFrom) -> int:
+    """When a record that is settled now ends."""
+    if ttl_from == "completion":
+        return now + ttl_ms
+    return max(created_at + ttl_ms, now + min(ttl_ms, HEARD_MS))
 
 
 def encode_headers(headers: Headers) -> bytes:
@@ -158,6 +182,7 @@ def _decode(row: dict[str, str | int | bytes | None]) -> Record:
             raise ValueError("an answer without a status")
     return Record(
         id=_text(row["id"]),
+        life=_int(row["life"]),
         scope=_text(row["scope"]),
         key=_text(row["key"]),
         tenant=_text(row["tenant"]),
@@ -179,6 +204,9 @@ def _decode(row: dict[str, str | int | bytes | None]) -> Record:
         created_at=_time(row["created_at"]),
         last_run_at=_time(row["last_run_at"]),
         completed_at=_optional_time(row["completed_at"]),
+        ttl_ms=_int(row["ttl_ms"]),
+        ttl_from=_ttl_from(row["ttl_from"]),
+        after_expiry=_after_expiry(row["after_expiry"]),
         expires_at=_time(row["expires_at"]),
     )
 
@@ -206,6 +234,20 @@ def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"bytes expected, not {type(value).__name__}")
     return value
+
+
+def _ttl_from(value: object) -> TtlFrom:
+    match value:
+        case "completion" | "creation":
+            return value
+    raise ValueError(f"retention counted from {value!r}")
+
+
+def _after_expiry(value: object) -> AfterExpiry:
+    match value:
+        case "new" | "ask" | "gone":
+            return value
+    raise ValueError(f"{value!r} after expiry")
 
 
 def _optional_text(value: object) -> str | None:

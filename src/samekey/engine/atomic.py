@@ -299,9 +299,9 @@ class LockedAtomic(_Atomic):
         if not same:
             return (yield from self._escaped(running))
         if remember:
-            claim, seen = running.claim, opened.seen
+            claim = running.claim
             try:
-                expires_at = yield from ask(lambda: self._atomic.remember(claim, seen, answer))
+                expires_at = yield from ask(lambda: self._atomic.remember(claim, opened, answer))
             except StoreError as error:
                 logger.warning("A refusal could not be remembered; a retry will run again: %s", error)
                 return Finished(unavailable(running.rules.policy, error))
@@ -317,7 +317,7 @@ class LockedAtomic(_Atomic):
         logger.error(_ESCAPED)
 
         def lose() -> Program[int | None]:
-            return self._atomic.lose(claim, opened.seen, "escaped_transaction")
+            return self._atomic.lose(claim, opened, "escaped_transaction")
 
         try:
             yield from ask(lose)
@@ -402,14 +402,7 @@ class ClaimedAtomic(_Atomic):
 
     def _last_statement(self, running: Running, lease: Lease, answer: Answer | None) -> Program[int | None]:
         """What makes the record final with the handler's writes."""
-        policy = running.rules.policy
-        return self._keys.complete(
-            lease,
-            answer,
-            ttl_ms=policy.ttl_ms,
-            from_creation=policy.ttl_from == "creation",
-            provider_id=running.operation.provider_id,
-        )
+        return self._keys.complete(lease, answer, provider_id=running.operation.provider_id)
 
     def _undo(
         self, running: Running, answer: Answer | None, *, remember: bool = False
@@ -419,14 +412,7 @@ class ClaimedAtomic(_Atomic):
         yield Rollback(running.session)
         try:
             if remember:
-                expires_at = yield from ask(
-                    lambda: self._keys.complete(
-                        lease,
-                        answer,
-                        ttl_ms=policy.ttl_ms,
-                        from_creation=policy.ttl_from == "creation",
-                    )
-                )
+                expires_at = yield from ask(lambda: self._keys.complete(lease, answer))
                 if expires_at is None:
                     # The lease ran out and somebody else has the key.
                     return (yield from self._decide_again(running))

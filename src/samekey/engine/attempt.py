@@ -370,14 +370,7 @@ class Run:
         policy = self.definition.rules.policy
         kept = keep(answer, Handled(answer), policy)
         expires_at = yield from ask(
-            lambda: self.ways.phases.complete(
-                self.lease,
-                self.operation_id,
-                kept,
-                ttl_ms=policy.ttl_ms,
-                from_creation=policy.ttl_from == "creation",
-                actor=self._actor,
-            )
+            lambda: self.ways.phases.complete(self.lease, self.operation_id, kept, actor=self._actor)
         )
         if expires_at is None:
             return (yield from self._overtaken())

@@ -71,7 +71,7 @@ class ClaimedDeferred(ClaimedAtomic):
         return (yield from super()._commit(running, handled, answer))
 
     def _last_statement(self, running: Running, lease: Lease, answer: Answer | None) -> Program[int | None]:
-        return self._jobs.accept_claimed(lease, ttl_ms=running.claim.ttl_ms)
+        return self._jobs.accept_claimed(lease)
 
     def _sent(self, running: Running, answer: Answer, expires_at: int) -> Answer:
         return _accepted(running, answer, expires_at)

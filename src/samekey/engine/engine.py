@@ -69,7 +69,7 @@ from .phases import AsyncPhasedOperation, PhasedOperation
 from .proven import ProvenAtomic, ProvenDeferred
 from .reconcile import DirectResolver, NotingResolver, Resolver
 from .rules import Rules
-from .status import status_answer
+from .status import gone_answer, status_answer
 from .store import Tables, open_store
 from .way import Admit, Finished, Handled, Way, unavailable
 
@@ -543,11 +543,16 @@ class Engine:
             )
         try:
             found = yield from ask(lambda: self.keys.read_by_id(operation_id))
+            former = found is None and (
+                yield from ask(lambda: self.keys.existed(operation_id, scope_part(tenant)))
+            )
         except (StoreError, SchemaMismatch) as error:
             return unavailable(self.policy, error)
         except SamekeyError as error:
             logger.error("The record of operation %s is unreadable: %s", operation_id, error)
             return refuse(Refusal(500, "The record cannot be read.", "result_unavailable"), self.policy)
+        if former:
+            return gone_answer(self.policy)
         return status_answer(found, scope_part(tenant), self.policy)
 
     def lookup_for(self, record: Record) -> Lookup | None:

@@ -99,8 +99,6 @@ class Leased:
                 lambda: self._keys.complete(
                     lease,
                     keep(answer, handled, policy),
-                    ttl_ms=policy.ttl_ms,
-                    from_creation=policy.ttl_from == "creation",
                     provider_id=provider_id,
                     sent=sent,
                 ),

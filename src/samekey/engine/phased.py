@@ -72,8 +72,7 @@ class PhasedWay:
         lease, operation_id = running.lease, running.operation.id
         assert lease is not None
         stored = StoredInput(definition.name, definition.version, captured.encode(definition.model))
-        first = attempts == 1 and not running.reused
-        work = yield from _readable(lambda: self.phases.begin(lease, operation_id, stored, first=first))
+        work = yield from _readable(lambda: self.phases.begin(lease, operation_id, stored))
         if work.input is None:
             # The lease was lost before anything could be kept; the first phase will find that out.
             return Run(self, definition, lease, operation_id, captured, work, attempts)

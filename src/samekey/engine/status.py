@@ -22,7 +22,7 @@ def status_answer(found: tuple[int, Record] | None, tenant: str, policy: Policy)
         return refuse(Refusal(404, "There is no such operation."), policy)
     now, record = found
     if has_expired(record, now):
-        return refuse(Refusal(410, "The operation's retention is over.", "expired"), policy)
+        return gone_answer(policy)
     headers: list[tuple[bytes, bytes]] = [
         (b"content-type", b"application/json"),
         (b"cache-control", b"no-store"),
@@ -40,6 +40,11 @@ def status_answer(found: tuple[int, Record] | None, tenant: str, policy: Policy)
         "answer": _answer(record),
     }
     return Answer(200, tuple(headers), json.dumps(body).encode())
+
+
+def gone_answer(policy: Policy) -> Answer:
+    """For an operation past its retention: reaped, or followed by another life of its key."""
+    return refuse(Refusal(410, "The operation's retention is over.", "expired"), policy)
 
 
 def _time(milliseconds: int | None) -> str | None:

@@ -44,10 +44,11 @@ NOT_BEGUN = "not_begun"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A record that is there and may be run again: by this attempt id, if it is still the current one."""
+    """A record that is there and may be run again, while its attempt is still the current one."""
 
-    attempt: str
-    operation_id: str
+    record: Record
+    reused: bool
+    """It has expired: what runs is the key's next life, and another operation."""
 
 
 class Keys:
@@ -113,7 +114,10 @@ class Keys:
 
     def _move(self, move: Move, claim: Claim, now: int | None) -> Statement:
         name = {Retry: "retry", Resume: "resume", EndLease: "end_lease", Reuse: "reuse"}[type(move)]
-        return self._statements.statement(name, now, seen=move.record.attempt, **claim_values(claim))
+        record = move.record
+        return self._statements.statement(
+            name, now, seen=record.attempt, life=record.life + 1, **claim_values(claim)
+        )
 
     def look(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Verdict | Seen | None]:
         """What the record that is there says, without taking it. None: there is none."""
@@ -131,7 +135,7 @@ class Keys:
             except CorruptRecord as error:
                 return Unreadable(str(error))
             if isinstance(verdict, Retry | Reuse | Resume):
-                return Seen(verdict.record.attempt, verdict.record.id)
+                return Seen(verdict.record, isinstance(verdict, Reuse))
             return verdict
         raise StoreBusy("The record of this key would not hold still. Retry with the same key.")
 
@@ -144,6 +148,11 @@ class Keys:
         """The record of an operation id, with the store's clock."""
         rows = yield self._statements.statement("find_by_id", now, id=operation_id)
         return (_int(rows[0][0]), decode_record(rows[0][1:])) if rows else None
+
+    def existed(self, operation_id: str, tenant: str) -> Program[bool]:
+        """Whether this id was one of the tenant's, as far as the store remembers: reaped or a former life."""
+        rows = yield self._statements.statement("find_former", None, id=operation_id, tenant=tenant)
+        return bool(rows)
 
     def read_by_downstream(self, downstream_key: str) -> Program[Record | None]:
         """The record whose operation made this downstream key, at whatever step."""
@@ -194,8 +203,6 @@ class Keys:
         lease: Lease,
         answer: Answer | None,
         *,
-        ttl_ms: int,
-        from_creation: bool = False,
         provider_id: str | None = None,
         sent: Sent = NOTHING_SENT,
         now: int | None = None,
@@ -207,8 +214,6 @@ class Keys:
             sent,
             now,
             **answer_values(answer),
-            ttl_ms=ttl_ms,
-            from_creation=int(from_creation),
             provider_id=provider_id,
         )
         if rows:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ..core.effects import Effect
 from ..core.program import Program
 from ..core.record import Answer, Record
 from .readable import Tell
+
+KEEP_MS: Final = 30 * 86_400_000
+"""How long a tombstone is kept, in milliseconds. One that is ``gone`` stays for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +138,13 @@ class Tending(Protocol):
     def to_sweep(self, *, now: int | None = None) -> Program[dict[str, int]]:
         """How many records a sweep would move, by mode. Changes nothing."""
 
-    def reap(self, *, batch: int, now: int | None = None) -> Program[int]:
-        """Deletes settled records past retention, with all that belonged to them."""
+    def reap(
+        self, *, batch: int, keep_ms: int = KEEP_MS, soft: bool = False, now: int | None = None
+    ) -> Program[int]:
+        """Deletes or buries settled records past retention, each as it says itself; gives how many.
 
-    def bury(self, *, batch: int, keep_ms: int, now: int | None = None) -> Program[int]:
-        """Turns settled records past retention into tombstones."""
-
-    def reap_tombstones(self, *, batch: int, now: int | None = None) -> Program[int]:
-        """Deletes tombstones whose own time is over."""
+        ``keep_ms``: how long a tombstone is kept, but for those of ``gone``, which stay. ``soft``: bury all.
+        """
 
     def to_reap(self, *, now: int | None = None) -> Program[dict[str, int]]:
         """How many records are past retention, by state. Changes nothing."""

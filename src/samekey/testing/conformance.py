@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from .conformance_claims import ClaimConformance
 from .conformance_leases import LeaseConformance
+from .conformance_lives import LifeConformance
 from .conformance_records import RecordConformance
 from .conformance_subject import (
     AsyncSubject,
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 
-class KeyStoreConformance(ClaimConformance, LeaseConformance, RecordConformance):
+class KeyStoreConformance(ClaimConformance, LeaseConformance, LifeConformance, RecordConformance):
     """What a store of keys must do that has no transactions. Give it a fixture named ``store``."""
 
 

@@ -34,7 +34,7 @@ def _acts(store: Subject, lease: Lease, now: int) -> dict[str, Callable[[], Prog
     """Everything that a holder can do."""
     keys = store.keys
     return {
-        "complete": lambda: keys.complete(lease, OTHER, ttl_ms=DAY, provider_id="late", now=now),
+        "complete": lambda: keys.complete(lease, OTHER, provider_id="late", now=now),
         "fail": lambda: keys.fail(lease, "late", now=now),
         "lose": lambda: keys.lose(lease, "late", provider_id="late", now=now),
         "release": lambda: keys.release(lease, now=now),
@@ -168,9 +168,9 @@ class LeaseConformance:
     def test_a_completion_whose_acknowledgement_was_lost_is_recognised(self, store: Subject) -> None:
         claim = new_claim()
         _, lease = _held(store, claim)
-        first = store.run(lambda: store.keys.complete(lease, ANSWER, ttl_ms=DAY, now=NOW))
+        first = store.run(lambda: store.keys.complete(lease, ANSWER, now=NOW))
         record = must_read(store, claim)
-        second = store.run(lambda: store.keys.complete(lease, ANSWER, ttl_ms=DAY, now=NOW + SECOND))
+        second = store.run(lambda: store.keys.complete(lease, ANSWER, now=NOW + SECOND))
         assert first == second == NOW + DAY
         assert must_read(store, claim) == record
 

@@ -47,6 +47,8 @@ class KeyStore(Protocol):
         self, operation_id: str, *, now: int | None = None
     ) -> Program[tuple[int, Record] | None]: ...
 
+    def existed(self, operation_id: str, tenant: str) -> Program[bool]: ...
+
     def read_by_downstream(self, downstream_key: str) -> Program[Record | None]: ...
 
     def read_by_provider_id(
@@ -60,8 +62,6 @@ class KeyStore(Protocol):
         lease: Lease,
         answer: Answer | None,
         *,
-        ttl_ms: int,
-        from_creation: bool = False,
         provider_id: str | None = None,
         sent: Sent = NOTHING_SENT,
         now: int | None = None,

@@ -6,7 +6,7 @@ import contextlib
 
 from ..core.decide import Execute, Outstanding
 from .conformance_claims import ANSWER, POLICY, hold
-from .conformance_subject import DAY, NOW, TransactionalSubject, must_read, new_claim, retry_of
+from .conformance_subject import NOW, TransactionalSubject, must_read, new_claim, retry_of
 
 
 class TransactionConformance:
@@ -36,6 +36,6 @@ class TransactionConformance:
             decision = transaction.run(store.keys.claim(claim, POLICY, now=NOW))
             assert isinstance(decision, Execute)
             lease = decision.record.lease(claim.lease_ms)
-            transaction.run(store.keys.complete(lease, ANSWER, ttl_ms=DAY, now=NOW))
+            transaction.run(store.keys.complete(lease, ANSWER, now=NOW))
             assert store.run(lambda: store.keys.read(claim.scope, claim.key)) is None
         assert must_read(store, claim).answer == ANSWER

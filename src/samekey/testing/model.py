@@ -18,6 +18,7 @@ class Entry:
     """A record, as far as a caller can tell."""
 
     id: str
+    life: int
     state: str
     mode: str
     body: bytes
@@ -25,6 +26,9 @@ class Entry:
     attempts: int
     locked_until: int | None
     created_at: int
+    ttl_ms: int
+    ttl_from: str
+    after_expiry: str
     expires_at: int
     answer: Answer | None = None
     completed_at: int | None = None
@@ -43,6 +47,12 @@ class Request:
     mode: str
     lease_ms: int
     ttl_ms: int
+    ttl_from: str = "completion"
+    after_expiry: str = "new"
+
+
+FOR_EVER = 253_402_300_799_999
+HEARD = 3_600_000
 
 
 class Model:
@@ -51,18 +61,19 @@ class Model:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
 
-    def claim(self, request: Request, now: int, *, gone: bool = False) -> str:
+    def claim(self, request: Request, now: int) -> str:
         """Who may run, and what the others are told, in one word."""
         entry = self.entries.get(request.key)
         if entry is None:
-            self.entries[request.key] = self._fresh(request, request.id, now)
+            self.entries[request.key] = self._fresh(request, 1, now)
             return "execute"
         if entry.attempt == request.attempt:
             return "execute"  # our own claim, whose acknowledgement was lost
         if self._over(entry, now):
-            if gone:
+            if entry.after_expiry == "gone":
                 return "gone"
-            self.entries[request.key] = self._fresh(request, entry.id, now)
+            # Another life, and so another operation: nothing of the former one is left but the count.
+            self.entries[request.key] = self._fresh(request, entry.life + 1, now)
             return "reuse"
         if entry.body != request.body:
             return "mismatch"
@@ -77,12 +88,13 @@ class Model:
             # A lease that ran out never means "safe to run again" by itself: the declared mode says so.
             entry.locked_until, entry.error_code = None, "lease_ended"
             entry.state = "unknown" if entry.mode == "leased" else "failed_retryable"
-            return self.claim(request, now, gone=gone)  # answered by the new state
+            entry.expires_at = now + entry.ttl_ms
+            return self.claim(request, now)  # answered by the new state
         if entry.state == "failed_retryable":
             entry.state, entry.mode = "in_progress", request.mode
             entry.attempt, entry.attempts = request.attempt, entry.attempts + 1
             entry.locked_until = now + request.lease_ms
-            entry.expires_at = now + request.ttl_ms
+            entry.expires_at = now + entry.ttl_ms
             entry.error_code = None
             return "execute"
         if entry.state == "unknown":
@@ -97,8 +109,6 @@ class Model:
         answer: Answer | None,
         now: int,
         *,
-        ttl_ms: int,
-        from_creation: bool = False,
         provider_id: str | None = None,
     ) -> int | None:
         """The current attempt's result counts however late it comes; any other attempt's does not."""
@@ -109,16 +119,20 @@ class Model:
             return entry.expires_at  # it is recorded already, and never changes
         entry.state, entry.answer, entry.completed_at = "completed", answer, now
         entry.locked_until, entry.error_code = None, None
-        entry.expires_at = (entry.created_at if from_creation else now) + ttl_ms
+        entry.expires_at = now + entry.ttl_ms
+        if entry.ttl_from == "creation":
+            # Never so early that nobody could hear the answer.
+            entry.expires_at = max(entry.created_at + entry.ttl_ms, now + min(entry.ttl_ms, HEARD))
         entry.provider_id = provider_id or entry.provider_id
         return entry.expires_at
 
-    def fail(self, key: str, attempt: str, code: str) -> bool:
+    def fail(self, key: str, attempt: str, code: str, now: int) -> bool:
         """Nothing happened: true of an operation under way, and of one whose outcome was unknown."""
         entry = self._current(key, attempt)
         if entry is None or entry.state not in ("in_progress", "unknown"):
             return False
         entry.state, entry.locked_until, entry.error_code = "failed_retryable", None, code
+        entry.expires_at = now + entry.ttl_ms
         return True
 
     def lose(self, key: str, attempt: str, code: str, provider_id: str | None = None) -> int | None:
@@ -156,6 +170,20 @@ class Model:
         self.entries[key] = dataclasses.replace(entry, state="expired", answer=None)
         return True
 
+    def reap(self, now: int, keep: int, *, soft: bool = False) -> None:
+        """What is over goes, or leaves a tombstone, as it says itself. One that is gone stays for good."""
+        for key, entry in list(self.entries.items()):
+            if not self._over(entry, now) or entry.expires_at > now:
+                continue
+            if entry.state == "expired":
+                if entry.after_expiry != "gone":
+                    del self.entries[key]
+            elif soft or entry.after_expiry != "new":
+                until = FOR_EVER if entry.after_expiry == "gone" else now + keep
+                self.entries[key] = dataclasses.replace(entry, state="expired", answer=None, expires_at=until)
+            else:
+                del self.entries[key]
+
     def _current(self, key: str, attempt: str) -> Entry | None:
         entry = self.entries.get(key)
         return entry if entry is not None and entry.attempt == attempt else None
@@ -168,9 +196,10 @@ class Model:
         return entry.state in ("completed", "failed_retryable") and entry.expires_at <= now
 
     @staticmethod
-    def _fresh(request: Request, record_id: str, now: int) -> Entry:
+    def _fresh(request: Request, life: int, now: int) -> Entry:
         return Entry(
-            id=record_id,
+            id=request.id,
+            life=life,
             state="in_progress",
             mode=request.mode,
             body=request.body,
@@ -178,5 +207,8 @@ class Model:
             attempts=1,
             locked_until=now + request.lease_ms,
             created_at=now,
+            ttl_ms=request.ttl_ms,
+            ttl_from=request.ttl_from,
+            after_expiry=request.after_expiry,
             expires_at=now + request.ttl_ms,
         )

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from ..core.policy import milliseconds
 from ..core.problem import Refusal, refuse
-from ..core.program import Program
 from ..core.record import Answer
 from ..core.replayable import replayable
 from ..drivers.run import run_async
 from ..engine.engine import Engine
+from ..stores.protocols import KEEP_MS
 from ..stores.sql.upkeep import JobHeld
 
 logger = logging.getLogger("samekey")
@@ -28,12 +28,16 @@ BATCH = 500
 """Rows in one transaction: a few milliseconds of locks on rows that nobody wants."""
 PENDING_TIMEOUT = timedelta(hours=24)
 """How long an accepted operation may wait for a worker before its client is told that it will not happen."""
-TOMBSTONES = timedelta(days=30)
-"""How long a tombstone is kept, where the policy keeps any (``after_expiry="gone"``)."""
+TOMBSTONES = timedelta(milliseconds=KEEP_MS)
+"""How long the tombstone of a key is kept that may run again. One that is ``gone`` stays for good: no reaper
+turns a 410 into a second run."""
 
 
 class Reaper:
-    """Deletes, or turns into tombstones, records past retention. Safe on many nodes at once."""
+    """Deletes or buries records past retention, each as it says itself. Safe on many nodes at once.
+
+    ``soft``: keep the fact of all of them for a while.
+    """
 
     def __init__(
         self,
@@ -42,12 +46,14 @@ class Reaper:
         batch: int = BATCH,
         pending_timeout: timedelta = PENDING_TIMEOUT,
         tombstones: timedelta = TOMBSTONES,
+        soft: bool = False,
     ) -> None:
         self._engine = engine
         self._upkeep = engine.store.tending
         self._batch = batch
         self._pending_ms = milliseconds(pending_timeout)
         self._tombstones_ms = milliseconds(tombstones)
+        self._soft = soft
 
     async def run_once(self) -> int:
         """One pass, batch after batch until nothing is left; gives how many records went."""
@@ -62,21 +68,14 @@ class Reaper:
 
     async def batches(self) -> AsyncIterator[int]:
         """Reaps batch after batch, each in a transaction of its own; gives how many records each had."""
-        for program in self._programs():
-            while True:
-                reaped = await run_async(self._engine.drivers.aio, program)
-                yield reaped
-                if reaped < self._batch:
-                    break
-
-    def _programs(self) -> list[Callable[[], Program[int]]]:
-        upkeep, batch, keep_ms = self._upkeep, self._batch, self._tombstones_ms
-        if self._engine.policy.after_expiry == "gone":
-            return [
-                lambda: upkeep.bury(batch=batch, keep_ms=keep_ms),
-                lambda: upkeep.reap_tombstones(batch=batch),
-            ]
-        return [lambda: upkeep.reap(batch=batch)]
+        while True:
+            reaped = await run_async(
+                self._engine.drivers.aio,
+                lambda: self._upkeep.reap(batch=self._batch, keep_ms=self._tombstones_ms, soft=self._soft),
+            )
+            yield reaped
+            if reaped < self._batch:
+                break
 
     async def time_out_pending(self) -> int:
         """Closes pending operations that nobody started in time; gives how many."""

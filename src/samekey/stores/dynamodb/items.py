@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from ...core.claim import downstream_base
 from ...core.program import Row, Value
-from ...core.record import COLUMNS
+from ...core.record import COLUMNS, LAST_TIME
 from ...core.states import State
 
 Item: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -44,8 +44,8 @@ SHARDS: Final = "0123456789abcdef"
 takes a thousand writes a second, and every claim writes to one."""
 
 KEPT_BEYOND: Final = 30 * 86_400_000
-"""How long after its expiry a record stays where no reaper runs, in milliseconds. As long as a reaper would
-keep its tombstone, so that ``after_expiry="gone"`` holds either way."""
+"""How long after its expiry a record stays where no reaper runs, in milliseconds: as long as a reaper would
+keep its tombstone."""
 
 
 def pk_of(scope: str, key: str) -> str:
@@ -72,9 +72,9 @@ def provider_digest(provider_id: str) -> str:
     return hashlib.sha256(provider_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def forget_after(expires_at: int) -> int:
-    """When DynamoDB may delete a record of that expiry, in seconds."""
-    return (expires_at + KEPT_BEYOND) // 1000
+def forget_after(expires_at: int, after_expiry: str) -> int:
+    """When DynamoDB may delete a record of that expiry, in seconds; a key that is "gone" stays for good."""
+    return (LAST_TIME if after_expiry == "gone" else expires_at + KEPT_BEYOND) // 1000
 
 
 def encode(value: Value) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ...core.claim import located_by
 from ...core.program import Row
+from ...core.record import expiry_of
 from ...core.states import LEASE_END, Event, Mode, State, sources, target
 from ...errors import StoreError
 from .items import (
@@ -103,6 +104,15 @@ def item_of(operation_id: str) -> Asking:
     return item if item is not None and value_of(item, "id") == operation_id else None
 
 
+def find_former(p: Values, now: int) -> Plan:
+    """Whether the id is that of a former life of a key of this tenant's."""
+    pk = located_by(p["id"])
+    item = found((yield from one(get(pk)))) if is_pk(pk) else None
+    if item is None or value_of(item, "id") == p["id"] or value_of(item, "tenant") != p["tenant"]:
+        return []
+    return [[now]]
+
+
 def find_by_downstream(p: Values, now: int) -> Plan:
     if not is_pk(p["downstream"]):
         return []
@@ -162,34 +172,46 @@ def effects_of(p: Values, now: int) -> Plan:
 # ------------------------------------------------------------------ claiming
 
 
-def _life(p: Values, now: int, pk: str) -> dict[str, Term]:
+def _attempt(p: Values, now: int, pk: str) -> dict[str, Term]:
     """What every new attempt sets: it holds the lease from now on."""
     state = target(Event.CLAIM)
-    locked_until, expires_at = now + p["lease_ms"], now + p["ttl_ms"]
+    locked_until = now + p["lease_ms"]
     return {
         "state": str(state),
         "mode": p["mode"],
         "attempt": p["attempt"],
         "locked_until": locked_until,
         "last_run_at": now,
-        "expires_at": expires_at,
         "reconcile_tries": 0,
         "queue": place(state, pk),
         "due": locked_until,
-        "forget_then": forget_after(expires_at),
+    }
+
+
+def _life(p: Values, now: int, pk: str) -> dict[str, Term]:
+    """What every new life of a key sets: it is an operation of its own."""
+    given = ("id", "tenant", "endpoint", "fingerprint", "fingerprint_version", "downstream")
+    retention = ("ttl_ms", "ttl_from", "after_expiry")
+    expires_at = now + p["ttl_ms"]
+    return {
+        **_attempt(p, now, pk),
+        **{name: p[name] for name in (*given, *retention)},
+        "attempts": 1,
+        "created_at": now,
+        "expires_at": expires_at,
+        "forget_then": forget_after(expires_at, p["after_expiry"]),
     }
 
 
 def reserve(p: Values, now: int) -> Plan:
     pk = pk_of(p["scope"], p["key"])
-    given = ("scope", "key", "id", "tenant", "endpoint", "fingerprint", "fingerprint_version", "downstream")
     item = encode_item(
         {
             "pk": pk,
-            **{name: p[name] for name in given},
+            "scope": p["scope"],
+            "key": p["key"],
+            "life": 1,
             **_life(p, now, pk),  # type: ignore[dict-item]  # nothing but values in it
-            "attempts": 1,
-            "created_at": now,
         }
     )
     reply = yield from one(insert(item))
@@ -202,8 +224,9 @@ def reserve(p: Values, now: int) -> Plan:
 def retry(p: Values, now: int) -> Plan:
     pk = pk_of(p["scope"], p["key"])
     change: dict[str, Term] = {
-        **_life(p, now, pk),
+        **_attempt(p, now, pk),
         "attempts": Plus("attempts", 1),
+        "expires_at": Plus("ttl_ms", now),
         "error_code": None,
         "forget_after": None,
     }
@@ -238,26 +261,24 @@ def reuse(p: Values, now: int) -> Plan:
     pk = pk_of(p["scope"], p["key"])
     change: dict[str, Term] = {
         **_life(p, now, pk),
-        **{name: p[name] for name in ("tenant", "endpoint", "fingerprint", "fingerprint_version")},
         **NO_ANSWER,
-        "attempts": 1,
+        "life": Plus("life", 1),
         "recovery_point": None,
         "error_code": None,
-        "downstream": p["downstream"],
         "provider_id": None,
         "by_provider": None,
         "steps": None,
         "sent_attempt": None,
         "source": None,
         "reconcile_after": None,
-        "created_at": now,
         "completed_at": None,
         "forget_after": None,
         "actor": None,
         "reason": None,
     }
     over = Either(may_leave(Event.CLAIM), Both(may_leave(Event.EXPIRE), Reached("expires_at", now)))
-    return (yield from moved_row(update(pk, change, Is("attempt", p["seen"]), over), now))
+    follows = Among("after_expiry", ["new", "ask"])
+    return (yield from moved_row(update(pk, change, Is("attempt", p["seen"]), follows, over), now))
 
 
 def moved_row(request: Request, now: int) -> Plan:
@@ -300,9 +321,9 @@ def lease_ended(pk: str, mode: str | None, now: int, *conditions: Condition) -> 
         "queue": place(state, pk),
     }
     if state is State.UNKNOWN:
-        change |= {"reconcile_after": now, "due": now}
+        change |= {"reconcile_after": now, "due": now, "expires_at": Plus("ttl_ms", now)}
     else:
-        change |= {"reconcile_after": None, "due": Same("expires_at"), "forget_after": Same("forget_then")}
+        change |= {"reconcile_after": None, **failed(now)}
     alike = [other for other, then in _LEASE_END.items() if then is state]
     return update(
         pk,
@@ -340,24 +361,44 @@ def _held(p: Values, event: Event) -> tuple[Condition, Condition]:
     return Is("attempt", p["attempt"]), may_leave(event)
 
 
+def failed(now: int) -> dict[str, Term]:
+    """Nothing happened: retention is counted from now."""
+    expiry = Plus("ttl_ms", now)
+    return {"expires_at": expiry, "due": expiry, "forget_after": Same("forget_then")}
+
+
 def complete(p: Values, now: int) -> Plan:
-    pk, state = pk_of(p["scope"], p["key"]), target(Event.COMPLETE)
-    expiry: Term = Plus("created_at", p["ttl_ms"]) if p["from_creation"] else now + p["ttl_ms"]
-    change: dict[str, Term] = {
+    """Counted from creation, the end must be computed, which DynamoDB cannot do: a look comes first."""
+    pk = pk_of(p["scope"], p["key"])
+    from_completion = Is("ttl_from", "completion")
+    change = _completed(p, now, pk, Plus("ttl_ms", now))
+    item = yield from answered(pk, change, p, (*_held(p, Event.COMPLETE), from_completion))
+    if item is None:
+        there = found((yield from one(get(pk))))
+        if there is None or value_of(there, "ttl_from") != "creation":
+            return []
+        expiry = expiry_of(now, value_of(there, "created_at"), value_of(there, "ttl_ms"), "creation")
+        change = _completed(p, now, pk, expiry)
+        same = Is("created_at", value_of(there, "created_at"))
+        item = yield from answered(pk, change, p, (*_held(p, Event.COMPLETE), same))
+    return [] if item is None else [[now, value_of(item, "expires_at")]]
+
+
+def _completed(p: Values, now: int, pk: str, expiry: Term) -> dict[str, Term]:
+    state = target(Event.COMPLETE)
+    return {
         "state": str(state),
         "completed_at": now,
         "locked_until": None,
         "expires_at": expiry,
         "queue": place(state, pk),
         "due": expiry,
-        "forget_after": forget_after(now + p["ttl_ms"]),  # counted from creation, it is only earlier
+        "forget_after": Same("forget_then"),
         "error_code": None,
         "reconcile_after": None,
         **provider(p),
         **noted(p),
     }
-    item = yield from answered(pk, change, p, _held(p, Event.COMPLETE))
-    return [] if item is None else [[now, value_of(item, "expires_at")]]
 
 
 def noted(p: Values) -> dict[str, Term]:
@@ -399,8 +440,7 @@ def fail(p: Values, now: int) -> Plan:
         "error_code": p["error_code"],
         "reconcile_after": None,
         "queue": place(state, pk),
-        "due": Same("expires_at"),
-        "forget_after": Same("forget_then"),
+        **failed(now),
         **noted(p),
     }
     return (yield from _ended(update(pk, change, *_held(p, Event.FAIL)), now))

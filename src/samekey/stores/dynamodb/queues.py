@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ...core.program import Row
+from ...core.record import LAST_TIME
 from ...core.states import Event, State, target
 from .items import (
     DEAD,
@@ -30,6 +31,7 @@ from .items import (
 )
 from .plans import lease_ended, may_leave, one
 from .requests import (
+    Among,
     Asking,
     Condition,
     Is,
@@ -99,44 +101,43 @@ def count_sweep(p: Values, now: int) -> Plan:
 
 
 def reap(p: Values, now: int) -> Plan:
-    return (yield from _deleted([SETTLED, TOMBSTONES], p["batch"], now))
+    """Deletes or buries, each record as it says itself: what may not be deleted is refused, then buried."""
+    waiting = yield from entries([SETTLED, TOMBSTONES], now, p["batch"])
+    expired = str(target(Event.EXPIRE))
+    tombstones = [value_of(entry, "pk") for entry in waiting if value_of(entry, "state") == expired]
+    settled = [value_of(entry, "pk") for entry in waiting if value_of(entry, "state") != expired]
+    deletions = [_deletion(pk, now, "new", "ask") for pk in tombstones]
+    if not p["soft"]:
+        deletions += [_deletion(pk, now, "new") for pk in settled]
+    gone = yield from _carried_out(deletions)
+    buried: list[Item] = []
+    for kinds, until in ((["gone"], LAST_TIME), (["new", "ask"], now + p["keep_ms"])):
+        left = [pk for pk in settled if pk not in {value_of(item, "pk") for item in (*gone, *buried)}]
+        buried += yield from _carried_out([_burial(pk, now, kinds, until) for pk in left])
+    return [[value_of(item, "id")] for item in (*gone, *buried)]
 
 
-def reap_tombstones(p: Values, now: int) -> Plan:
-    return (yield from _deleted([TOMBSTONES], p["batch"], now))
+def _deletion(pk: str, now: int, *kinds: str) -> Request:
+    return delete(pk, may_leave(Event.REAP), Reached("expires_at", now), Among("after_expiry", kinds))
 
 
-def _deleted(queues: Sequence[str], batch: int, now: int) -> Plan:
-    waiting = yield from entries(queues, now, batch)
-    gone = yield from _carried_out(
-        [
-            delete(value_of(entry, "pk"), may_leave(Event.REAP), Reached("expires_at", now))
-            for entry in waiting
-        ]
+def _burial(pk: str, now: int, kinds: list[str], until: int) -> Request:
+    """Keeps the fact and drops the answer. After "gone" the tombstone stays for good."""
+    state = target(Event.EXPIRE)
+    change: dict[str, Term] = {
+        "state": str(state),
+        "answer_version": None,
+        "answer_status": None,
+        "answer_headers": None,
+        "answer_body": None,
+        "expires_at": until,
+        "queue": place(state, pk),
+        "due": until,
+        "forget_after": forget_after(until, kinds[0]),
+    }
+    return update(
+        pk, change, may_leave(Event.EXPIRE), Reached("expires_at", now), Among("after_expiry", kinds)
     )
-    return [[value_of(item, "id")] for item in gone]
-
-
-def bury_answers(p: Values, now: int) -> Plan:
-    state, until = target(Event.EXPIRE), now + p["keep_ms"]
-
-    def buried(pk: str) -> Request:
-        change: dict[str, Term] = {
-            "state": str(state),
-            "answer_version": None,
-            "answer_status": None,
-            "answer_headers": None,
-            "answer_body": None,
-            "expires_at": until,
-            "queue": place(state, pk),
-            "due": until,
-            "forget_after": forget_after(until),
-        }
-        return update(pk, change, may_leave(Event.EXPIRE), Reached("expires_at", now))
-
-    waiting = yield from entries([SETTLED], now, p["batch"])
-    moved = yield from _carried_out([buried(value_of(entry, "pk")) for entry in waiting])
-    return [[value_of(item, "id")] for item in moved]
 
 
 def count_reap(p: Values, now: int) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ...core.record import decode_record
+from ...core.record import decode_record, expiry_of
 from ...core.states import Event, State, sources, target
 from .items import Item, forget_after, place, row_of, value_of
 from .plans import NO_ANSWER, answered, item_of, moved_row, one, provider
@@ -88,9 +88,11 @@ def _by(p: Values) -> dict[str, Term]:
 
 
 def _settled(item: Item, state: State, now: int) -> dict[str, Term]:
-    """What a record becomes when somebody has found out. It is kept as long as it was to be when it ran."""
+    """What a record becomes when somebody has found out. It is kept as long as it says itself."""
     record = decode_record(row_of(item))
-    expires_at = now + max(record.expires_at - record.last_run_at, 0)
+    done = state is State.COMPLETED
+    counted = record.ttl_from if done else "completion"
+    expires_at = expiry_of(now, record.created_at, record.ttl_ms, counted)
     return {
         "state": str(state),
         "locked_until": None,
@@ -99,7 +101,7 @@ def _settled(item: Item, state: State, now: int) -> dict[str, Term]:
         "expires_at": expires_at,
         "queue": place(state, str(value_of(item, "pk"))),
         "due": expires_at,
-        "forget_after": forget_after(expires_at),
+        "forget_after": forget_after(expires_at, record.after_expiry),
     }
 
 

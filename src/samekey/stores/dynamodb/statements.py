@@ -13,6 +13,7 @@ from .requests import Plan, PlannedQuery, Values
 _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     plans.find,
     plans.find_by_id,
+    plans.find_former,
     plans.find_by_downstream,
     plans.find_by_provider_id,
     plans.effects_of,
@@ -35,8 +36,6 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     queues.sweep,
     queues.count_sweep,
     queues.reap,
-    queues.reap_tombstones,
-    queues.bury_answers,
     queues.count_reap,
     queues.take_unknown,
     queues.list_keys,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ...core.program import Program
 from ...core.record import Answer, Record, decode_record
+from ..protocols import KEEP_MS
 from ..statements import Statements
 
 
@@ -25,14 +26,11 @@ class DynamoUpkeep:
         rows = yield self._statements.statement("count_sweep", now)
         return {str(mode): int(count) for mode, count in rows}  # type: ignore[arg-type]
 
-    def reap(self, *, batch: int, now: int | None = None) -> Program[int]:
-        return len((yield self._statements.statement("reap", now, batch=batch)))
-
-    def bury(self, *, batch: int, keep_ms: int, now: int | None = None) -> Program[int]:
-        return len((yield self._statements.statement("bury_answers", now, batch=batch, keep_ms=keep_ms)))
-
-    def reap_tombstones(self, *, batch: int, now: int | None = None) -> Program[int]:
-        return len((yield self._statements.statement("reap_tombstones", now, batch=batch)))
+    def reap(
+        self, *, batch: int, keep_ms: int = KEEP_MS, soft: bool = False, now: int | None = None
+    ) -> Program[int]:
+        statement = self._statements.statement("reap", now, batch=batch, keep_ms=keep_ms, soft=int(soft))
+        return len((yield statement))
 
     def to_reap(self, *, now: int | None = None) -> Program[dict[str, int]]:
         rows = yield self._statements.statement("count_reap", now)

@@ -4,11 +4,10 @@ local record = held(p.attempt, {from:complete})
 if not record then
     return {}
 end
-local from = p.from_creation == 1 and number(record.created_at) or clock
 change(KEYS[FIRST_RECORD], record, noted_with(record, {
     state = {to:complete}, answer_version = p.answer_version, answer_status = p.answer_status or false,
     answer_headers = p.answer_headers or false, answer_body = p.answer_body or false,
-    completed_at = clock, locked_until = false, expires_at = from + p.ttl_ms,
+    completed_at = clock, locked_until = false, expires_at = expiry(record),
     error_code = false, reconcile_after = false, provider_id = p.provider_id,
 }))
 return {{clock, number(record.expires_at)}}

@@ -7,6 +7,7 @@ end
 local becomes = {table:lease_end}[record.mode]
 change(KEYS[FIRST_RECORD], record, {
     state = becomes, locked_until = false, error_code = 'lease_ended',
+    expires_at = clock + number(record.ttl_ms),
     reconcile_after = becomes == {state:unknown} and clock or false,
 })
 return {row({clock}, record)}

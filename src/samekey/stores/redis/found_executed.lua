@@ -5,11 +5,10 @@ local record = operation({from:found_executed})
 if not record then
     return {}
 end
-local kept = math.max(number(record.expires_at) - number(record.last_run_at), 0)
 change(KEYS[FIRST_RECORD], record, {
     state = {to:found_executed}, answer_version = p.answer_version, answer_status = p.answer_status or false,
     answer_headers = p.answer_headers or false, answer_body = p.answer_body or false,
-    completed_at = clock, locked_until = false, expires_at = clock + kept, reconcile_after = false,
+    completed_at = clock, locked_until = false, expires_at = expiry(record), reconcile_after = false,
     reconcile_tries = false, provider_id = p.provider_id, source = p.source,
 })
 return {row({clock}, record)}

@@ -8,7 +8,8 @@
 --   settled   to be forgotten, by the end of retention
 --   dead      waiting for a person, by the last run
 --
--- Only what is settled has a time to live: what is in flight or unknown is never forgotten. All names begin with
+-- Only what is settled has a time to live: what is in flight or unknown is never forgotten, nor is a key after whose
+-- expiry comes "gone". All names begin with
 -- KEYS[1] less its last word, so with the same hash tag: they lie in one slot, and a script is one atomic step.
 
 local home = string.sub(KEYS[1], 1, -#'leases' - 1)
@@ -97,6 +98,22 @@ local function trim()
     end
 end
 
+-- When a record that has its answer now ends: by its own ttl. Counted from creation that may be over already, and
+-- a retry must still find it.
+local function expiry(record)
+    local ttl = number(record.ttl_ms)
+    if record.ttl_from == 'creation' then
+        return math.max(number(record.created_at) + ttl, clock + math.min(ttl, {table:heard}))
+    end
+    return clock + ttl
+end
+
+-- Its retention is over, and what follows is not "gone".
+local function over(record)
+    local ended = {from:expire}[record.state] and number(record.expires_at) <= clock
+    return record.after_expiry ~= 'gone' and (ended or {from:claim}[record.state])
+end
+
 -- Where a record belongs now, and for how long it is kept.
 local function place(name, record)
     local where, score = index_of(record)
@@ -113,7 +130,7 @@ local function place(name, record)
         redis.call('SADD', noted, base)
         redis.call('PERSIST', noted)
     end
-    if where == 'settled' then
+    if where == 'settled' and record.after_expiry ~= 'gone' then
         -- Counted from now, not a date: a test's clock is not the server's.
         local life = text(math.max(number(record.expires_at) - clock, 0) + MARGIN)
         redis.call('PEXPIRE', name, life)

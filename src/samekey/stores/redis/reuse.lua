@@ -1,15 +1,11 @@
 -- durable
--- A new life of a key whose retention is over, whether or not the reaper has been by.
+-- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation.
 local record = mine()
-if not record or record.attempt ~= p.seen then
-    return {}
-end
-local over = {from:expire}[record.state] and number(record.expires_at) <= clock
-if not over and not {from:claim}[record.state] then
+if not record or record.attempt ~= p.seen or not over(record) then
     return {}
 end
 change(KEYS[FIRST_RECORD], record, {
-    state = {to:claim}, mode = p.mode, attempt = p.attempt, attempts = 1,
+    id = p.id, life = number(record.life) + 1, state = {to:claim}, mode = p.mode, attempt = p.attempt, attempts = 1,
     tenant = p.tenant, endpoint = p.endpoint, fingerprint = p.fingerprint,
     fingerprint_version = p.fingerprint_version,
     recovery_point = false, locked_until = clock + p.lease_ms,
@@ -17,6 +13,7 @@ change(KEYS[FIRST_RECORD], record, {
     error_code = false, downstream = p.downstream or false, provider_id = false,
     steps = false, sent_attempt = false, source = false,
     reconcile_after = false, reconcile_tries = false,
+    ttl_ms = p.ttl_ms, ttl_from = p.ttl_from, after_expiry = p.after_expiry,
     created_at = clock, last_run_at = clock, completed_at = false, expires_at = clock + p.ttl_ms,
 })
 return {row({clock}, record)}

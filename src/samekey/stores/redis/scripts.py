@@ -19,7 +19,7 @@ from typing import Final
 
 from ...core.claim import downstream_base, located_by, locating_id
 from ...core.program import Query, Statement, Value
-from ...core.record import COLUMNS
+from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
 from ...core.states import LEASE_END, Event, Mode, State, sources, target
 
 _BRACES: Final = re.compile(r"\{(from|to|state|mode|table):([a-z_]+)\}")
@@ -31,6 +31,7 @@ NOWHERE: Final = "0" * 32
 """Names no record: where an id that is none of ours leads to."""
 
 NUMBERS: Final = (
+    "life",
     "attempts",
     "locked_until",
     "answer_version",
@@ -39,6 +40,7 @@ NUMBERS: Final = (
     "created_at",
     "last_run_at",
     "completed_at",
+    "ttl_ms",
     "expires_at",
 )
 BINARY: Final = ("fingerprint", "answer_headers", "answer_body")
@@ -137,6 +139,8 @@ def _expand(text: str, names: tuple[str, ...]) -> str:
         "columns": _table(f"'{name}'" for name in COLUMNS),
         "numbers": _set(NUMBERS),
         "binary": _set(BINARY),
+        "heard": str(HEARD_MS),
+        "for_ever": str(LAST_TIME),
     }
 
     def word(match: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ for i = FIRST_RECORD, #KEYS do
         if becomes then
             change(KEYS[i], record, {
                 state = becomes, locked_until = false, error_code = 'lease_ended',
+                expires_at = clock + number(record.ttl_ms),
                 reconcile_after = becomes == {state:unknown} and clock or false,
             })
             rows[#rows + 1] = row({clock}, record)

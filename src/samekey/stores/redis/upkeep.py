@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...core.program import Program
 from ...core.record import Answer, Record, decode_record
-from ...core.states import State
+from ..protocols import KEEP_MS
 from .finding import due
 from .scripts import RedisStatements
 
@@ -32,23 +32,14 @@ class RedisUpkeep:
         """How many records a sweep would move, by mode. Changes nothing."""
         return (yield from self._counted("count_sweep", now))
 
-    def reap(self, *, batch: int, now: int | None = None) -> Program[int]:
-        """Deletes settled records past retention."""
-        return (yield from self._settled("reap", batch, now, only=None))
-
-    def bury(self, *, batch: int, keep_ms: int, now: int | None = None) -> Program[int]:
-        """Turns settled records past retention into tombstones."""
-        return (yield from self._settled("bury_answers", batch, now, keep_ms=keep_ms))
-
-    def reap_tombstones(self, *, batch: int, now: int | None = None) -> Program[int]:
-        """Deletes tombstones whose own time is over."""
-        return (yield from self._settled("reap", batch, now, only=str(State.EXPIRED)))
-
-    def _settled(self, name: str, batch: int, now: int | None, **values: str | int | None) -> Program[int]:
+    def reap(
+        self, *, batch: int, keep_ms: int = KEEP_MS, soft: bool = False, now: int | None = None
+    ) -> Program[int]:
+        """Deletes or buries settled records past retention, each as it says itself; gives how many."""
         bases = yield from due(self._statements, "settled", batch, now)
         if not bases:
             return 0
-        rows = yield self._statements.statement(name, now, at=bases, **values)
+        rows = yield self._statements.statement("reap", now, at=bases, keep_ms=keep_ms, soft=int(soft))
         return len(rows)
 
     def to_reap(self, *, now: int | None = None) -> Program[dict[str, int]]:

@@ -26,7 +26,10 @@ class Opened:
     began: int
     backend: int
     operation_id: str
-    seen: str | None
+    life: int = 1
+    seen: str | None = None
+    reused: bool = False
+    """The record that was seen is a former life of the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,23 @@ class Taken:
 @dataclass(frozen=True, slots=True)
 class Escaped:
     """This is not the transaction that took the lock: the handler ended that one."""
+
+
+def opened_values(claim: Claim, opened: Opened) -> dict[str, Value]:
+    """The parameters of a record that appears with its transaction.
+
+    Its id is the one that the handler was told, whatever has become of the record that was there: a reaper
+    may have been by.
+    """
+    return {
+        **claim_values(claim),
+        "id": opened.operation_id,
+        "life": opened.life,
+        "seen": opened.seen,
+        "reused": int(opened.reused),
+        "began": opened.began,
+        "backend": opened.backend,
+    }
 
 
 class AtomicKeys:
@@ -91,10 +111,13 @@ class AtomicKeys:
             return Outstanding(None, (began // 1000 if now is None else now) + claim.ttl_ms)
         seen = yield from self.keys.look(claim, policy, now=now)
         if seen is None:
-            return Opened(began, backend, claim.id, None)
-        if isinstance(seen, Seen):
-            return Opened(began, backend, seen.operation_id, seen.attempt)
-        return seen
+            return Opened(began, backend, claim.id)
+        if not isinstance(seen, Seen):
+            return seen
+        record = seen.record
+        if seen.reused:
+            return Opened(began, backend, claim.id, record.life + 1, record.attempt, reused=True)
+        return Opened(began, backend, record.id, record.life, record.attempt)
 
     def commit(
         self,
@@ -109,12 +132,9 @@ class AtomicKeys:
         rows = yield Statement(
             self.queries["atomic_commit"],
             {
-                **claim_values(claim),
+                **opened_values(claim, opened),
                 **answer_values(answer),
                 "provider_id": provider_id,
-                "began": opened.began,
-                "backend": opened.backend,
-                "seen": opened.seen,
                 "now": now,
             },
         )
@@ -134,18 +154,18 @@ class AtomicKeys:
         return bool(rows[0][0])
 
     def remember(
-        self, claim: Claim, seen: str | None, answer: Answer | None, *, now: int | None = None
+        self, claim: Claim, opened: Opened, answer: Answer | None, *, now: int | None = None
     ) -> Program[int | None]:
         """After a rollback: a refusal to be remembered. None if somebody else was first."""
-        return self._outcome(claim, seen, State.COMPLETED, now, **answer_values(answer))
+        return self._outcome(claim, opened, State.COMPLETED, now, **answer_values(answer))
 
     def lose(
-        self, claim: Claim, seen: str | None, error_code: str, *, now: int | None = None
+        self, claim: Claim, opened: Opened, error_code: str, *, now: int | None = None
     ) -> Program[int | None]:
         """After an escape: nobody can tell what stands, so no retry may run."""
         return self._outcome(
             claim,
-            seen,
+            opened,
             State.UNKNOWN,
             now,
             answer_version=None,
@@ -156,17 +176,16 @@ class AtomicKeys:
         )
 
     def _outcome(
-        self, claim: Claim, seen: str | None, state: State, now: int | None, **values: Value
+        self, claim: Claim, opened: Opened, state: State, now: int | None, **values: Value
     ) -> Program[int | None]:
         rows = yield Statement(
             self.queries["atomic_outcome"],
             {
                 "error_code": None,
-                **claim_values(claim),
+                **opened_values(claim, opened),
                 **values,
                 "state": str(state),
                 "lock": lock_number(claim.scope, claim.key),
-                "seen": seen,
                 "now": now,
             },
         )

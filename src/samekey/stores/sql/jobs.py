@@ -15,9 +15,9 @@ from ...core.claim import Claim, downstream_key
 from ...core.program import BEGIN, Program, Row, Value
 from ...core.record import Answer, Lease
 from ...errors import EscapedTransaction, LeaseLost
-from ..keys import answer_values, claim_values
+from ..keys import answer_values
 from ..readable import never_empty
-from .atomic import Escaped, Opened, Taken, Written
+from .atomic import Escaped, Opened, Taken, Written, opened_values
 from .keys import Keys
 
 SUSPICIOUS = 2
@@ -122,10 +122,7 @@ class Jobs:
         rows = yield self._queries.statement(
             "accept",
             now,
-            **claim_values(claim),
-            began=opened.began,
-            backend=opened.backend,
-            seen=opened.seen,
+            **opened_values(claim, opened),
         )
         same, wrote, expires_at, transaction = rows[0]
         if not same:
@@ -135,10 +132,10 @@ class Jobs:
         assert isinstance(expires_at, int)
         return Written(expires_at, bool(wrote), str(transaction))
 
-    def accept_claimed(self, lease: Lease, *, ttl_ms: int, now: int | None = None) -> Program[int | None]:
+    def accept_claimed(self, lease: Lease, *, now: int | None = None) -> Program[int | None]:
         """SQLite: the claim becomes pending with the handler's transaction. None if it was lost."""
         rows = yield self._queries.statement(
-            "accept", now, scope=lease.scope, key=lease.key, attempt=lease.attempt, ttl_ms=ttl_ms
+            "accept", now, scope=lease.scope, key=lease.key, attempt=lease.attempt
         )
         if not rows:
             return None

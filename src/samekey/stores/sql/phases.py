@@ -53,14 +53,10 @@ class Phases:
         operation_id: str,
         stored: StoredInput,
         *,
-        first: bool = False,
         now: int | None = None,
     ) -> Program[Work]:
-        """Keeps the input at the first claim, and gives what an earlier attempt has recorded.
-
-        ``first``: the key is new, so nothing of a former life can be there.
-        """
-        kept = yield self._queries.statement(
+        """Keeps the input at the first claim, and gives what an earlier attempt has recorded."""
+        yield self._queries.statement(
             "store_input",
             now,
             **_fence(lease),
@@ -68,10 +64,6 @@ class Phases:
             version=stored.version,
             payload=stored.payload,
         )
-        if kept and not first:
-            yield self._queries.statement(
-                "drop_former_phases", now, operation_id=operation_id, attempt=lease.attempt
-            )
         return (yield from self.load(operation_id, now=now))
 
     def load(self, operation_id: str, *, now: int | None = None) -> Program[Work]:
@@ -318,17 +310,13 @@ class Phases:
         operation_id: str,
         answer: Answer | None,
         *,
-        ttl_ms: int,
-        from_creation: bool = False,
         actor: Actor | None = None,
         now: int | None = None,
     ) -> Program[int | None]:
         """Stores the final answer; input and phases have done their work and go."""
         yield BEGIN
         yield from self._begin_as(actor)
-        expires_at = yield from self._keys.complete(
-            lease, answer, ttl_ms=ttl_ms, from_creation=from_creation, now=now
-        )
+        expires_at = yield from self._keys.complete(lease, answer, now=now)
         if expires_at is not None:
             yield self._queries.statement("drop_input", now, operation_id=operation_id)
             yield self._queries.statement("drop_phases", now, operation_id=operation_id)

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Final
 
 from ...core.program import Dialect, Program, Query, Statement, Style, Value
-from ...core.record import COLUMNS
+from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
 from ...core.states import LEASE_END, Event, Mode, sources, target
 from ...errors import ConfigurationError
 
@@ -124,7 +124,7 @@ class Queries:
     def _word(self, word: str) -> str:
         kind, _, event = word.partition(":")
         if kind == "from":
-            return ", ".join(f"'{state}'" for state in sources(Event(event)))
+            return _states(Event(event))
         if kind == "actor":
             # Read by the audit's trigger; it costs no statement of its own and ends with the transaction.
             return f"set_config('samekey.actor', '{event}', true) is not null"
@@ -140,6 +140,25 @@ _STYLES: Final[Mapping[Dialect, tuple[Style, ...]]] = {
 }
 
 
+def _states(event: Event) -> str:
+    return ", ".join(f"'{state}'" for state in sources(event))
+
+
+_OVER: Final = (
+    "after_expiry <> 'gone' and (state in ({claim}) or (state in ({expire}) and expires_at <= {now}))"
+)
+"""The record's retention is over, and what follows is not 410."""
+
+
+def _expiry(dialect: Dialect, table: str) -> str:
+    """When a record that has its answer now ends: by its own ttl. Counted from creation, that may be over
+    already; its client must still be able to hear the answer."""
+    latest, earliest = ("max", "min") if dialect == "sqlite" else ("greatest", "least")
+    now, ttl = _CLOCK[dialect], f"{table}ttl_ms"
+    after = f"{latest}({table}created_at + {ttl}, {now} + {earliest}({ttl}, {HEARD_MS}))"
+    return f"case {table}ttl_from when 'creation' then {after} else {now} + {ttl} end"
+
+
 def _column(dialect: Dialect, name: str) -> str:
     return f"`{name}`" if dialect == "mysql" else name  # "key" is a word of MySQL's own
 
@@ -153,6 +172,10 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "lease_end": f"case mode {lease_end} end",
         "swept": ", ".join(f"'{mode}'" for mode in LEASE_END if mode is not Mode.PHASED),
         "durable": _DURABLE,
+        "expiry": _expiry(dialect, ""),
+        "expiry:k": _expiry(dialect, "k."),
+        "over": _OVER.format(claim=_states(Event.CLAIM), expire=_states(Event.EXPIRE), now=_CLOCK[dialect]),
+        "for_ever": str(LAST_TIME),
         "schema": schema,
     }
     if dialect == "postgres":

@@ -11,7 +11,7 @@ import json
 from ...core.program import BEGIN, Program
 from ...core.record import Answer, Record, decode_record
 from ..keys import answer_values
-from ..protocols import Actor
+from ..protocols import KEEP_MS, Actor
 from .keys import Keys
 from .operator import act_as, act_end
 
@@ -45,32 +45,27 @@ class Upkeep:
         rows = yield self._queries.statement("count_sweep", now)
         return {str(mode): int(count) for mode, count in rows}  # type: ignore[arg-type]
 
-    def reap(self, *, batch: int, now: int | None = None) -> Program[int]:
-        """Deletes settled records past retention, with all that belonged to them."""
+    def reap(
+        self, *, batch: int, keep_ms: int = KEEP_MS, soft: bool = False, now: int | None = None
+    ) -> Program[int]:
+        """Deletes or buries settled records past retention, each as it says itself; gives how many.
+
+        ``keep_ms``: how long a tombstone is kept, but for those of ``gone``, which stay. ``soft``: bury all.
+        """
         yield BEGIN
         yield from act_as(self._queries, REAPER)
-        rows = yield self._queries.statement("reap", now, batch=batch)
-        yield from self._reap_parts([str(row[0]) for row in rows])
+        buried = yield self._queries.statement(
+            "bury_answers", now, batch=batch, keep_ms=keep_ms, soft=int(soft)
+        )
+        yield from self._reap_parts([str(row[0]) for row in buried])
+        left = batch - len(buried)
+        deleted = (yield self._queries.statement("reap", now, batch=left)) if left and not soft else ()
         yield from act_end(self._queries)
-        return len(rows)
-
-    def bury(self, *, batch: int, keep_ms: int, now: int | None = None) -> Program[int]:
-        """Turns settled records past retention into tombstones."""
-        yield BEGIN
-        yield from act_as(self._queries, REAPER)
-        rows = yield self._queries.statement("bury_answers", now, batch=batch, keep_ms=keep_ms)
-        yield from self._reap_parts([str(row[0]) for row in rows])
-        yield from act_end(self._queries)
-        return len(rows)
-
-    def reap_tombstones(self, *, batch: int, now: int | None = None) -> Program[int]:
-        """Deletes tombstones whose own time is over."""
-        yield BEGIN
+        left -= len(deleted)
         yield from act_as(self._queries, Actor("reaper", "the tombstone's time is over"))
-        rows = yield self._queries.statement("reap_tombstones", now, batch=batch)
-        yield from self._reap_parts([str(row[0]) for row in rows])
+        forgotten = (yield self._queries.statement("reap_tombstones", now, batch=left)) if left else ()
         yield from act_end(self._queries)
-        return len(rows)
+        return len(buried) + len(deleted) + len(forgotten)
 
     def to_reap(self, *, now: int | None = None) -> Program[dict[str, int]]:
         """How many records are past retention, by state. Changes nothing."""

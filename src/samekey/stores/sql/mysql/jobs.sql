@@ -3,7 +3,7 @@
 -- name: accept
 -- The handler's transaction ends with this: its claim becomes a pending operation.
 update {keys} set
-    state = {to:accept}, locked_until = null, last_run_at = {now}, expires_at = {now} + :ttl_ms, mark = :mark
+    state = {to:accept}, locked_until = null, last_run_at = {now}, expires_at = {now} + ttl_ms, mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:lease_end})
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
@@ -126,7 +126,7 @@ update {keys} set
     state = {to:complete}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now},
-    expires_at = {now} + (expires_at - last_run_at),
+    expires_at = {expiry},
     error_code = null, provider_id = coalesce(:provider_id, provider_id)
 where scope = :scope and `key` = :key and id = :operation_id and state = 'pending'
 

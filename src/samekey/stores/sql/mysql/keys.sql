@@ -3,6 +3,8 @@
 -- :name      a parameter
 -- {now}      the store's clock in milliseconds, or :now where a test gives one
 -- {record}   the columns of a record, in the order of core/record.py
+-- {expiry}   when the record ends if it is settled now
+-- {over}     its retention is over and something may follow
 -- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
 -- -- then    what follows on the same connection; the last rows that there are count
 -- :mark      16 random bytes, new with every execution
@@ -42,6 +44,10 @@ left join {keys} on scope = :scope and `key` = :key
 -- name: find_by_id
 select {now}, {record} from {keys} where id = :id
 
+-- name: find_former
+-- Whether an operation of this tenant's had that id: the audit outlives the record.
+select {now} from {audit} where operation_id = :id and tenant = :tenant limit 1
+
 -- name: find_by_downstream
 select {now}, {record} from {keys} where downstream = :downstream limit 2
 
@@ -49,7 +55,7 @@ select {now}, {record} from {keys} where downstream = :downstream limit 2
 -- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
 update {keys} set
     state = {to:retry}, mode = :mode, attempt = :attempt, attempts = attempts + 1,
-    locked_until = {now} + :lease_ms, last_run_at = {now}, expires_at = {now} + :ttl_ms,
+    locked_until = {now} + :lease_ms, last_run_at = {now}, expires_at = {now} + ttl_ms,
     error_code = null, reconcile_tries = 0, downstream = coalesce(downstream, :downstream), mark = :mark
 where scope = :scope and `key` = :key and attempt = :seen and state in ({from:retry})
 -- then
@@ -66,24 +72,32 @@ where scope = :scope and `key` = :key and attempt = :seen and state in ({from:re
 select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: reuse
--- A new life of a key whose retention is over, whether or not the reaper has been by.
-update {keys} set
-    state = {to:claim}, mode = :mode, attempt = :attempt, attempts = 1, tenant = :tenant,
-    endpoint = :endpoint, fingerprint = :fingerprint, fingerprint_version = :fingerprint_version,
-    recovery_point = null, locked_until = {now} + :lease_ms, answer_version = null,
-    answer_status = null, answer_headers = null, answer_body = null, error_code = null,
-    downstream = :downstream, provider_id = null, reconcile_after = null, reconcile_tries = 0,
-    created_at = {now}, last_run_at = {now}, completed_at = null, expires_at = {now} + :ttl_ms, mark = :mark
-where scope = :scope and `key` = :key and attempt = :seen
-    and (state in ({from:claim}) or (state in ({from:expire}) and expires_at <= {now}))
+-- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation: the
+-- former one goes, and what refers to it (on delete set null) forgets it. A row that is gone bears no mark, so it is
+-- locked and looked at first.
+select id from {keys}
+where scope = :scope and `key` = :key and attempt = :seen and {over}
+for update
 -- then
-select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
+delete from {keys} where id in (:locked)
+-- then
+insert into {keys} (
+    scope, `key`, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+    attempts, locked_until, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at, mark
+)
+select
+    :scope, :key, :id, :tenant, :endpoint, :fingerprint, :fingerprint_version, {to:claim}, :mode,
+    :attempt, 1, {now} + :lease_ms, :downstream, :life, :ttl_ms, :ttl_from, :after_expiry, {now}, {now},
+    {now} + :ttl_ms, :mark
+from (select 1 as one) as one where '' not in (:locked)
+-- then
+select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark and '' not in (:locked)
 
 -- name: end_lease
 -- Moves a record whose lease ran out, by its mode.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
-    reconcile_after = case when {lease_end} = 'unknown' then {now} end, mark = :mark
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end, expires_at = {now} + ttl_ms, mark = :mark
 where scope = :scope and `key` = :key and attempt = :seen and state in ({from:lease_end})
     and mode <> 'phased' and locked_until <= {now}
 -- then
@@ -116,8 +130,7 @@ update {keys} set
     state = {to:complete}, answer_version = :answer_version, answer_status = :answer_status,
     answer_headers = :answer_headers, answer_body = :answer_body, completed_at = {now},
     locked_until = null,
-    expires_at = case when :from_creation = 1 then created_at else {now} end + :ttl_ms,
-    error_code = null, reconcile_after = null, provider_id = coalesce(:provider_id, provider_id), mark = :mark
+    expires_at = {expiry}, error_code = null, reconcile_after = null, provider_id = coalesce(:provider_id, provider_id), mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:complete})
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
@@ -125,7 +138,8 @@ select {now}, expires_at from {keys} where scope = :scope and `key` = :key and m
 -- name: fail
 -- The holder proves that nothing happened.
 update {keys} set
-    state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null, mark = :mark
+    state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null,
+    expires_at = {now} + ttl_ms, mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:fail})
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark

@@ -34,7 +34,7 @@ update {keys} set
     state = {to:found_executed}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now}, locked_until = null,
-    expires_at = {now} + greatest(expires_at - last_run_at, 0), reconcile_after = null,
+    expires_at = {expiry}, reconcile_after = null,
     reconcile_tries = 0, provider_id = coalesce(:provider_id, provider_id), mark = :mark
 where id = :operation_id and state in ({from:found_executed})
     and (:attempt is null or attempt = :attempt)
@@ -47,7 +47,7 @@ select {now}, {record} from {keys} where id = :operation_id and mark = :mark
 update {keys} set
     state = {to:found_not_executed}, locked_until = null, reconcile_after = null,
     reconcile_tries = 0,
-    expires_at = {now} + greatest(expires_at - last_run_at, 0), mark = :mark
+    expires_at = {now} + ttl_ms, mark = :mark
 where id = :operation_id and state in ({from:found_not_executed})
     and not (mode = 'deferred' and state = 'dead_letter')
     and (:attempt is null or attempt = :attempt)
@@ -89,7 +89,7 @@ update {keys} set
     state = {to:found_executed}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now}, locked_until = null,
-    expires_at = {now} + greatest(expires_at - last_run_at, 0), reconcile_after = null, reconcile_tries = 0,
+    expires_at = {expiry}, reconcile_after = null, reconcile_tries = 0,
     mark = :mark
 where id = :operation_id and state = 'dead_letter'
 -- then
@@ -104,7 +104,7 @@ where j.id = :id and j.state = 'dead' and j.answers = 1
 for update
 -- then
 update {keys} set
-    state = {to:requeue}, error_code = null, expires_at = {now} + greatest(expires_at - last_run_at, 0),
+    state = {to:requeue}, error_code = null, expires_at = {now} + ttl_ms,
     last_run_at = {now}
 where id in (:locked)
 

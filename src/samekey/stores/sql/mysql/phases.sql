@@ -2,32 +2,16 @@
 
 -- name: store_input
 -- The input of phased work, by whoever holds the lease. Kept once: every retry goes on with the first.
--- Only an input of the key's former life, which has expired, makes room. The time that decides comes last.
 insert into {inputs} (operation_id, name, version, payload, created_at, mark)
-select k.id, :name, :version, :payload, greatest({now}, k.created_at), :mark from {keys} as k
+select k.id, :name, :version, :payload, {now}, :mark from {keys} as k
 where k.scope = :scope and k.`key` = :key and k.attempt = :attempt and k.state in ({from:lease_end})
-on duplicate key update
-    name = if({inputs}.created_at < k.created_at, :name, {inputs}.name),
-    version = if({inputs}.created_at < k.created_at, :version, {inputs}.version),
-    payload = if({inputs}.created_at < k.created_at, :payload, {inputs}.payload),
-    mark = if({inputs}.created_at < k.created_at, :mark, {inputs}.mark),
-    created_at = if({inputs}.created_at < k.created_at, greatest({now}, k.created_at), {inputs}.created_at)
+on duplicate key update version = {inputs}.version
 -- then
 select i.version from {inputs} as i join {keys} as k on k.id = i.operation_id
-where k.scope = :scope and k.`key` = :key and i.mark = :mark
-
--- name: drop_former_phases
--- What a former, expired life of the key has left.
-delete from {phases}
-where operation_id = :operation_id
-    and intent_at < (
-        select k.created_at from {keys} as k where k.id = :operation_id and k.attempt = :attempt
-    )
+where k.scope = :scope and k.`key` = :key and k.attempt = :attempt and i.mark = :mark
 
 -- name: load_input
--- Of this life of the key.
-select i.name, i.version, i.payload from {inputs} as i join {keys} as k on k.id = i.operation_id
-where i.operation_id = :operation_id and i.created_at >= k.created_at
+select name, version, payload from {inputs} where operation_id = :operation_id
 
 -- name: load_phases
 select position, name, kind, done, result, provider_id, intent_at, {now} from {phases}
@@ -120,7 +104,7 @@ select a.id from {keys} as a force index (samekey_keys_lease)
 where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
     and a.tenant not in (:full) and exists (
         select 1 from {inputs} as i
-        where i.operation_id = a.id and i.created_at >= a.created_at
+        where i.operation_id = a.id
             and concat(i.name, '/', i.version) in (:known)
     )
 order by a.locked_until limit :batch

@@ -14,7 +14,7 @@ for update skip locked
 -- then
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
-    reconcile_after = case when {lease_end} = 'unknown' then {now} end
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end, expires_at = {now} + ttl_ms
 where id in (:locked)
 -- then
 select {now}, {record} from {keys} where id in (:locked)
@@ -25,12 +25,12 @@ select {now}, {record} from {keys} where id in (:locked)
 select k.id from {keys} as k force index (samekey_keys_lease)
 where k.state in ({from:lease_end}) and k.mode = 'phased' and k.locked_until <= {now}
     and not exists (
-        select 1 from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+        select 1 from {inputs} as i where i.operation_id = k.id
     )
 order by k.locked_until limit :batch
 for update skip locked
 -- then
-update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun'
+update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun', expires_at = {now} + ttl_ms
 where id in (:locked)
 -- then
 select {now}, {record} from {keys} where id in (:locked)
@@ -40,38 +40,47 @@ select {now}, {record} from {keys} where id in (:locked)
 select mode, count(*) from {keys} as k
 where state = 'in_progress' and locked_until <= {now} and (
     mode <> 'phased' or not exists (
-        select 1 from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+        select 1 from {inputs} as i where i.operation_id = k.id
     )
 )
 group by mode order by mode
 
 -- name: reap
--- Deletes settled records past retention. What is in flight or unknown is never touched.
-select id from {keys} force index (samekey_keys_expiry)
-where state in ({from:reap}) and expires_at <= {now}
-order by expires_at limit :batch
+-- Deletes settled records past retention after which the key may run again. What is in flight or unknown is never
+-- touched, nor is what still has jobs that are to run or that an operator must see.
+select k.id from {keys} as k force index (samekey_keys_expiry)
+where k.state in ({from:expire}) and k.expires_at <= {now} and k.after_expiry = 'new'
+    and not exists (
+        select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
+    )
+order by k.expires_at limit :batch
 for update skip locked
 -- then
 delete from {keys} where id in (:locked)
 
 -- name: bury_answers
--- The other way: keeps the fact as a tombstone for a while and drops the answer.
+-- Keeps the fact and drops the answer, where something else than a second run follows expiry, or :soft says so. After
+-- "gone" the tombstone stays for good: a key that was answered 410 never runs again.
 select id from {keys} force index (samekey_keys_expiry)
-where state in ({from:expire}) and expires_at <= {now}
+where state in ({from:expire}) and expires_at <= {now} and (after_expiry <> 'new' or :soft = 1)
 order by expires_at limit :batch
 for update skip locked
 -- then
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
-    answer_body = null, expires_at = {now} + :keep_ms
+    answer_body = null, expires_at = case after_expiry when 'gone' then {for_ever} else {now} + :keep_ms end
 where id in (:locked)
 -- then
 select id from {keys} where id in (:locked)
 
 -- name: reap_tombstones
-select id from {keys} force index (samekey_keys_expiry)
-where state = 'expired' and expires_at <= {now}
-order by expires_at limit :batch
+-- Deletes tombstones whose own time is over.
+select k.id from {keys} as k force index (samekey_keys_expiry)
+where k.state = 'expired' and k.expires_at <= {now} and k.after_expiry <> 'gone'
+    and not exists (
+        select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
+    )
+order by k.expires_at limit :batch
 for update skip locked
 -- then
 delete from {keys} where id in (:locked)
@@ -83,7 +92,8 @@ where state in ({from:reap}) and expires_at <= {now}
 group by state order by state
 
 -- name: reap_jobs
-delete from {jobs} where operation_id in (:ids)
+-- Of answers that were buried. A job that is to run, or that an operator must see, stays.
+delete from {jobs} where operation_id in (:ids) and state in ('done', 'cancelled', 'discarded')
 
 -- name: reap_phases
 delete from {phases} where operation_id in (:ids)
@@ -93,6 +103,9 @@ delete from {inputs} where operation_id in (:ids)
 
 -- name: reap_evidence
 delete from {evidence} where operation_id in (:ids)
+
+-- name: reap_effects
+delete from {effects} where operation_id in (:ids)
 
 -- name: find_abandoned
 -- Pending operations that have waited too long and of which no worker has ever begun anything. What was begun
@@ -125,7 +138,7 @@ update {keys} set
     state = {to:time_out}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now},
-    expires_at = {now} + (expires_at - last_run_at), error_code = 'timed_out', mark = :mark
+    expires_at = {expiry}, error_code = 'timed_out', mark = :mark
 where scope = :scope and `key` = :key and id = :operation_id and state in ({from:time_out})
 -- then
 select {now} from {keys} where scope = :scope and `key` = :key and mark = :mark

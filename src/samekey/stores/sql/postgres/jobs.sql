@@ -8,6 +8,10 @@ with proof as materialized (
         (extract(epoch from now()) * 1000000)::bigint = :began::bigint
             and pg_backend_pid() = :backend::bigint as same,
         pg_current_xact_id_if_assigned() is not null as wrote
+), former as (
+    delete from {keys}
+    where :reused::bigint = 1 and scope = :scope::text and key = :key::text and attempt = :seen::text and {over}
+    returning life
 ), written as (
     insert into {keys} as k (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
@@ -16,8 +20,8 @@ with proof as materialized (
     select
         :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
         :fingerprint_version::text, {to:accept}, :mode::text, :attempt::text, 1, :downstream::text,
-        1, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text, {now}, {now}, {now} + :ttl_ms::bigint
-    from proof where proof.same
+        :life::bigint, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text, {now}, {now}, {now} + :ttl_ms::bigint
+    from proof left join former on true where proof.same
     on conflict (scope, key) do update set
         state = {to:accept}, mode = excluded.mode, attempt = excluded.attempt,
         attempts = k.attempts + 1, endpoint = excluded.endpoint, fingerprint = excluded.fingerprint,
@@ -25,9 +29,8 @@ with proof as materialized (
         answer_version = null, answer_status = null, answer_headers = null, answer_body = null,
         provider_id = null, locked_until = null, error_code = null, reconcile_after = null,
         recovery_point = null, completed_at = null, last_run_at = excluded.last_run_at,
-        expires_at = excluded.expires_at
-        where k.attempt = :seen::text
-            and (k.state in ({from:accept}) or (k.state in ({from:expire}) and k.expires_at <= {now}))
+        expires_at = {now} + k.ttl_ms
+        where k.attempt = :seen::text and k.state in ({from:retry})
     returning k.expires_at
 )
 select
@@ -165,7 +168,7 @@ update {keys} set
     state = {to:complete}, answer_version = :answer_version::bigint,
     answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
     answer_body = :answer_body::bytea, completed_at = {now},
-    expires_at = {now} + (expires_at - last_run_at),
+    expires_at = {expiry},
     error_code = null, provider_id = coalesce(:provider_id::text, provider_id)
 where scope = :scope::text and key = :key::text and id = :operation_id::text
     and state = 'pending' and {durable} and {actor:worker}

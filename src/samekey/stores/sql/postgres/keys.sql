@@ -4,6 +4,8 @@
 -- {now}      the store's clock in milliseconds, or :now where a test gives one
 -- {record}   the columns of a record, in the order of core/record.py
 -- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
+-- {expiry}   when the record ends if it is settled now: {expiry:k} of the table k
+-- {over}     its retention is over and something may follow
 -- {durable}  true; makes sure that this commit is not one of synchronous_commit = off
 
 -- name: reserve
@@ -37,6 +39,10 @@ left join {keys} on scope = :scope::text and key = :key::text
 -- name: find_by_id
 select {now}, {record} from {keys} where id = :id::text
 
+-- name: find_former
+-- Whether an operation of this tenant's had that id: the audit outlives the record.
+select {now} from {audit} where operation_id = :id::text and tenant = :tenant::text limit 1
+
 -- name: find_by_downstream
 select {now}, {record} from {keys} where downstream = :downstream::text limit 2
 
@@ -45,7 +51,7 @@ select {now}, {record} from {keys} where downstream = :downstream::text limit 2
 update {keys} set
     state = {to:retry}, mode = :mode::text, attempt = :attempt::text, attempts = attempts + 1,
     locked_until = {now} + :lease_ms::bigint, last_run_at = {now},
-    expires_at = {now} + :ttl_ms::bigint, error_code = null, reconcile_tries = 0,
+    expires_at = {now} + ttl_ms, error_code = null, reconcile_tries = 0,
     downstream = coalesce(downstream, :downstream::text)
 where scope = :scope::text and key = :key::text and attempt = :seen::text
     and state in ({from:retry}) and {durable}
@@ -61,25 +67,32 @@ where scope = :scope::text and key = :key::text and attempt = :seen::text
 returning {now}, {record}
 
 -- name: reuse
--- A new life of a key whose retention is over, whether or not the reaper has been by.
-update {keys} set
-    state = {to:claim}, mode = :mode::text, attempt = :attempt::text, attempts = 1,
-    tenant = :tenant::text, endpoint = :endpoint::text, fingerprint = :fingerprint::bytea,
-    fingerprint_version = :fingerprint_version::text,
-    recovery_point = null, locked_until = {now} + :lease_ms::bigint,
-    answer_version = null, answer_status = null, answer_headers = null, answer_body = null,
-    error_code = null, downstream = :downstream::text, provider_id = null, reconcile_after = null, reconcile_tries = 0,
-    created_at = {now}, last_run_at = {now}, completed_at = null,
-    expires_at = {now} + :ttl_ms::bigint
-where scope = :scope::text and key = :key::text and attempt = :seen::text
-    and (state in ({from:claim}) or (state in ({from:expire}) and expires_at <= {now})) and {durable}
-returning {now}, {record}
+-- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation: the
+-- former one goes, and what refers to it (on delete set null) goes with it or forgets it.
+with former as (
+    delete from {keys}
+    where scope = :scope::text and key = :key::text and attempt = :seen::text and {over} and {durable}
+    returning life
+), mine as (
+    insert into {keys} (
+        scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+        attempts, locked_until, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at
+    )
+    select
+        :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
+        :fingerprint_version::text, {to:claim}, :mode::text, :attempt::text, 1,
+        {now} + :lease_ms::bigint, :downstream::text, former.life + 1, :ttl_ms::bigint, :ttl_from::text,
+        :after_expiry::text, {now}, {now}, {now} + :ttl_ms::bigint
+    from former
+    returning {record}
+)
+select {now}, mine.* from mine
 
 -- name: end_lease
 -- Moves a record whose lease ran out, by its mode.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
-    reconcile_after = case when {lease_end} = 'unknown' then {now} end
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end, expires_at = {now} + ttl_ms
 where scope = :scope::text and key = :key::text and attempt = :seen::text
     and state in ({from:lease_end}) and mode <> 'phased' and locked_until <= {now} and {durable}
 returning {now}, {record}
@@ -108,8 +121,7 @@ update {keys} set
     state = {to:complete}, answer_version = :answer_version::bigint,
     answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
     answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null,
-    expires_at = case when :from_creation::bigint = 1 then created_at else {now} end + :ttl_ms::bigint,
-    error_code = null, reconcile_after = null,
+    expires_at = {expiry}, error_code = null, reconcile_after = null,
     provider_id = coalesce(:provider_id::text, provider_id)
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:complete}) and {durable}
@@ -118,7 +130,8 @@ returning {now}, expires_at
 -- name: fail
 -- The holder proves that nothing happened.
 update {keys} set
-    state = {to:fail}, locked_until = null, error_code = :error_code::text, reconcile_after = null
+    state = {to:fail}, locked_until = null, error_code = :error_code::text, reconcile_after = null,
+    expires_at = {now} + ttl_ms
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:fail}) and {durable}
 returning {now}, expires_at
@@ -165,12 +178,17 @@ where {durable}
 -- name: atomic_commit
 -- Ends atomic work: the record appears, completed, with the handler's writes. It proves that this is
 -- still the transaction that took the lock, and tells whether the handler wrote anything in it. The index
--- is the truth: if somebody else's record is there, nothing is written and the caller rolls back.
+-- is the truth: if somebody else's record is there, nothing is written and the caller rolls back. A former life of
+-- the key (:reused) makes room first; a failed attempt of this one (:seen) becomes this one.
 with proof as materialized (
     select
         (extract(epoch from now()) * 1000000)::bigint = :began::bigint
             and pg_backend_pid() = :backend::bigint as same,
         pg_current_xact_id_if_assigned() is not null as wrote
+), former as (
+    delete from {keys}
+    where :reused::bigint = 1 and scope = :scope::text and key = :key::text and attempt = :seen::text and {over}
+    returning life
 ), written as (
     insert into {keys} as k (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
@@ -181,9 +199,9 @@ with proof as materialized (
         :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
         :fingerprint_version::text, {to:commit}, :mode::text, :attempt::text, 1,
         :answer_version::bigint, :answer_status::bigint, :answer_headers::bytea, :answer_body::bytea,
-        :provider_id::text, 1, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
+        :provider_id::text, :life::bigint, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
         {now}, {now}, {now}, {now} + :ttl_ms::bigint
-    from proof where proof.same
+    from proof left join former on true where proof.same
     on conflict (scope, key) do update set
         state = {to:commit}, mode = excluded.mode, attempt = excluded.attempt,
         attempts = k.attempts + 1, endpoint = excluded.endpoint, fingerprint = excluded.fingerprint,
@@ -193,9 +211,8 @@ with proof as materialized (
         provider_id = excluded.provider_id, locked_until = null, error_code = null,
         reconcile_after = null, recovery_point = null,
         last_run_at = excluded.last_run_at, completed_at = excluded.completed_at,
-        expires_at = excluded.expires_at
-        where k.attempt = :seen::text
-            and (k.state in ({from:commit}) or (k.state in ({from:expire}) and k.expires_at <= {now}))
+        expires_at = {expiry:k}
+        where k.attempt = :seen::text and k.state in ({from:retry})
     returning k.expires_at
 )
 select
@@ -213,6 +230,14 @@ select (
 -- name: atomic_outcome
 -- After a rollback: what is to be remembered of it all the same, a refusal or an unknown outcome. It is
 -- written under the same lock, and only if nobody else has written meanwhile.
+with allowed as materialized (
+    select pg_try_advisory_xact_lock(:lock::bigint) or :state::text = 'unknown' as mine
+), former as (
+    delete from {keys}
+    where :reused::bigint = 1 and scope = :scope::text and key = :key::text and attempt = :seen::text and {over}
+        and (select mine from allowed)
+    returning life
+)
 insert into {keys} as k (
     scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt, attempts,
     answer_version, answer_status, answer_headers, answer_body, error_code, reconcile_after,
@@ -223,9 +248,9 @@ select
     :fingerprint_version::text, :state::text, :mode::text, :attempt::text, 1,
     :answer_version::bigint, :answer_status::bigint, :answer_headers::bytea, :answer_body::bytea,
     :error_code::text, case when :state::text = 'unknown' then {now} end,
-    1, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
+    :life::bigint, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
     {now}, {now}, case when :state::text = 'completed' then {now} end, {now} + :ttl_ms::bigint
-where (pg_try_advisory_xact_lock(:lock::bigint) or :state::text = 'unknown') and {durable}
+from allowed left join former on true where allowed.mine and {durable}
 on conflict (scope, key) do update set
     state = excluded.state, mode = excluded.mode, attempt = excluded.attempt,
     attempts = k.attempts + 1, fingerprint = excluded.fingerprint,
@@ -234,9 +259,8 @@ on conflict (scope, key) do update set
     answer_headers = excluded.answer_headers, answer_body = excluded.answer_body,
     error_code = excluded.error_code, reconcile_after = excluded.reconcile_after,
     last_run_at = excluded.last_run_at, completed_at = excluded.completed_at,
-    expires_at = excluded.expires_at, locked_until = null, recovery_point = null
-    where k.attempt = :seen::text
-        and (k.state in ({from:commit}) or (k.state in ({from:expire}) and k.expires_at <= {now}))
+    expires_at = {expiry:k}, locked_until = null, recovery_point = null
+    where k.attempt = :seen::text and k.state in ({from:retry})
 returning {now}, expires_at
 
 -- name: transaction_status

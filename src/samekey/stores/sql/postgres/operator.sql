@@ -34,7 +34,7 @@ update {keys} set
     state = {to:found_executed}, answer_version = :answer_version::bigint,
     answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
     answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null,
-    expires_at = {now} + greatest(expires_at - last_run_at, 0), reconcile_after = null,
+    expires_at = {expiry}, reconcile_after = null,
     reconcile_tries = 0, provider_id = coalesce(:provider_id::text, provider_id)
 where id = :operation_id::text and state in ({from:found_executed})
     and (:attempt::text is null or attempt = :attempt::text) and {durable}
@@ -46,7 +46,7 @@ returning {now}, {record}
 update {keys} set
     state = {to:found_not_executed}, locked_until = null, reconcile_after = null,
     reconcile_tries = 0,
-    expires_at = {now} + greatest(expires_at - last_run_at, 0)
+    expires_at = {now} + ttl_ms
 where id = :operation_id::text and state in ({from:found_not_executed})
     and not (mode = 'deferred' and state = 'dead_letter')
     and (:attempt::text is null or attempt = :attempt::text) and {durable}
@@ -85,7 +85,7 @@ update {keys} set
     state = {to:found_executed}, answer_version = :answer_version::bigint,
     answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
     answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null,
-    expires_at = {now} + greatest(expires_at - last_run_at, 0), reconcile_after = null, reconcile_tries = 0
+    expires_at = {expiry}, reconcile_after = null, reconcile_tries = 0
 where id = :operation_id::text and state = 'dead_letter' and {durable}
 returning {now}, {record}
 
@@ -94,7 +94,7 @@ returning {now}, {record}
 -- out before a worker can take the job.
 update {keys} set
     state = {to:requeue}, error_code = null, last_run_at = {now},
-    expires_at = {now} + greatest(expires_at - last_run_at, 0)
+    expires_at = {now} + ttl_ms
 where state in ({from:requeue}) and mode = 'deferred' and id = (
     select operation_id from {jobs} where id = :id::text and state = 'dead' and answers = 1
 ) and {durable}

@@ -2,29 +2,15 @@
 
 -- name: store_input
 -- The input of phased work, by whoever holds the lease. Kept once: every retry goes on with the first.
--- Only an input of the key's former life, which has expired, makes room.
-insert into {inputs} as i (operation_id, name, version, payload, created_at)
-select id, :name::text, :version::bigint, :payload::bytea, greatest({now}, created_at) from {keys}
+insert into {inputs} (operation_id, name, version, payload, created_at)
+select id, :name::text, :version::bigint, :payload::bytea, {now} from {keys}
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:lease_end}) and {durable}
-on conflict (operation_id) do update set
-    name = excluded.name, version = excluded.version, payload = excluded.payload,
-    created_at = excluded.created_at
-    where i.created_at < (select k.created_at from {keys} as k where k.id = excluded.operation_id)
+on conflict (operation_id) do nothing
 returning version
 
--- name: drop_former_phases
--- What a former, expired life of the key has left.
-delete from {phases}
-where operation_id = :operation_id::text
-    and intent_at < (
-        select k.created_at from {keys} as k where k.id = :operation_id::text and k.attempt = :attempt::text
-    )
-
 -- name: load_input
--- Of this life of the key.
-select i.name, i.version, i.payload from {inputs} as i join {keys} as k on k.id = i.operation_id
-where i.operation_id = :operation_id::text and i.created_at >= k.created_at
+select name, version, payload from {inputs} where operation_id = :operation_id::text
 
 -- name: load_phases
 select position, name, kind, done, result, provider_id, intent_at, {now} from {phases}
@@ -121,7 +107,7 @@ with due as materialized (
     from {keys} as a join {inputs} as i on i.operation_id = a.id
     where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
         and i.name || '/' || i.version = any(:known::text[])
-        and i.created_at >= a.created_at and a.tenant <> all(:full::text[])
+        and a.tenant <> all(:full::text[])
     order by a.locked_until limit :batch::bigint for update of a skip locked
 )
 update {keys} set

@@ -4,6 +4,8 @@
 -- :name      a parameter
 -- {now}      this machine's clock in milliseconds, or :now where a test gives one
 -- {record}   the columns of a record, in the order of core/record.py
+-- {expiry}   when the record ends if it is settled now
+-- {over}     its retention is over and something may follow
 -- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
 
 -- name: find
@@ -27,6 +29,10 @@ returning {now}, 1, {record}
 -- name: find_by_id
 select {now}, {record} from {keys} where id = :id
 
+-- name: find_former
+-- Whether an operation of this tenant's had that id: the audit outlives the record.
+select {now} from {audit} where operation_id = :id and tenant = :tenant limit 1
+
 -- name: find_by_downstream
 select {now}, {record} from {keys} where downstream = :downstream limit 2
 
@@ -34,7 +40,7 @@ select {now}, {record} from {keys} where downstream = :downstream limit 2
 -- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
 update {keys} set
     state = {to:retry}, mode = :mode, attempt = :attempt, attempts = attempts + 1,
-    locked_until = {now} + :lease_ms, last_run_at = {now}, expires_at = {now} + :ttl_ms,
+    locked_until = {now} + :lease_ms, last_run_at = {now}, expires_at = {now} + ttl_ms,
     error_code = null, reconcile_tries = 0, downstream = coalesce(downstream, :downstream)
 where scope = :scope and key = :key and attempt = :seen and state in ({from:retry})
 returning {now}, {record}
@@ -49,23 +55,24 @@ where scope = :scope and key = :key and attempt = :seen and state in ({from:resu
 returning {now}, {record}
 
 -- name: reuse
--- A new life of a key whose retention is over, whether or not the reaper has been by.
-update {keys} set
-    state = {to:claim}, mode = :mode, attempt = :attempt, attempts = 1, tenant = :tenant,
-    endpoint = :endpoint, fingerprint = :fingerprint, fingerprint_version = :fingerprint_version,
-    recovery_point = null, locked_until = {now} + :lease_ms, answer_version = null,
-    answer_status = null, answer_headers = null, answer_body = null, error_code = null,
-    downstream = :downstream, provider_id = null, reconcile_after = null, reconcile_tries = 0, created_at = {now},
-    last_run_at = {now}, completed_at = null, expires_at = {now} + :ttl_ms
-where scope = :scope and key = :key and attempt = :seen
-    and (state in ({from:claim}) or (state in ({from:expire}) and expires_at <= {now}))
+-- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation: a
+-- trigger has the former one make room for it, and what refers to it (on delete set null) forgets it.
+insert into {keys} (
+    scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
+    attempts, locked_until, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at
+)
+select
+    :scope, :key, :id, :tenant, :endpoint, :fingerprint, :fingerprint_version, {to:claim}, :mode,
+    :attempt, 1, {now} + :lease_ms, :downstream, life + 1, :ttl_ms, :ttl_from, :after_expiry, {now}, {now},
+    {now} + :ttl_ms
+from {keys} where scope = :scope and key = :key and attempt = :seen and {over}
 returning {now}, {record}
 
 -- name: end_lease
 -- Moves a record whose lease ran out, by its mode.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
-    reconcile_after = case when {lease_end} = 'unknown' then {now} end
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end, expires_at = {now} + ttl_ms
 where scope = :scope and key = :key and attempt = :seen and state in ({from:lease_end})
     and mode <> 'phased' and locked_until <= {now}
 returning {now}, {record}
@@ -88,15 +95,15 @@ update {keys} set
     state = {to:complete}, answer_version = :answer_version, answer_status = :answer_status,
     answer_headers = :answer_headers, answer_body = :answer_body, completed_at = {now},
     locked_until = null,
-    expires_at = case when :from_creation = 1 then created_at else {now} end + :ttl_ms,
-    error_code = null, reconcile_after = null, provider_id = coalesce(:provider_id, provider_id)
+    expires_at = {expiry}, error_code = null, reconcile_after = null, provider_id = coalesce(:provider_id, provider_id)
 where scope = :scope and key = :key and attempt = :attempt and state in ({from:complete})
 returning {now}, expires_at
 
 -- name: fail
 -- The holder proves that nothing happened.
 update {keys} set
-    state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null
+    state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null,
+    expires_at = {now} + ttl_ms
 where scope = :scope and key = :key and attempt = :attempt and state in ({from:fail})
 returning {now}, expires_at
 

@@ -33,7 +33,7 @@ update {keys} set
     state = {to:found_executed}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now}, locked_until = null,
-    expires_at = {now} + max(expires_at - last_run_at, 0), reconcile_after = null,
+    expires_at = {expiry}, reconcile_after = null,
     reconcile_tries = 0, provider_id = coalesce(:provider_id, provider_id)
 where id = :operation_id and state in ({from:found_executed})
     and (:attempt is null or attempt = :attempt)
@@ -45,7 +45,7 @@ returning {now}, {record}
 update {keys} set
     state = {to:found_not_executed}, locked_until = null, reconcile_after = null,
     reconcile_tries = 0,
-    expires_at = {now} + max(expires_at - last_run_at, 0)
+    expires_at = {now} + ttl_ms
 where id = :operation_id and state in ({from:found_not_executed})
     and not (mode = 'deferred' and state = 'dead_letter')
     and (:attempt is null or attempt = :attempt)
@@ -84,7 +84,7 @@ update {keys} set
     state = {to:found_executed}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now}, locked_until = null,
-    expires_at = {now} + max(expires_at - last_run_at, 0), reconcile_after = null, reconcile_tries = 0
+    expires_at = {expiry}, reconcile_after = null, reconcile_tries = 0
 where id = :operation_id and state = 'dead_letter'
 returning {now}, {record}
 
@@ -93,7 +93,7 @@ returning {now}, {record}
 -- out before a worker can take the job.
 update {keys} set
     state = {to:requeue}, error_code = null, last_run_at = {now},
-    expires_at = {now} + max(expires_at - last_run_at, 0)
+    expires_at = {now} + ttl_ms
 where state in ({from:requeue}) and mode = 'deferred' and id = (
     select operation_id from {jobs} where id = :id and state = 'dead' and answers = 1
 )

@@ -2,29 +2,14 @@
 
 -- name: store_input
 -- The input of phased work, by whoever holds the lease. Kept once: every retry goes on with the first.
--- Only an input of the key's former life, which has expired, makes room.
-insert into {inputs} as i (operation_id, name, version, payload, created_at)
-select id, :name, :version, :payload, max({now}, created_at) from {keys}
-where scope = :scope and key = :key and attempt = :attempt
-    and state in ({from:lease_end})
-on conflict (operation_id) do update set
-    name = excluded.name, version = excluded.version, payload = excluded.payload,
-    created_at = excluded.created_at
-    where i.created_at < (select k.created_at from {keys} as k where k.id = excluded.operation_id)
+insert into {inputs} (operation_id, name, version, payload, created_at)
+select id, :name, :version, :payload, {now} from {keys}
+where scope = :scope and key = :key and attempt = :attempt and state in ({from:lease_end})
+on conflict (operation_id) do nothing
 returning version
 
--- name: drop_former_phases
--- What a former, expired life of the key has left.
-delete from {phases}
-where operation_id = :operation_id
-    and intent_at < (
-        select k.created_at from {keys} as k where k.id = :operation_id and k.attempt = :attempt
-    )
-
 -- name: load_input
--- Of this life of the key.
-select i.name, i.version, i.payload from {inputs} as i join {keys} as k on k.id = i.operation_id
-where i.operation_id = :operation_id and i.created_at >= k.created_at
+select name, version, payload from {inputs} where operation_id = :operation_id
 
 -- name: load_phases
 select position, name, kind, done, result, provider_id, intent_at, {now} from {phases}
@@ -110,7 +95,6 @@ where state in ({from:resume}) and (scope, key) in (
     select a.scope, a.key from {keys} as a join {inputs} as i on i.operation_id = a.id
     where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
         and i.name || '/' || i.version in (select value from json_each(:known_list))
-        and i.created_at >= a.created_at
         and a.tenant not in (select value from json_each(:full_list))
     order by a.locked_until limit :batch
 )

@@ -5,7 +5,7 @@
 -- does not know are left to one that does.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
-    reconcile_after = case when {lease_end} = 'unknown' then {now} end
+    reconcile_after = case when {lease_end} = 'unknown' then {now} end, expires_at = {now} + ttl_ms
 where state in ({from:lease_end}) and id in (
     select id from {keys}
     where state = 'in_progress' and mode in ({swept}) and locked_until <= {now}
@@ -16,12 +16,12 @@ returning {now}, {record}
 -- name: sweep_unbegun
 -- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
 -- phase, so nothing has happened: a retry may run it.
-update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun'
+update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun', expires_at = {now} + ttl_ms
 where state in ({from:lease_end}) and id in (
     select k.id from {keys} as k
     where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
         and not exists (
-            select 1 from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+            select 1 from {inputs} as i where i.operation_id = k.id
         )
     order by k.locked_until limit :batch
 )
@@ -32,35 +32,46 @@ returning {now}, {record}
 select mode, count(*) from {keys} as k
 where state = 'in_progress' and locked_until <= {now} and (
     mode <> 'phased' or not exists (
-        select 1 from {inputs} as i where i.operation_id = k.id and i.created_at >= k.created_at
+        select 1 from {inputs} as i where i.operation_id = k.id
     )
 )
 group by mode order by mode
 
 -- name: reap
--- Deletes settled records past retention. What is in flight or unknown is never touched.
-delete from {keys} where state in ({from:reap}) and id in (
-    select id from {keys} where state in ({from:reap}) and expires_at <= {now}
-    order by expires_at limit :batch
+-- Deletes settled records past retention after which the key may run again. What is in flight or unknown is never
+-- touched, nor is what still has jobs that are to run or that an operator must see.
+delete from {keys} where state in ({from:expire}) and id in (
+    select k.id from {keys} as k
+    where k.state in ({from:expire}) and k.expires_at <= {now} and k.after_expiry = 'new'
+        and not exists (
+            select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
+        )
+    order by k.expires_at limit :batch
 )
 returning id
 
 -- name: bury_answers
--- The other way: keeps the fact as a tombstone for a while and drops the answer.
+-- Keeps the fact and drops the answer, where something else than a second run follows expiry, or :soft says so. After
+-- "gone" the tombstone stays for good: a key that was answered 410 never runs again.
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
-    answer_body = null, expires_at = {now} + :keep_ms
+    answer_body = null, expires_at = case after_expiry when 'gone' then {for_ever} else {now} + :keep_ms end
 where state in ({from:expire}) and id in (
     select id from {keys}
-    where state in ({from:expire}) and expires_at <= {now}
+    where state in ({from:expire}) and expires_at <= {now} and (after_expiry <> 'new' or :soft = 1)
     order by expires_at limit :batch
 )
 returning id
 
 -- name: reap_tombstones
+-- Deletes tombstones whose own time is over.
 delete from {keys} where state = 'expired' and id in (
-    select id from {keys} where state = 'expired' and expires_at <= {now}
-    order by expires_at limit :batch
+    select k.id from {keys} as k
+    where k.state = 'expired' and k.expires_at <= {now} and k.after_expiry <> 'gone'
+        and not exists (
+            select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
+        )
+    order by k.expires_at limit :batch
 )
 returning id
 
@@ -71,7 +82,9 @@ where state in ({from:reap}) and expires_at <= {now}
 group by state order by state
 
 -- name: reap_jobs
-delete from {jobs} where operation_id in (select value from json_each(:id_list))
+-- Of answers that were buried. A job that is to run, or that an operator must see, stays.
+delete from {jobs}
+where operation_id in (select value from json_each(:id_list)) and state in ('done', 'cancelled', 'discarded')
 
 -- name: reap_phases
 delete from {phases} where operation_id in (select value from json_each(:id_list))
@@ -81,6 +94,9 @@ delete from {inputs} where operation_id in (select value from json_each(:id_list
 
 -- name: reap_evidence
 delete from {evidence} where operation_id in (select value from json_each(:id_list))
+
+-- name: reap_effects
+delete from {effects} where operation_id in (select value from json_each(:id_list))
 
 -- name: find_abandoned
 -- Pending operations that have waited too long and of which no worker has ever begun anything. What was begun
@@ -113,7 +129,7 @@ update {keys} set
     state = {to:time_out}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now},
-    expires_at = {now} + (expires_at - last_run_at), error_code = 'timed_out'
+    expires_at = {expiry}, error_code = 'timed_out'
 where scope = :scope and key = :key and id = :operation_id
     and state in ({from:time_out})
 returning {now}

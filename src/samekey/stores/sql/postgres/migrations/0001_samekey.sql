@@ -46,8 +46,8 @@ create unique index keys_id on {schema}.keys (id);
 -- The sweeper: leases that ran out.
 create index keys_lease on {schema}.keys (locked_until) where state = 'in_progress';
 -- The reaper: settled records past retention, and tombstones whose own time is over.
-create index keys_expiry on {schema}.keys (expires_at)
-    where state in ('completed', 'failed_retryable', 'expired');
+create index keys_expiry on {schema}.keys (expires_at) where state in ('completed', 'failed_retryable');
+create index keys_tombstones on {schema}.keys (expires_at) where state = 'expired';
 -- The reconciler: outcomes to find out.
 create index keys_reconcile on {schema}.keys (reconcile_after) where state = 'unknown';
 -- The reaper: pending operations that nobody started.
@@ -189,3 +189,10 @@ create trigger note_new after insert or delete on {schema}.keys for each row exe
 create trigger note_change after update of state, attempt on {schema}.keys for each row
     when (old.state is distinct from new.state or old.attempt is distinct from new.attempt)
     execute function {schema}.note_transition();
+
+-- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
+-- its key. A job that is to run, or that an operator must see, stays. (The arrays keep the plans on the indexes.)
+create function {schema}.forget_parts() returns trigger language plpgsql as $$ begin delete from {schema}.inputs where operation_id = any(array(select id from gone)); delete from {schema}.phases where operation_id = any(array(select id from gone)); delete from {schema}.effects where operation_id = any(array(select id from gone)); delete from {schema}.evidence where operation_id = any(array(select id from gone)); delete from {schema}.jobs where operation_id = any(array(select id from gone)) and state in ('done', 'cancelled', 'discarded'); return null; end $$;
+
+create trigger forget_parts after delete on {schema}.keys referencing old table as gone for each statement
+    execute function {schema}.forget_parts();

@@ -46,8 +46,8 @@ create unique index samekey_keys_id on samekey_keys (id);
 -- The sweeper: leases that ran out.
 create index samekey_keys_lease on samekey_keys (locked_until) where state = 'in_progress';
 -- The reaper: settled records past retention, and tombstones whose own time is over.
-create index samekey_keys_expiry on samekey_keys (expires_at)
-    where state in ('completed', 'failed_retryable', 'expired');
+create index samekey_keys_expiry on samekey_keys (expires_at) where state in ('completed', 'failed_retryable');
+create index samekey_keys_tombstones on samekey_keys (expires_at) where state = 'expired';
 -- The reconciler: outcomes to find out.
 create index samekey_keys_reconcile on samekey_keys (reconcile_after) where state = 'unknown';
 -- The reaper: pending operations that nobody started.
@@ -190,3 +190,10 @@ create trigger samekey_note_new after insert on samekey_keys begin insert into s
 create trigger samekey_note_change after update of state, attempt on samekey_keys when old.state is not new.state or old.attempt is not new.attempt begin insert into samekey_audit (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason) values (cast((julianday('now') - 2440587.5) * 86400000 as integer), new.id, new.scope, new.key, new.tenant, old.state, new.state, new.attempt, coalesce((select actor from samekey_actor limit 1), 'request'), coalesce((select reason from samekey_actor limit 1), new.error_code)); end;
 
 create trigger samekey_note_end after delete on samekey_keys begin insert into samekey_audit (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason) values (cast((julianday('now') - 2440587.5) * 86400000 as integer), old.id, old.scope, old.key, old.tenant, old.state, null, old.attempt, coalesce((select actor from samekey_actor limit 1), 'request'), (select reason from samekey_actor limit 1)); end;
+
+-- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
+-- its key. A job that is to run, or that an operator must see, stays.
+create trigger samekey_forget_parts after delete on samekey_keys begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); end;
+
+-- A later life of a key: the former one makes room.
+create trigger samekey_next_life before insert on samekey_keys when new.life > 1 begin delete from samekey_keys where scope = new.scope and key = new.key; end;
