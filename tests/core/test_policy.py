@@ -193,6 +193,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"lookups_per_minute": True}, "lookups_per_minute must be a whole number or None"),
     ({"max_age": 0}, "max_age must be longer than nothing"),
     ({"max_age": timedelta(days=40)}, "max_age must be longer than nothing and shorter than ttl"),
+    ({"max_age": timedelta(seconds=3599), "ttl": 3600}, "max_age must be longer than nothing and shorter"),
+    ({"ttl": 0.0004}, "ttl must be at least a millisecond"),
     ({"max_age": "soon"}, "max_age must be a timedelta or a number of seconds or None"),
     ({"timestamp_header": "no header"}, "timestamp_header 'no header' is not a valid header name"),
     ({"max_run": timedelta(days=25)}, "max_run must be at most 24 days"),

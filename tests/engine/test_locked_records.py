@@ -49,7 +49,7 @@ def test_a_renewal_leaves_out_what_is_locked_and_tells_it_from_what_is_lost(stor
     locked, lost, *others = leases
     run(driver, lambda: keys.release(lost))
     session = driver.open()
-    run_in(session, keys.complete(locked, PAID, ttl_ms=DAY))
+    run_in(session, keys.complete(locked, PAID))
     assert run(driver, lambda: keys.renew(leases)) == attempts(others)
     assert run(driver, lambda: keys.held([locked, lost])) == {locked.attempt}
     assert run(driver, lambda: keys.renew([locked])) == set()
@@ -68,7 +68,7 @@ def test_the_keeper_renews_the_others_meanwhile_and_the_locked_one_afterwards(st
         return record.locked_until
 
     session = driver.open()
-    run_in(session, keys.complete(locked, PAID, ttl_ms=DAY))
+    run_in(session, keys.complete(locked, PAID))
     before, locked_before = ends(other), ends(locked)
     for lease in (locked, other):
         keeper.watch(lease, 600_000)

@@ -56,7 +56,7 @@ class Store:
         return claim
 
     def complete(self, now: int = NOW, ttl_ms: int = DAY, provider_id: str | None = None) -> Claim:
-        claim = self.hold(now=now)
+        claim = self.hold(new_claim(ttl_ms=ttl_ms), now=now)
         program = self.keys.complete(lease_of(claim), ANSWER, provider_id=provider_id, now=now)
         assert self.run(program) == now + ttl_ms
         return claim

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 
 from ..errors import ConfigurationError
 from .fingerprint import FingerprintRules
+from .freshness import longest_fresh
 from .header import KeyRules
 
 Remember = Literal["successes", "definite", "everything"]
@@ -187,6 +188,8 @@ def _problems(policy: Policy) -> Iterator[str]:
         yield "ttl must be longer than nothing: a key that expires at once protects nobody."
     if policy.ttl > timedelta(days=3660):
         yield "ttl must have an end: keys that are never forgotten fill the table for ever."
+    if policy.ttl_ms < 1:
+        yield "ttl must be at least a millisecond."
     if policy.lease < timedelta(milliseconds=100):
         yield "lease must be at least 0.1 s, or it ends before a handler can start."
     if policy.max_run < policy.lease:
@@ -213,8 +216,11 @@ def _problems(policy: Policy) -> Iterator[str]:
         limit = getattr(policy, name)
         if limit is not None and limit < 1:
             yield f"{name} must be at least 1, or None for no limit."
-    if policy.max_age is not None and not timedelta(0) < policy.max_age < policy.ttl:
-        yield "max_age must be longer than nothing and shorter than ttl: else a request outlives its key."
+    if policy.max_age is not None and not timedelta(0) < longest_fresh(policy.max_age) < policy.ttl:
+        yield (
+            "max_age must be longer than nothing and shorter than ttl, with half a minute to spare for "
+            "clocks that differ: else a request outlives its key."
+        )
     for name in ("header", "expires_header", "replayed_header", "timestamp_header"):
         if not _TOKEN.fullmatch(getattr(policy, name)):
             yield f"{name} {getattr(policy, name)!r} is not a valid header name."

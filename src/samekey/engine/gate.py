@@ -38,8 +38,8 @@ def stale_answer(exchange: Exchange, policy: Policy) -> Answer | None:
     if policy.max_age is None:
         return None
     name = policy.timestamp_header.lower().encode("latin-1")
-    value = next((v.decode("latin-1") for n, v in exchange.parts.headers if n == name), None)
-    reason = stale_reason(value, datetime.now(UTC), policy.max_age, policy.timestamp_header)
+    values = [v.decode("latin-1") for n, v in exchange.parts.headers if n.lower() == name]
+    reason = stale_reason(values, datetime.now(UTC), policy.max_age, policy.timestamp_header)
     return None if reason is None else refuse(Refusal(400, reason, "stale"), policy)
 
 
