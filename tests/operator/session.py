@@ -136,7 +136,7 @@ def ambiguous_event(world: World) -> None:
         sent = Sent((SentStep("", record.downstream_key(), "po_5"),), "cards")
         world.run(
             lambda record=record, sent=sent: world.keys.complete(  # type: ignore[misc]
-                record.lease(MINUTE), ANSWER, ttl_ms=DAY, sent=sent
+                record.lease(MINUTE), ANSWER, sent=sent
             )
         )
     world.tell(Executed(Response(201)), "evt_77", provider_id="po_5", tenant="acme")

@@ -179,7 +179,7 @@ class LeasedWork(Work):
     def end(self, state: str) -> None:
         world, lease, sent = self.world, self.record.lease(MINUTE), self.sent(self.record)
         if state == "completed":
-            world.run(lambda: world.keys.complete(lease, ANSWER, ttl_ms=DAY, sent=sent))
+            world.run(lambda: world.keys.complete(lease, ANSWER, sent=sent))
         elif state == "failed":
             world.run(lambda: world.keys.fail(lease, "x", sent=sent))
         else:
@@ -210,7 +210,7 @@ class PhasedWork(Work):
         world, lease, operation = self.world, self.lease, self.record.id
         if state == "completed":
             world.run(lambda: world.phases.write_effect(lease, operation, 1, "capture", b"2", "ca_1"))
-            world.run(lambda: world.phases.complete(lease, operation, ANSWER, ttl_ms=DAY))
+            world.run(lambda: world.phases.complete(lease, operation, ANSWER))
         elif state == "failed":
             world.run(lambda: world.phases.take_back(lease, operation, 1, "capture"))
             world.run(lambda: world.keys.fail(lease, "x"))

@@ -69,8 +69,6 @@ class Leased:
             lambda: self._keys.complete(
                 lease,
                 answer,
-                ttl_ms=policy.ttl_ms,
-                from_creation=policy.ttl_from == "creation",
                 provider_id=found.provider_id,
             )
         )

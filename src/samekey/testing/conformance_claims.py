@@ -69,9 +69,7 @@ def complete(
 ) -> int | None:
     lease = must_read(store, claim).lease(claim.lease_ms)
     return store.run(
-        lambda: store.keys.complete(
-            lease, answer, provider_id=provider_id, sent=noted(provider_id), now=now
-        )
+        lambda: store.keys.complete(lease, answer, provider_id=provider_id, sent=noted(provider_id), now=now)
     )
 
 

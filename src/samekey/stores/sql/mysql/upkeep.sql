@@ -104,9 +104,6 @@ delete from {inputs} where operation_id in (:ids)
 -- name: reap_evidence
 delete from {evidence} where operation_id in (:ids)
 
--- name: reap_effects
-delete from {effects} where operation_id in (:ids)
-
 -- name: find_abandoned
 -- Pending operations that have waited too long and of which no worker has ever begun anything. What was begun
 -- may have happened, so its client must not be told that it will not.

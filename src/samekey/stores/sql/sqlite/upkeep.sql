@@ -95,9 +95,6 @@ delete from {inputs} where operation_id in (select value from json_each(:id_list
 -- name: reap_evidence
 delete from {evidence} where operation_id in (select value from json_each(:id_list))
 
--- name: reap_effects
-delete from {effects} where operation_id in (select value from json_each(:id_list))
-
 -- name: find_abandoned
 -- Pending operations that have waited too long and of which no worker has ever begun anything. What was begun
 -- may have happened, so its client must not be told that it will not.
