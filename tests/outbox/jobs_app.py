@@ -69,6 +69,25 @@ def declare(idempotency: Idempotency, provider_url: str = "", marks: Path | None
         """Blocks the event loop: nothing in it can stop that."""
         time.sleep(3600)
 
+    @idempotency.job("stubborn", backoff=QUICK, timeout=3600)
+    async def stubborn(job: JobContext, payload: Any) -> None:
+        """Does not let itself be cancelled."""
+        mark(f"stubborn-{job.attempts}")
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                pass
+
+    @idempotency.job("hang", backoff=QUICK, timeout=3600)
+    def hang(job: JobContext, payload: Any) -> None:
+        mark(f"hang-{job.attempts}")
+        time.sleep(3600)
+
+    @idempotency.job("hang_often", backoff=QUICK, timeout=0.05, max_attempts=50)
+    def hang_often(job: JobContext, payload: Any) -> None:
+        time.sleep(3600)
+
     @idempotency.job("sleep", backoff=QUICK, timeout=30)
     async def sleep(job: JobContext, seconds: float) -> str:
         mark(f"sleeping-{job.attempts}")

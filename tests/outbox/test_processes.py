@@ -148,6 +148,27 @@ def test_sigterm_gives_back_what_does_not_finish(workers: Workers, outbox: Outbo
     assert rows == [("live", 0, None)] * 2
 
 
+@pytest.mark.parametrize("name", ["hang", "stubborn"])
+def test_sigterm_ends_a_worker_whatever_hangs(workers: Workers, outbox: Outbox, name: str) -> None:
+    """Within its grace time and a moment. What hangs is named, and left to its lease."""
+    outbox.place(name)
+    worker = workers.start(grace=1, lease=600)
+    workers.marked(f"{name}-1")
+    worker.send(signal.SIGTERM)
+    assert worker.wait(20) == 0
+    row = outbox.job()
+    assert (row.state, row.attempts) == ("live", 0) and row.attempt is not None
+    assert f"job {name} {row.id} does not end" in worker.output()
+
+
+def test_a_worker_full_of_hung_threads_ends_to_be_started_again(workers: Workers, outbox: Outbox) -> None:
+    for _ in range(6):
+        outbox.place("hang_often")
+    worker = workers.start(concurrency=4, grace=0)
+    assert worker.wait(40) == STUCK
+    assert "hold every place of their kind: hang_often" in worker.output()
+
+
 # ------------------------------------------------------------------ many workers
 
 
