@@ -39,6 +39,7 @@ VALUES: dict[str, Value] = {
     "now": 1_000_000_000,
     "batch": BATCH,
     "keep_ms": 1,
+    "soft": 0,
     "lease_ms": 1,
     "without": ["-"],
     "timeout_ms": 0,
