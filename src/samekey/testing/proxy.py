@@ -245,7 +245,7 @@ class _Connection:
 
     async def _to_server(self, server: asyncio.StreamWriter) -> None:
         while data := await self._client_reader.read(65_536):
-            await self._proxy._flowing.wait()
+            await self._proxy._pass()
             for message, sql in self._session.from_client(data):
                 rule = None if sql is None else self._proxy._rule_for(sql)
                 if rule is not None:
@@ -258,7 +258,7 @@ class _Connection:
 
     async def _to_client(self, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(65_536):
-            await self._proxy._flowing.wait()
+            await self._proxy._pass()
             self._session.from_server(data)
             if self._session.answers_seen >= self._answer:
                 self._answered.set()
@@ -344,6 +344,7 @@ class FaultProxy:
         self._accepted = 0
         # Not asyncio's policy: the tests' own may be a loop that cannot be had twice.
         self._loop = asyncio.SelectorEventLoop()
+        self._latency = 0.0
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
@@ -397,6 +398,10 @@ class FaultProxy:
     def flow(self) -> None:
         """Pass on what was held back, and everything from now on."""
         self._do(self._set_flowing(True))
+
+    def slow_down(self, seconds: float) -> None:
+        """Let whatever passes from now on take this much longer, in each direction."""
+        self._latency = seconds
 
     def on_commit(self, action: Action, *, times: int | None = 1) -> Rule:
         """Let `action` befall the next COMMITs, `times` of them (None: all), on any connection."""
@@ -482,6 +487,11 @@ class FaultProxy:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+    async def _pass(self) -> None:
+        if self._latency:
+            await asyncio.sleep(self._latency)
+        await self._flowing.wait()
 
     async def _set_flowing(self, flowing: bool) -> None:
         if flowing:

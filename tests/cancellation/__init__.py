@@ -1,0 +1,1 @@
+"""Operations that are cancelled wherever they wait."""

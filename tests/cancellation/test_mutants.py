@@ -1,0 +1,82 @@
+"""The enumerator finds what it is there for: each mutant breaks one rule, and is found out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from samekey import SamekeyError
+from samekey.core.program import Program
+from samekey.core.record import Lease
+from samekey.drivers import asyncpg as asyncpg_driver
+from samekey.drivers.asyncpg_session import AsyncpgSession
+from samekey.engine.errands import Errands
+from samekey.engine.keeper import Keeper
+from samekey.engine.leased import Leased
+from samekey.stores.keys import Keys
+from tests.cancellation import test_once, world
+from tests.cancellation.world import Found, Mode, Store
+
+Patch = pytest.MonkeyPatch
+
+
+def tear_claims_and_forget_them(patch: Patch) -> None:
+    """A cancelled caller interrupts its claim, and nobody asks whether that has landed."""
+
+    async def begin(self: Errands, work: Any, unwanted: Any, **options: Any) -> Any:
+        return await work
+
+    patch.setattr(Errands, "begin", begin)
+    patch.setattr(Keeper, "give_back_later", lambda self, lease, factory: None)
+    patch.setattr(world, "PATIENCE", 2.0)  # it will not come to rest
+
+
+def give_back_a_cancelled_connection(patch: Patch) -> None:
+    """The connection of a handler that was cancelled goes to the next one as it is."""
+
+    async def rollback(self: Any) -> None:
+        if self._pool is not None:
+            self._pool.give_back(self._connection)
+
+    patch.setattr(AsyncpgSession, "rollback", rollback)
+    patch.setattr(asyncpg_driver, "_usable", lambda connection: not connection.is_closed())
+
+
+def free_the_key_on_a_time_out(patch: Patch) -> None:
+    """A handler that was cancelled half-way counts as one that did nothing."""
+
+    def release(self: Keys, lease: Lease, error_code: str, **options: Any) -> Program[int | None]:
+        yield from self.release(lease)
+        return None
+
+    patch.setattr(Keys, "lose", release)
+
+
+def keep_the_claim_of_a_caller_that_left(patch: Patch) -> None:
+    """A claim that nobody waits for any more is left to its lease."""
+    patch.setattr(Leased, "give_back", lambda self, running: iter(()))
+    patch.setattr(world, "PATIENCE", 2.0)  # it will not come to rest
+
+
+MUTANTS: list[tuple[Callable[[Patch], None], Mode]] = [
+    (tear_claims_and_forget_them, "leased"),
+    (give_back_a_cancelled_connection, "atomic"),
+    (free_the_key_on_a_time_out, "leased"),
+    (keep_the_claim_of_a_caller_that_left, "leased"),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("mutate", "mode"), MUTANTS, ids=[f"{mutate.__name__}-{mode}" for mutate, mode in MUTANTS]
+)
+def test_a_mutant_is_found(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[Patch], None], mode: Mode
+) -> None:
+    mutate(monkeypatch)
+    store = Store(postgres_url, ("waiting", "waking"))
+    with pytest.raises((Found, SamekeyError)):
+        asyncio.run(test_once.cancelled_everywhere(store, mode))
