@@ -1,0 +1,188 @@
+"""The rows of the outcome matrix: how a handler can end, and what that proves.
+
+Plain data. ``test_matrix.py`` drives every row through frameworks, modes and surroundings and counts effects;
+the documentation prints the rows as the table that users read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from samekey import NotExecuted, OutcomeUnknown
+from samekey.core.outcome import Ending, OnError, Outcome, judge
+
+
+class SdkError(Exception):
+    """What the SDK of a provider raises: nearly all of them carry the status of *their* answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the provider answered {status}")
+        self.status_code = status
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """The handler returns a response of this status."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnsNonsense:
+    """The handler returns what its framework cannot make an answer of."""
+
+    value: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Raises:
+    """The handler raises, after its effect."""
+
+    make: Callable[[], BaseException]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuses:
+    """The handler raises the framework's own HTTP exception."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailsBefore:
+    """The handler has a bug inside ``before_effect()``: it never comes to its effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """The handler returns a stream that breaks after its first piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """The handler makes its effect and still runs when somebody gives up on it."""
+
+
+Act = Returns | ReturnsNonsense | Raises | Refuses | FailsBefore | Breaks | Stays
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to end."""
+
+    name: str
+    act: Act
+    shown: bool = True
+    """Printed in the documentation."""
+
+    def outcome(self, on_error: OnError) -> Outcome | None:
+        """What the table says of it by itself, with nothing around; None while the handler still runs."""
+        ending: Ending
+        match self.act:
+            case Returns(status):
+                ending = Ending(status)
+            case ReturnsNonsense() | Breaks():
+                ending = Ending(None, own=False)
+            case Raises(make):
+                ending = Ending(None, make())
+            case Refuses(status):
+                ending = Ending(status, ValueError(), refusal=status)
+            case FailsBefore():
+                ending = Ending(None, KeyError(), before_effect=True)
+            case Stays():
+                return None
+        return judge(ending, remember="definite", on_error=on_error)
+
+    def frees(self, on_error: OnError) -> bool:
+        """Whether it proves, or was declared to mean, that a retry may run."""
+        return self.outcome(on_error) in (Outcome.FAIL, Outcome.RELEASE)
+
+
+ROWS: tuple[Row, ...] = (
+    Row("returned 201", Returns(201)),
+    Row("returned 303", Returns(303), shown=False),
+    Row("returned 307 or 308", Returns(307)),
+    Row("returned 409, or another definite 4xx", Returns(409)),
+    Row("returned 429 (or 401, 403, 408, 413, 415, 425)", Returns(429)),
+    Row("returned 500 or 503", Returns(503)),
+    Row("returned 502 or 504", Returns(502)),
+    Row("returned what cannot be serialised", ReturnsNonsense(object)),
+    Row("forgot its `return`", ReturnsNonsense(lambda: None), shown=False),
+    Row("returned a stream that broke off", Breaks()),
+    Row("raised the framework's HTTP exception 409", Refuses(409)),
+    Row("raised the framework's HTTP exception 429", Refuses(429)),
+    Row("raised the framework's HTTP exception 500 or 503", Refuses(503)),
+    Row("raised the framework's HTTP exception 502 or 504", Refuses(502), shown=False),
+    Row("raised `NotExecuted`", Raises(NotExecuted)),
+    Row("raised anything inside `before_effect()`", FailsBefore()),
+    Row("raised `OutcomeUnknown`", Raises(OutcomeUnknown)),
+    Row("raised a time-out, or its connection broke", Raises(TimeoutError)),
+    Row("could not connect to the provider", Raises(ConnectionRefusedError)),
+    *(
+        Row(
+            f"raised an SDK's error with status {status}",
+            Raises(lambda status=status: SdkError(status)),
+            shown=False,
+        )
+        for status in (400, 401, 403, 404, 408, 429, 500, 503)
+    ),
+    Row("raised an SDK's error, whatever status it carries", Raises(lambda: SdkError(429))),
+    Row("raised any other error", Raises(KeyError)),
+    Row("was cancelled", Raises(asyncio.CancelledError)),
+    Row("still runs while somebody gave up on it", Stays()),
+)
+
+Around = Literal[
+    "nothing",
+    "handler to 400",
+    "handler to 429",
+    "handler to 503",
+    "middleware raises",
+    "inner deadline",
+    "outer deadline",
+    "client gone",
+]
+AROUND: tuple[Around, ...] = (
+    "nothing",
+    "handler to 400",
+    "handler to 429",
+    "handler to 503",
+    "middleware raises",
+    "inner deadline",
+    "outer deadline",
+    "client gone",
+)
+"""What stands around the handler: an exception handler of the application, a middleware inside ours that
+fails on the way out, a deadline inside and outside of ours, and a client that leaves."""
+
+WORDS: dict[Outcome | None, str] = {
+    Outcome.REMEMBER: "remembered",
+    Outcome.RELEASE: "released",
+    Outcome.FAIL: "`failed_retryable`",
+    Outcome.UNKNOWN: "`unknown`",
+    None: "judged when it ends",
+}
+
+
+def table() -> str:
+    """The matrix as users read it."""
+    lines = [
+        '| the handler … | leased | leased, `on_error="retry"` | atomic |',
+        "|---|---|---|---|",
+    ]
+    for row in ROWS:
+        if row.shown:
+            plain, optimistic = row.outcome("unknown"), row.outcome("retry")
+            lines.append(f"| {row.name} | {WORDS[plain]} | {WORDS[optimistic]} | {_atomic(row, plain)} |")
+    lines.append("| died, or its lease ended | `unknown` | `unknown` | rolled back |")
+    return "\n".join(lines)
+
+
+def _atomic(row: Row, outcome: Outcome | None) -> str:
+    if outcome is Outcome.REMEMBER:
+        committed = isinstance(row.act, Returns) and row.act.status < 400
+        return "committed, remembered" if committed else "rolled back, remembered"
+    return "rolled back" if outcome is not None else "rolled back when it ends"
