@@ -35,7 +35,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-import samekey.core.outcome
 import samekey.testing
 from samekey import (
     ConfigurationError,
@@ -59,6 +58,7 @@ from samekey.stores.sql.queries import queries_for
 from samekey.tenants import single_tenant
 from samekey.testing.processes import serve_asgi, serve_wsgi, wait_until
 from samekey.workers.reconciler import Reconciler
+from tests.matrix import rows as matrix
 from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
 from tests.test_layers import ANY, LAYERS
 
@@ -113,8 +113,7 @@ def migrate_output() -> str:
 
 
 def outcome_table() -> str:
-    lines = inspect.cleandoc(samekey.core.outcome.__doc__ or "").splitlines()
-    return "\n".join(line for line in lines if line.startswith("|")) + "\n"
+    return f"{matrix.table()}\n"
 
 
 def layer_table() -> str:
@@ -287,6 +286,7 @@ def client_of(idempotency: Idempotency, **handlers: Any) -> TestClient:
 def test_examples_of_modes(names: dict[str, Any]) -> None:
     idempotency = names["idempotency"]
     names["provider"] = SimpleNamespace(charge=charge, find=find)
+    names["prices"] = {"coffee": 450}
     for code in blocks("docs/modes.md", "python"):
         run_block(code, names)
     _execute(idempotency, "create table orders (item text)")
@@ -298,7 +298,7 @@ def test_examples_of_modes(names: dict[str, Any]) -> None:
     found = idempotency.find_by_provider_id("ch_1", tenant=SHOP, source="cards")
     assert found is not None
     assert idempotency.find_by_downstream_key(CHARGED[0]) == found
-    assert names["by_the_provider"](names["CardDeclined"]()) is Outcome.FAIL
+    assert names["by_the_provider"](None, names["CardDeclined"]()) is Outcome.FAIL
     _finding_out(names)
 
 

@@ -46,7 +46,7 @@ class Order:
         409: {"description": "There is not so much in stock. Nothing was ordered."},
     },
 )
-@idempotency.atomic(on_4xx="rollback")
+@idempotency.atomic
 async def create_order(wanted: OrderRequest, account: Account) -> HTTPResponse:
     """Orders something that is in stock."""
     operation = current_operation()

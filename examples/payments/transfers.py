@@ -62,7 +62,7 @@ class Transfer:
         402: {"model": Transfer, "description": "The provider declined it."},
     },
 )
-@idempotency.leased(on_error="unknown")
+@idempotency.leased
 async def create_transfer(wanted: TransferRequest, account: Account) -> HTTPResponse:
     """Sends money to an account elsewhere."""
     operation = current_operation()
