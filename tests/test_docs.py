@@ -58,8 +58,8 @@ from samekey.stores.sql.queries import queries_for
 from samekey.tenants import single_tenant
 from samekey.testing.processes import serve_asgi, serve_wsgi, wait_until
 from samekey.workers.reconciler import Reconciler
-from tests.matrix import rows as matrix
 from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
+from tests.matrix import rows as matrix
 from tests.test_layers import ANY, LAYERS
 
 ROOT = Path(__file__).parent.parent

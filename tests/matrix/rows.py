@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from samekey import NotExecuted, OutcomeUnknown
@@ -124,7 +125,7 @@ ROWS: tuple[Row, ...] = (
     *(
         Row(
             f"raised an SDK's error with status {status}",
-            Raises(lambda status=status: SdkError(status)),
+            Raises(partial(SdkError, status)),
             shown=False,
         )
         for status in (400, 401, 403, 404, 408, 429, 500, 503)

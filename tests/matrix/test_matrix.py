@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from samekey import Outcome
+from samekey.core.outcome import OnError, judge
+from samekey.core.states import Mode as Ways
 from samekey.engine.way import Handled
 from samekey.testing.processes import wait_until
 from tests.edges.callers import AsgiClient, Got, LoopThread, Request, WsgiClient
@@ -75,7 +77,7 @@ def send(client: Any, play: Play) -> Got | None:
 def settled(play: Play) -> bool:
     """Whether nothing of the first run is under way any more."""
     states = {state for state, _ in play.store.records(play.world.name)}
-    here = getattr(play.store.idempotency._ways["atomic"], "_here", {})
+    here = getattr(play.store.idempotency._ways[Ways.ATOMIC], "_here", {})
     return "in_progress" not in states and not any(play.world.name in scope for scope, _ in here)
 
 
@@ -88,7 +90,7 @@ def test_never_two_effects_without_proof(
     loop: LoopThread,
     threads: ThreadPoolExecutor,
 ) -> None:
-    on_error = "retry" if mode == "retry" else "unknown"
+    on_error: OnError = "retry" if mode == "retry" else "unknown"
     for row in rows(kind, around):
         play = Play(row, mode, around, matrix_stores.get(), World())
         client: Any
@@ -163,7 +165,6 @@ def test_the_matrix_catches(
             return Outcome.FAIL if ending.status is None or ending.status >= 500 else Outcome.REMEMBER
         return judge(ending, **options)
 
-    judge = rules_module.judge
     around: Around = "nothing"
     if mutant == "judge by the page":
         monkeypatch.setattr(Handled, "ending", property(by_the_page))

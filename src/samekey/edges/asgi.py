@@ -440,6 +440,8 @@ class _Guarded:
         if self._handled is None:
             if self._at_edge and running.boundary.place is Place.RUNNING and page is not None:
                 running.boundary.returned(own_word(page.status, running.rules))
+            elif running.boundary.sending:
+                running.boundary.returned()  # a bare application's own answer
             elif not self._at_edge and self._abandon():
                 # Somebody answers in the place of a handler that still runs; whoever runs it will finish.
                 assert page is not None

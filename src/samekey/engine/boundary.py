@@ -24,7 +24,7 @@ class Place(StrEnum):
 class Boundary:
     """One run of one handler. Safe between threads."""
 
-    __slots__ = ("_abandoned", "_lock", "arguments", "error", "place", "proof", "value")
+    __slots__ = ("_abandoned", "_lock", "arguments", "error", "place", "proof", "said", "sending", "value")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,6 +36,10 @@ class Boundary:
         """What it was called with, by name: a framework may let it set the status through one of them."""
         self.error: BaseException | None = None
         """What it raised."""
+        self.said: int | None = None
+        """The status that a bare ASGI or WSGI application gave by itself, without a framework."""
+        self.sending = False
+        """It is just sending, as a bare ASGI application does: what comes now is its own answer."""
         self.proof: BaseException | None = None
         """What was raised inside ``before_effect()``."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..errors import ConfigurationError
+from .boundary import Boundary
 from .exchange import Exchange, Unguarded, current_exchange
 from .input import Captured, capture
 from .operation import Running, _current
@@ -111,7 +112,7 @@ def _run(
     token = _current.set(begun.operation)
     boundary.enter(kwargs)
     try:
-        value = handler(*args, **kwargs)
+        value = handler(*_as_wsgi(boundary, args), **kwargs)
     except BaseException as error:
         if boundary.raised(error):
             engine.finish(begun, exchange.handled(None))
@@ -121,6 +122,38 @@ def _run(
     if boundary.returned(value):
         engine.finish(begun, exchange.handled(None))
     return value
+
+
+def _as_wsgi(boundary: Boundary, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A decorated function may be a bare application: then the status that it starts with is its own word."""
+    if len(args) != 2 or not isinstance(args[0], dict) or "wsgi.input" not in args[0]:
+        return args
+    environ, start_response = args
+
+    def start(status: str, *more: Any) -> Any:
+        code = status.split(" ", 1)[0]
+        boundary.said = int(code) if code.isdigit() else None
+        return start_response(status, *more)
+
+    return environ, start
+
+
+def _as_asgi(boundary: Boundary, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same for ASGI, where the application also sends its answer while it still runs."""
+    if len(args) != 3 or not isinstance(args[0], MutableMapping) or "type" not in args[0]:
+        return args
+    scope, receive, send = args
+
+    async def send_own(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            boundary.said = message["status"]
+        boundary.sending = True
+        try:
+            await send(message)
+        finally:
+            boundary.sending = False
+
+    return scope, receive, send_own
 
 
 async def _run_async(
@@ -134,7 +167,7 @@ async def _run_async(
     token = _current.set(begun.operation)
     boundary.enter(kwargs)
     try:
-        value = await handler(*args, **kwargs)
+        value = await handler(*_as_asgi(boundary, args), **kwargs)
     except BaseException as error:
         if boundary.raised(error):
             await engine.finish_async(begun, exchange.handled(None))

@@ -90,6 +90,8 @@ class Exchange:
     def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
         if page is None:
             return False
+        if boundary.said is not None:
+            return boundary.said == page.status
         return self.framework.own_status(boundary.value, boundary.arguments) == page.status
 
 
