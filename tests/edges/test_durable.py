@@ -246,7 +246,7 @@ def test_the_downstream_key_is_stable_and_finds_its_record(
     assert len(keys) == 3 and len(set(keys)) == 1 and len(keys[0]) <= 65
     record = store.idempotency.find_by_downstream_key(keys[0])
     assert record is not None and (record.key, record.attempts) == ("key-1", 3)
-    by_provider = store.idempotency.find_by_provider_id(f"ch_{keys[0]}", tenant="alice")
+    by_provider = store.idempotency.find_by_provider_id(f"ch_{keys[0]}", tenant=f"{world.name}-alice")
     assert by_provider is not None and by_provider.id == record.id
     assert store.idempotency.find_by_provider_id("ch_never", tenant="alice") is None
     client.send(Ask(tenant="bob").request("/pay", world.name))
