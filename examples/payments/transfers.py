@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import APIRouter, HTTPException
 from fastapi import Response as HTTPResponse
 
-from samekey import Executed, NotExecuted, OutcomeUnknown, Response, StillUnknown, current_operation
+from samekey import Executed, NotExecuted, Response, StillUnknown, current_operation
 from samekey.core.record import Record
 
 from .accounts import Account
 from .bodies import After, Amount, Body, Limit, Reference, Status, Text, as_http, is_id
-from .database import DatabaseUnavailable, Run
+from .database import Run
 from .provider import NAME, Entry, Refused
 from .service import database, idempotency, provider, settings
 
@@ -67,10 +67,9 @@ async def create_transfer(wanted: TransferRequest, account: Account) -> HTTPResp
     """Sends money to an account elsewhere."""
     operation = current_operation()
     transfer = Transfer(operation.id, "pending", wanted.amount, wanted.account, wanted.reference)
-    try:
+    with operation.before_effect():
         await begin(database.run, account, transfer)
-    except DatabaseUnavailable as error:
-        raise NotExecuted("The provider was not called.") from error
+    # From here on an error leaves the outcome unknown, whatever it is: the money may have moved.
     made = await provider.move(
         "transfer",
         key=operation.downstream_key(),
@@ -81,10 +80,7 @@ async def create_transfer(wanted: TransferRequest, account: Account) -> HTTPResp
     operation.source = NAME
     operation.provider_id = None if isinstance(made, Refused) else made.id
     transfer = transfer.settled(operation.provider_id)
-    try:
-        await settle(database.run, transfer)
-    except DatabaseUnavailable as error:
-        raise OutcomeUnknown("Our own books do not say yet what the provider said.") from error
+    await settle(database.run, transfer)
     return as_http(transfer.response())
 
 

@@ -20,12 +20,19 @@ import samekey.engine.engine as engine_module
 import samekey.engine.gate as gate_module
 import samekey.engine.jobs as jobs_module
 import samekey.engine.operation as operation_module
+import samekey.engine.rules as rules_module
+import samekey.engine.way as way_module
 from samekey.core.claim import downstream_base
+from samekey.core.outcome import Ending, Outcome
 from samekey.edges import asgi
 from samekey.engine.atomic import LockedAtomic
+from samekey.engine.engine import Engine
+from samekey.engine.exchange import Exchange
 from samekey.engine.flow import Commit, Pause, ask
 from samekey.engine.keeper import Keeper
 from samekey.engine.way import Finished, Handled, keep
+from samekey.errors import NotExecuted
+from samekey.stores.keys import Keys
 from samekey.stores.sql.queries import Queries
 
 VARIABLE = "SAMEKEY_MUTANT"
@@ -41,6 +48,9 @@ def without_fencing() -> None:
         return build(self, name, re.sub(r"\band (k\.)?attempt = :attempt(::text)?(?!\w)", "", sql))
 
     vars_of(Queries, build=unfenced)
+    vars_of(Keys, give_back=lambda self, lease, *, now=None: self.release(lease, now=now))
+    # A claim that cannot have landed is taken back too, which changes nothing where attempts are compared.
+    vars_of(way_module, _may_have_landed=lambda error: True)
 
 
 def without_heartbeat() -> None:
@@ -109,6 +119,51 @@ def without_tenant() -> None:
     vars_of(engine_module, tenant_of=everybody)
 
 
+def finish_twice() -> None:
+    """Whoever is cut off while finishing finishes again, and takes what cut it off for the handler's end."""
+    finish = Engine.finish_async
+    cut_off: dict[int, Any] = {}
+
+    async def again(self: Engine, running: Any, handled: Handled) -> Finished:
+        if id(running) in cut_off:
+            return await finish(self, running, Handled(None, NotExecuted("It was cut off.")))
+        try:
+            await asyncio.sleep(INSTANT)
+        except asyncio.CancelledError:
+            cut_off[id(running)] = running
+            raise
+        return await finish(self, running, handled)
+
+    vars_of(Engine, finish_async=again)
+
+
+def judge_by_the_page() -> None:
+    """What the client is shown decides, whoever made it, and not how the handler ended."""
+    whole = Exchange.handled
+
+    def shown(self: Exchange, page: Any, *, streamed: bool = False) -> Handled:
+        handled = whole(self, page, streamed=streamed)
+        return handled if page is None else replace(handled, error=None, own=True, refusal=None)
+
+    vars_of(Exchange, handled=shown)
+
+
+def free_on_time_out() -> None:
+    """A call that took too long counts as one that was not made."""
+    judge = vars(rules_module)["judge"]
+
+    def hopeful(ending: Ending, **options: Any) -> Outcome:
+        error = ending.error
+        while error is not None:
+            if "Timeout" in type(error).__name__:
+                return Outcome.FAIL
+            error = error.__cause__
+        found: Outcome = judge(ending, **options)
+        return found
+
+    vars_of(rules_module, judge=hopeful)
+
+
 def vars_of(owner: Any, **changed: Any) -> None:
     """Sets attributes, and fails if one was not there: then the mutant would change nothing."""
     for name, value in changed.items():
@@ -124,6 +179,9 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "persist_before_send": without_persisting_first,
     "downstream_key": without_downstream_key,
     "tenant": without_tenant,
+    "finish_twice": finish_twice,
+    "judge_by_the_page": judge_by_the_page,
+    "free_on_time_out": free_on_time_out,
 }
 
 chosen = os.environ.get(VARIABLE)

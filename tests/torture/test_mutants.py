@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from samekey.testing.service.evidence import counted
+from samekey.testing.service.mishaps import MISHAPS
 from samekey.testing.service.plan import Plan, load_of, only
 from samekey.testing.service.run import torture_service
 from tests.torture.mutants import MUTANTS, VARIABLE
@@ -37,6 +38,9 @@ SLOW = replace(
     cycle=1.5,
 )
 
+# A provider that recognises no key, and nobody who is late: a transfer that is asked for twice is made twice.
+FORGETFUL = replace(FOCUSED, load=load_of("transfer"), window=0, webhooks=False, fault_every=0.4, seconds=5)
+
 PLANS = {
     # A node that cannot reach the database takes back its claims when it can again; others hold the keys by
     # then, and are still calling.
@@ -60,6 +64,9 @@ PLANS = {
         seconds=5,
     ),
     "tenant": replace(FOCUSED, seconds=3, faults={}),
+    "finish_twice": replace(FORGETFUL, faults=only("deadline_inside")),
+    "judge_by_the_page": replace(FORGETFUL, faults=only("answer_broken")),
+    "free_on_time_out": replace(FORGETFUL, faults=only("charge_then_time_out")),
 }
 
 ON_POSTGRESQL = {"fencing", "atomic_commit", "persist_before_send"}
@@ -73,6 +80,9 @@ CAUGHT_BY = {
     "persist_before_send": {"success_without_effect", "answers_differ", "answer_forgotten"},
     "downstream_key": {"effect_twice"},
     "tenant": {"refused_without_cause", "success_without_effect", "tenant_leak"},
+    "finish_twice": {"effect_twice"},
+    "judge_by_the_page": {"effect_twice"},
+    "free_on_time_out": {"effect_twice"},
 }
 
 
@@ -94,4 +104,11 @@ def test_a_mutant_is_caught(name: str, request: pytest.FixtureRequest) -> None:
 def test_the_control_holds() -> None:
     """The plan of the mutant that is told by waiting too long, with everything switched on."""
     report = torture_service(replace(SLOW, margin=60))
+    assert report.held, report.text()
+
+
+def test_nothing_is_asked_for_twice_of_a_provider_that_forgets() -> None:
+    """The plans of the mutants of the request path together, with everything switched on."""
+    faults = only(*MISHAPS, "charge_then_time_out", "charge_then_drop", "error_after", "malformed")  # type: ignore[arg-type]
+    report = torture_service(replace(FORGETFUL, faults=faults, seconds=8, margin=60))
     assert report.held, report.text()

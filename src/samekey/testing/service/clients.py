@@ -44,6 +44,10 @@ LATE_AT_THE_END: Final = 300
 """Finished keys that are tried once more when all is over: a sample, because each costs a round trip."""
 PACE: Final = 0.05
 """Seconds that a client rests between two operations, on average."""
+WHOLE: Final = 0.8
+"""How often a client that hangs up has sent its request whole; else it leaves anywhere in head or body."""
+HANG_UP_AFTER: Final = (0.0, 0.0, 0.005, 0.02, 0.05, 0.2)
+"""Seconds: before anybody has looked, during the claim, the call, the commit, the answer."""
 GET_PATIENCE: Final = 30
 """How often a list is asked for when all is over."""
 PAGE: Final = 5000
@@ -241,7 +245,7 @@ class Clients:
         }
 
     async def _abandon(self, intent: Intent, source: random.Random) -> None:
-        """Sends a request and hangs up without waiting for its answer."""
+        """Sends a request, or a part of one, and hangs up without waiting for its answer."""
         node = source.randrange(len(self._nodes))
         began, error = self._clock(), "hung up"
         headers = {
@@ -253,9 +257,11 @@ class Clients:
         try:
             async with asyncio.timeout(self._plan.client_timeout):
                 _, writer = await asyncio.open_connection(LOOPBACK, urlsplit(self._nodes[node]).port)
-                writer.write(f"POST {intent.path} HTTP/1.1\r\n{head}\r\n".encode() + intent.body.content)
+                request = f"POST {intent.path} HTTP/1.1\r\n{head}\r\n".encode() + intent.body.content
+                whole = source.random() < WHOLE
+                writer.write(request if whole else request[: source.randrange(len(request))])
                 await writer.drain()
-                await asyncio.sleep(source.choice((0, 0, 0.005, 0.02)))
+                await asyncio.sleep(source.choice(HANG_UP_AFTER))
                 writer.transport.abort()
         except (OSError, TimeoutError) as failure:
             error = type(failure).__name__

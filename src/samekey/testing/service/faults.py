@@ -13,11 +13,14 @@ from ..postgres import PostgresUnavailable
 from ..processes import ProcessFailed
 from ..provider import FAULTS as PROVIDER_FAULTS
 from ..proxy import FaultProxy, cut_after, cut_and_delay, cut_before
+from .mishaps import IN_CALLS, MISHAPS, Order
 from .nodes import CouldNotRun, Member, World
 from .plan import FaultKind, Planned
 
 WRITES: Final = r"(?s:(insert|update|delete|with)\b.*)"
 """Statements whose lost reply leaves a caller in doubt."""
+MISHAP_TIMES: Final = 5
+"""A mishap befalls so many times the planned number of requests: it must hit the moment."""
 LOOK_AFTER_EVERY: Final = 0.25
 
 
@@ -68,6 +71,11 @@ class Injector:
             await self._fail_provider(planned)
             return
         began, victim = self._clock(), self._victim(planned)
+        if kind in MISHAPS:
+            order = Order(kind, planned.times * MISHAP_TIMES, planned.seconds)
+            await asyncio.to_thread(victim.order, order)
+            self._note(kind, victim.name, began, lasts=True)
+            return
         match kind:
             case "kill_node" | "kill_worker":
                 await asyncio.to_thread(victim.kill_and_launch)
@@ -86,7 +94,7 @@ class Injector:
             case "stall_database" | "stall_provider":
                 proxy = self._proxy(victim, kind)
                 await self._last(planned, victim.name, proxy.stall, proxy.flow)
-            case "commit_lost" | "commit_unacknowledged" | "commit_late" | "reply_lost":
+            case "commit_lost" | "commit_unacknowledged" | "commit_late" | "statement_lost" | "reply_lost":
                 await asyncio.to_thread(self._lose, planned, self._proxy(victim, kind))
                 # It waits for its statements: from here on they may come at any time.
                 self._note(kind, victim.name, began, lasts=True)
@@ -114,6 +122,8 @@ class Injector:
                 proxy.on_commit(cut_after, times=times)
             case "commit_late":
                 proxy.on_commit(cut_and_delay(planned.seconds), times=times)
+            case "statement_lost":
+                proxy.on_statement(WRITES, cut_before, times=times)
             case _:
                 proxy.on_statement(WRITES, cut_after, times=times)
 
@@ -128,7 +138,7 @@ class Injector:
     def _victim(self, planned: Planned) -> Member:
         """Of the nodes, of the workers, or of both."""
         world = self._world
-        if planned.kind.endswith("_node"):
+        if planned.kind.endswith("_node") or planned.kind in MISHAPS - IN_CALLS:
             among = world.nodes
         elif planned.kind.endswith("_worker"):
             among = world.workers

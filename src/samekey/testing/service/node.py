@@ -10,11 +10,15 @@ minute and more for users, and must fit into a run that takes a minute.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import time
+from pathlib import Path
 
 from samekey.testing.processes import LOOPBACK
+
+from .mishaps import VARIABLE, Book, spoil_calls, surround
 
 RECONCILING = (
     *("--reconciler-timeout", "3", "--reconciler-tries", "200"),
@@ -37,13 +41,20 @@ def main() -> None:
     options, rest = parser.parse_known_args()
     shift_clock(options.skew)
     sys.path.insert(0, os.getcwd())
+    book = Book(Path(os.environ[VARIABLE])) if VARIABLE in os.environ else None
+    if book is not None:
+        spoil_calls(book)
     if options.role == "app":
         import uvicorn
 
         port = argparse.ArgumentParser()
         port.add_argument("--port", type=int, required=True)
+        module, _, name = options.target.partition(":")
+        application = getattr(importlib.import_module(module), name)
+        if book is not None:
+            application = surround(application, book)
         uvicorn.run(
-            options.target,
+            application,
             host=LOOPBACK,
             port=port.parse_args(rest).port,
             access_log=False,

@@ -27,6 +27,7 @@ from ..processes import LOOPBACK, GuardedProcess, ProcessFailed, free_port, wait
 from ..provider import Provider
 from ..proxy import FaultProxy
 from .links import MySQLProxy
+from .mishaps import VARIABLE, Book, Order
 from .plan import Plan
 
 Server: TypeAlias = postgres.NamedServer | mariadb.NamedServer
@@ -61,6 +62,8 @@ class Member:
         self._world = world
         self._random = random.Random(f"skew {world.plan.seed} {self.name}")
         self._lock = threading.RLock()
+        self._orders = world.directory / f"{role}-{index}.orders"
+        self._book = Book(self._orders)
         self._process: GuardedProcess | None = None
         self._falls = 0
         self._launched = 0.0
@@ -79,7 +82,8 @@ class Member:
         database, provider = world.database_url, self.provider_proxy
         if self.database_proxy is not None:
             database = self.database_proxy.url_for(database)
-        return world.environment(database, f"http://{LOOPBACK}:{provider.port}")
+        found = world.environment(database, f"http://{LOOPBACK}:{provider.port}")
+        return {**found, VARIABLE: str(self._orders)}
 
     def launch(self) -> None:
         """Starts it, each time with another error of its clock."""
@@ -120,6 +124,10 @@ class Member:
                 raise CouldNotRun(f"{self.name} ends by itself:\n{self.last_words()}")
             self.launch()
 
+    def order(self, order: Order) -> None:
+        """Something shall go wrong inside it with its next requests."""
+        self._book.write(order)
+
     def pause(self) -> None:
         if self._process is not None:
             self._process.send(signal.SIGSTOP, group=True)
@@ -144,6 +152,7 @@ class Member:
     def calm(self) -> None:
         """Nothing stands in its way any more."""
         self.resume()
+        self._book.write(None)
         for proxy in (self.database_proxy, self.provider_proxy):
             if proxy is not None:
                 proxy.clear()
@@ -220,7 +229,8 @@ class World:
             Provider.start(
                 self.directory / "provider",
                 latency=plan.latency,
-                webhook_url=f"http://{LOOPBACK}:{first_port}{WEBHOOKS}",
+                window=plan.window,
+                webhook_url=f"http://{LOOPBACK}:{first_port}{WEBHOOKS}" if plan.webhooks else None,
                 webhook_secret=self.secret,
             )
         )

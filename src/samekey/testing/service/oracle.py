@@ -15,6 +15,7 @@ from typing import Any, Final
 from ..provider import Entry
 from .evidence import Evidence, Finding, Row, View
 from .histories import LEDGER_KINDS, Body, Exchange, Intent, told
+from .mishaps import MISHAPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,10 @@ CAUSES: Final = frozenset(
         *("kill_node", "kill_worker", "pause_node", "pause_worker", "kill_provider"),
         *("restart_fast", "restart_immediate", "machine_stalled"),
         *("cut_database", "refuse_database", "stall_database", "reply_lost", "commit_unacknowledged"),
-        *("commit_lost", "commit_late", "cut_provider", "refuse_provider", "stall_provider"),
+        *("commit_lost", "statement_lost", "commit_late"),
+        *("cut_provider", "refuse_provider", "stall_provider"),
         *("charge_then_time_out", "charge_then_drop", "error_before", "error_after", "limit", "malformed"),
+        *MISHAPS,
     }
 )
 """After which an outcome may rightly be unknown for a while. A slow answer is none of them; a worker that was

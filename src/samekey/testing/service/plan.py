@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 
 from ..provider import Fault as ProviderFault
 from .histories import Kind
+from .mishaps import Mishap
 
 ProcessFault: TypeAlias = Literal["kill_node", "kill_worker", "pause_node", "pause_worker", "kill_provider"]
 DatabaseFault: TypeAlias = Literal[
@@ -22,12 +23,13 @@ DatabaseFault: TypeAlias = Literal[
     "refuse_database",
     "stall_database",
     "commit_lost",  # it never reaches the server
+    "statement_lost",  # the same, for any other statement that writes
     "commit_unacknowledged",  # it does, and its reply is lost
     "commit_late",  # it does when the client has long given up
     "reply_lost",  # the same as unacknowledged, for any other statement that writes
 ]
 NetworkFault: TypeAlias = Literal["cut_provider", "refuse_provider", "stall_provider"]
-FaultKind: TypeAlias = ProcessFault | DatabaseFault | NetworkFault | ProviderFault
+FaultKind: TypeAlias = ProcessFault | DatabaseFault | NetworkFault | ProviderFault | Mishap
 
 PROCESS_FAULTS: Final[frozenset[str]] = frozenset(get_args(ProcessFault))
 DATABASE_FAULTS: Final[frozenset[str]] = frozenset(get_args(DatabaseFault))
@@ -55,6 +57,7 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "refuse_database": 2,
     "stall_database": 2,
     "commit_lost": 3,
+    "statement_lost": 3,
     "commit_unacknowledged": 4,
     "commit_late": 3,
     "reply_lost": 4,
@@ -73,6 +76,13 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "webhook_doubled": 2,
     "webhook_late": 2,
     "webhook_reordered": 2,
+    "deadline_inside": 5,
+    "deadline_outside": 3,
+    "cancel_inside": 2,
+    "cancel_outside": 2,
+    "answer_broken": 4,
+    "sdk_error_before": 2,
+    "sdk_error_after": 4,
 }
 """How often each is chosen. Deaths and lost replies most of all: that is where systems break."""
 
@@ -116,6 +126,10 @@ class Plan:
     """More for the service's processes."""
     compare: bool = True
     """Whether the service's own comparison of ledgers is asked at the end; it costs a process."""
+    window: float = 24 * 3600.0
+    """Seconds for which the provider recognises a key. 0 is for plans in which nobody may ask it twice."""
+    webhooks: bool = True
+    """Whether the provider tells what happened."""
     latency: float = 0.02
     """Seconds between the provider's entry and its answer: the time in which a death hurts most."""
 
@@ -202,6 +216,8 @@ def _lasting(plan: Plan, kind: FaultKind, source: random.Random) -> float:
             return plan.lease * source.uniform(0.5, 2.0)
         case "charge_then_time_out":
             return plan.call_timeout * 3
+        case "deadline_inside" | "deadline_outside" | "cancel_inside" | "cancel_outside":
+            return source.choice((0.02, 0.1, 0.5))  # at most: each request has its own
         case _:
             return 0.0
 
