@@ -23,10 +23,17 @@ class Settings:
     """Seconds after which an operation whose process is silent is taken for abandoned."""
     call_timeout: float = 5.0
     """Seconds for one call to the provider: longer than its slowest answer."""
+    ttl: float = 24 * 3600.0
+    """Seconds for which an answer is kept. After that its key is as good as new."""
+    encryption_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Fernet keys for what is stored of requests and answers: the first encrypts, all of them decrypt.
+    Without one it is stored as it is."""
 
     def __post_init__(self) -> None:
-        if self.lease <= 0 or self.call_timeout <= 0:
-            raise ValueError("PAYMENTS_LEASE and PAYMENTS_CALL_TIMEOUT must be seconds, more than none.")
+        if min(self.lease, self.call_timeout, self.ttl) <= 0:
+            raise ValueError(
+                "PAYMENTS_LEASE, PAYMENTS_CALL_TIMEOUT and PAYMENTS_TTL must be seconds, more than none."
+            )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
@@ -42,4 +49,6 @@ class Settings:
             accounts=accounts,
             lease=float(environment.get("PAYMENTS_LEASE", default.lease)),
             call_timeout=float(environment.get("PAYMENTS_CALL_TIMEOUT", default.call_timeout)),
+            ttl=float(environment.get("PAYMENTS_TTL", default.ttl)),
+            encryption_keys=tuple(environment.get("PAYMENTS_ENCRYPTION_KEYS", "").split()),
         )

@@ -40,11 +40,15 @@ def test_the_settings_come_from_the_environment() -> None:
             "PAYMENTS_ACCOUNTS": '{"t": "acct"}',
             "PAYMENTS_LEASE": "2.5",
             "PAYMENTS_CALL_TIMEOUT": "1",
+            "PAYMENTS_TTL": "3600",
+            "PAYMENTS_ENCRYPTION_KEYS": "hush quiet",
         }
     )
-    expected = Settings("postgresql://db/payments", "http://provider", "shh", {"t": "acct"}, 2.5, 1.0)
+    expected = Settings(
+        "postgresql://db/payments", "http://provider", "shh", {"t": "acct"}, 2.5, 1.0, 3600, ("hush", "quiet")
+    )
     assert found == expected
-    assert "shh" not in repr(found)
+    assert not any(secret in repr(found) for secret in ("shh", "hush", "quiet"))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +60,7 @@ def test_the_settings_come_from_the_environment() -> None:
         {"PAYMENTS_LEASE": "0"},
         {"PAYMENTS_CALL_TIMEOUT": "-1"},
         {"PAYMENTS_LEASE": "soon"},
+        {"PAYMENTS_TTL": "0"},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(environment: dict[str, str]) -> None:

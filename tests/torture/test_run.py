@@ -12,7 +12,7 @@ import pytest
 
 from samekey.testing.mariadb import MariaDBServer, NamedServer
 from samekey.testing.service.nodes import CouldNotRun
-from samekey.testing.service.plan import DATABASE_FAULTS, Plan
+from samekey.testing.service.plan import DATABASE_FAULTS, Plan, only, with_second_lives
 from samekey.testing.service.run import torture_service
 
 COMMAND = [sys.executable, "-m", "samekey.cli", "torture", "service"]
@@ -52,6 +52,22 @@ def test_mysql_holds(mariadb_server: NamedServer, tmp_path: Path) -> None:
     assert report.held, report.text()
     assert report.store == "mysql"
     assert {one.kind for one in report.befell} & DATABASE_FAULTS
+
+
+def test_keys_are_rotated_and_tables_migrated_under_load() -> None:
+    faults = only("rotate_keys", "migrate", "kill_node")
+    report = torture_service(Plan(seconds=10, seed=3, fault_every=2, clients=8, faults=faults))
+    assert report.held, report.text()
+    assert {"rotate_keys", "migrate"} <= {one.kind for one in report.befell}
+
+
+def test_keys_have_second_lives() -> None:
+    """Answers are kept for longer than any request takes, and the key then stands for something else."""
+    plan = with_second_lives(Plan(seconds=18, seed=3, fault_every=0.7, clients=8), ttl=8)
+    report = torture_service(plan)
+    assert report.held, report.text()
+    assert report.figures()["second_lives"] > 0
+    assert "--ttl 8" in report.command
 
 
 def test_sqlite_holds_and_shows_its_progress() -> None:

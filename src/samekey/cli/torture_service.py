@@ -65,6 +65,15 @@ def service_command(
             help="The service, module:app, from the current directory; its module has `idempotency` too.",
         ),
     ] = "examples.payments.app:app",
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            envvar="SAMEKEY_TORTURE_TTL",
+            min=5,
+            help="Keep answers for so many seconds only, and use keys anew after that. Only transfers and "
+            "orders are made then, and nobody is paused or cut off.",
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -82,7 +91,7 @@ def service_command(
     # Here, because it needs packages that no other command needs: a client and a server for HTTP.
     try:
         from ..testing.service.nodes import CouldNotRun
-        from ..testing.service.plan import Plan
+        from ..testing.service.plan import Plan, with_second_lives
         from ..testing.service.run import torture_service
     except ModuleNotFoundError as error:
         typer.echo(f"samekey: The torture needs the package {error.name}; install it first.", err=True)
@@ -97,6 +106,8 @@ def service_command(
         fault_every=fault_every,
         app=app,
     )
+    if ttl is not None:
+        plan = with_second_lives(plan, ttl)
     try:
         if as_json:
             came = torture_service(plan, keep=report)

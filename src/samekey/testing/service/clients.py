@@ -34,6 +34,9 @@ STYLES: Final[Mapping[Style, int]] = {
 }
 """How clients behave, in parts of a hundred."""
 
+BRIEF: Final[Mapping[Style, int]] = {"plain": 70, "race": 15, "throw": 15}
+"""Where answers are kept for seconds only: nobody whose request could arrive in the key's next life."""
+
 ITEMS: Final = ("coffee", "tea", "cake")
 """What the reference service sells. There is little cake: most orders of it are refused."""
 LATE: Final = 0.15
@@ -48,6 +51,8 @@ WHOLE: Final = 0.8
 """How often a client that hangs up has sent its request whole; else it leaves anywhere in head or body."""
 HANG_UP_AFTER: Final = (0.0, 0.0, 0.005, 0.02, 0.05, 0.2)
 """Seconds: before anybody has looked, during the claim, the call, the commit, the answer."""
+SURELY_OVER: Final = 1.0
+"""Seconds after the end of a key's life by which it is used anew."""
 GET_PATIENCE: Final = 30
 """How often a list is asked for when all is over."""
 PAGE: Final = 5000
@@ -65,6 +70,8 @@ class Clients:
         self._clock = clock
         self._finished: list[Intent] = []
         self._payments: dict[str, list[tuple[str, int]]] = {account: [] for account in self._tokens}
+        self._over: list[tuple[float, Intent]] = []
+        """Answered keys, by the time from which on they can be used anew, the earliest first."""
         self._loading = True
         self._patient = True
         self._http = httpx2.AsyncClient(
@@ -100,15 +107,19 @@ class Clients:
         while self._loading:
             await self._operate(number, source)
             number += self._plan.clients
-            if self._finished and source.random() < LATE:
+            if self._finished and self._plan.ttl is None and source.random() < LATE:
                 await self._send(source.choice(self._finished), "late", source)
             await asyncio.sleep(source.uniform(0, 2 * PACE))
 
     # ------------------------------------------------------------------ one operation
 
     async def _operate(self, number: int, source: random.Random) -> None:
-        style = source.choices(list(STYLES), list(STYLES.values()))[0]
+        styles = STYLES if self._plan.ttl is None else BRIEF
+        style = source.choices(list(styles), list(styles.values()))[0]
         intent = self._imagine(number, source, rival=style in ("rival_race", "rival_after"))
+        if self._over and self._over[0][0] <= self._clock():
+            _, former = self._over.pop(0)
+            intent = replace(intent, tenant=former.tenant, key=former.key, former=former.number)
         if style == "twin":
             intent = replace(intent, twin=-1 - intent.number)
         self.histories.add(intent)
@@ -149,8 +160,9 @@ class Clients:
                 if exchange.reused and intent.rival is not None and not rival:
                     rival = True  # the other body was faster: then that one is what is pursued
                     continue
-                self._settle(intent, exchange)
-                return
+                if not (exchange.reused and intent.former is not None):
+                    self._settle(intent, exchange)
+                    return
             await asyncio.sleep(min(0.05 * 2 ** min(turn, 4), 0.6) * source.uniform(0.5, 1.5))
 
     def _settle(self, intent: Intent, exchange: Exchange) -> None:
@@ -158,6 +170,8 @@ class Clients:
         if exchange.rival:
             return  # a late retry is sent with the first body, which is refused here
         self._finished.append(intent)
+        if self._plan.ttl is not None:
+            self._over.append((exchange.ended + self._plan.ttl + SURELY_OVER, intent))
         if intent.kind == "payment" and exchange.succeeded:
             answer = exchange.json()
             if isinstance(answer, dict) and "id" in answer:
@@ -295,7 +309,9 @@ class Clients:
     # ------------------------------------------------------------------ when all is over
 
     async def try_again(self) -> None:
-        """Long-after retries of finished keys, byte for byte."""
+        """Long-after retries of finished keys, byte for byte; where they are kept for so long."""
+        if self._plan.ttl is not None:
+            return
         source = random.Random(f"late {self._plan.seed}")
         chosen = source.sample(self._finished, min(LATE_AT_THE_END, len(self._finished)))
         room = asyncio.Semaphore(8)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ..mariadb import MariaDBUnavailable
 from ..postgres import PostgresUnavailable
@@ -21,6 +21,8 @@ WRITES: Final = r"(?s:(insert|update|delete|with)\b.*)"
 """Statements whose lost reply leaves a caller in doubt."""
 MISHAP_TIMES: Final = 5
 """A mishap befalls so many times the planned number of requests: it must hit the moment."""
+BETWEEN_STARTS: Final = 0.5
+"""Seconds between two processes of a deployment."""
 LOOK_AFTER_EVERY: Final = 0.25
 
 
@@ -41,6 +43,7 @@ class Injector:
         self._world = world
         self._clock = clock
         self._lasting: set[asyncio.Task[None]] = set()
+        self._rotating = asyncio.Lock()
         self.befell: list[Befell] = []
 
     async def carry_out(self, planned: list[Planned]) -> None:
@@ -85,6 +88,11 @@ class Injector:
             case "kill_provider" | "restart_fast" | "restart_immediate":
                 await asyncio.to_thread(self._restart, kind)
                 self._note(kind, "provider" if kind == "kill_provider" else "database", began)
+            case "rotate_keys":
+                self._lasting_task(self._rotate())
+            case "migrate":
+                await asyncio.to_thread(self._world.migrate)
+                self._note(kind, "database", began)
             case "cut_database" | "cut_provider":
                 await asyncio.to_thread(self._proxy(victim, kind).cut_all)
                 self._note(kind, victim.name, began)
@@ -165,9 +173,29 @@ class Injector:
                 await asyncio.to_thread(end)
                 self._note(planned.kind, victim, began)
 
-        task = asyncio.create_task(over())
+        self._lasting_task(over())
+
+    def _lasting_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._lasting.add(task)
         task.add_done_callback(self._lasting.discard)
+
+    async def _rotate(self) -> None:
+        """A new key for everybody, one process after the other, as a deployment would. It can end anywhere:
+        whoever encrypts with the new key, nobody runs any more who does not know it."""
+        began = self._clock()
+        try:
+            async with self._rotating:
+                for _ in self._world.rotation():
+                    for member in self._world.members:
+                        started = asyncio.create_task(asyncio.to_thread(member.kill_and_launch))
+                        try:
+                            await asyncio.shield(started)
+                        finally:
+                            await asyncio.wait({started})
+                        await asyncio.sleep(BETWEEN_STARTS)
+        finally:
+            self._note("rotate_keys", "everybody", began)
 
     def _note(self, kind: FaultKind, victim: str, began: float, *, lasts: bool = False) -> None:
         ended = float("inf") if lasts else self._clock()

@@ -58,6 +58,8 @@ class Intent:
     """Of a refund: the payment that it gives back."""
     twin: int | None = None
     """The intent of another tenant that has the same key: independent of this one."""
+    former: int | None = None
+    """The intent that the key stood for in its former life, which is over: independent of this one too."""
 
     @property
     def bodies(self) -> tuple[Body, ...]:

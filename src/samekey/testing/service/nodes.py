@@ -5,6 +5,7 @@ Everything that starts here ends here. All methods block; the run calls them fro
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -43,6 +45,9 @@ STEADY: Final = 10.0
 READY_WITHIN: Final = 60.0
 SHUTDOWN_WITHIN: Final = 20.0
 """Seconds for a database to shut down in order; then it is killed."""
+
+
+MIGRATING_WITHIN: Final = 60.0
 
 
 class CouldNotRun(Exception):
@@ -97,7 +102,7 @@ class Member:
             command += ["worker", f"{module}:idempotency", "--lease", str(plan.lease), "--grace", "2"]
             for service in ("completer", "sweeper", "reconciler"):
                 command += [f"--{service}-interval", str(plan.cycle)]
-            command += ["--no-ledger"]
+            command += ["--no-ledger", "--reaper-interval", str(plan.cycle)]
         with self._lock:
             if not self._stopped:
                 self._launched = time.monotonic()
@@ -182,6 +187,8 @@ class World:
         self.server: Server | None = None
         self.database_url = f"sqlite:///{directory / 'payments.db'}"
         self.members: list[Member] = []
+        self.encryption_keys: tuple[str, ...] = (_encryption_key(),)
+        """As processes that start now are told: the first encrypts, all of them decrypt."""
         self._recognised = 0
 
     @classmethod
@@ -305,6 +312,8 @@ class World:
             "PAYMENTS_ACCOUNTS": json.dumps(ACCOUNTS),
             "PAYMENTS_LEASE": str(plan.lease),
             "PAYMENTS_CALL_TIMEOUT": str(plan.call_timeout),
+            "PAYMENTS_ENCRYPTION_KEYS": " ".join(self.encryption_keys),
+            **({} if plan.ttl is None else {"PAYMENTS_TTL": str(plan.ttl)}),
             **plan.environment,
         }
 
@@ -327,6 +336,20 @@ class World:
                 wait_until(lambda: not server.running, SHUTDOWN_WITHIN)
         server.kill()
         server.start_again()
+
+    def rotation(self) -> Iterator[None]:
+        """The two steps to a new encryption key; after each of them every process must start anew."""
+        new = _encryption_key()
+        self.encryption_keys = (*self.encryption_keys, new)
+        yield
+        self.encryption_keys = (new, *(key for key in self.encryption_keys if key != new))
+        yield
+
+    def migrate(self) -> None:
+        """As an operator would, with everybody at work. It may fail: the database may be away."""
+        command = [sys.executable, "-m", "samekey.cli", "migrate", self.database_url]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, capture_output=True, timeout=MIGRATING_WITHIN)
 
     def recognised(self) -> int:
         """How often the provider was asked for something again, and knew it by its key."""
@@ -351,6 +374,10 @@ class World:
         for log in [*self.directory.glob("*.log"), *self.directory.glob("provider/*")]:
             with contextlib.suppress(OSError):
                 shutil.copy(log, directory / log.name)
+
+
+def _encryption_key() -> str:
+    return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
 
 
 def _proxy_before(url: str) -> FaultProxy:

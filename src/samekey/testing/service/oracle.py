@@ -51,6 +51,7 @@ CAUSES: Final = frozenset(
         *("commit_lost", "statement_lost", "commit_late"),
         *("cut_provider", "refuse_provider", "stall_provider"),
         *("charge_then_time_out", "charge_then_drop", "error_before", "error_after", "limit", "malformed"),
+        "rotate_keys",  # every process is killed twice
         *MISHAPS,
     }
 )
@@ -210,7 +211,9 @@ def _rival_executed(case: _Case, _: Evidence) -> Iterator[Finding]:
 def _refused_without_cause(case: _Case, _: Evidence) -> Iterator[Finding]:
     """Nobody else's request, and none of our own with the same body, makes a key a reused one."""
     reused = [x for x in case.exchanges if x.reused]
-    if reused and case.intent.rival is None:
+    if reused and case.intent.former is not None:
+        pass  # its former life was not over yet: that is safe, and whoever is refused for ever is unsettled
+    elif reused and case.intent.rival is None:
         whose = "another tenant's key" if case.intent.twin is not None else "no other body"
         yield case.finding("refused_without_cause", f"422 as if the key were taken, with {whose}")
     elif reused and all(x.reused for x in case.exchanges if x.definitive):

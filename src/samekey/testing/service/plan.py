@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, cast, get_args
 
+from ..provider import WEBHOOK_FAULTS
 from ..provider import Fault as ProviderFault
 from .histories import Kind
-from .mishaps import Mishap
+from .mishaps import MISHAPS, Mishap
 
 ProcessFault: TypeAlias = Literal["kill_node", "kill_worker", "pause_node", "pause_worker", "kill_provider"]
 DatabaseFault: TypeAlias = Literal[
@@ -29,7 +30,11 @@ DatabaseFault: TypeAlias = Literal[
     "reply_lost",  # the same as unacknowledged, for any other statement that writes
 ]
 NetworkFault: TypeAlias = Literal["cut_provider", "refuse_provider", "stall_provider"]
-FaultKind: TypeAlias = ProcessFault | DatabaseFault | NetworkFault | ProviderFault | Mishap
+UpkeepFault: TypeAlias = Literal[
+    "rotate_keys",  # a new encryption key for everybody, by two starts of every process, one after the other
+    "migrate",  # samekey migrate, with everybody at work
+]
+FaultKind: TypeAlias = ProcessFault | DatabaseFault | NetworkFault | UpkeepFault | ProviderFault | Mishap
 
 PROCESS_FAULTS: Final[frozenset[str]] = frozenset(get_args(ProcessFault))
 DATABASE_FAULTS: Final[frozenset[str]] = frozenset(get_args(DatabaseFault))
@@ -83,10 +88,22 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "answer_broken": 4,
     "sdk_error_before": 2,
     "sdk_error_after": 4,
+    "rotate_keys": 2,
+    "migrate": 2,
 }
 """How often each is chosen. Deaths and lost replies most of all: that is where systems break."""
 
 LOAD: Final[Mapping[Kind, int]] = {"payment": 4, "refund": 2, "order": 4, "transfer": 3}
+
+PROMPT: Final[frozenset[str]] = frozenset(
+    {
+        *MISHAPS,
+        *WEBHOOK_FAULTS,
+        *("kill_worker", "decline", "limit", "error_before", "error_after"),
+        *("charge_then_drop", "charge_then_time_out", "malformed", "migrate"),
+    }
+)
+"""Faults after which nobody calls the provider late, and clients hear of their operation in good time."""
 
 LEAD: Final = 1.0
 """Seconds of load before the first fault: there must be something to break."""
@@ -130,6 +147,8 @@ class Plan:
     """Seconds for which the provider recognises a key. 0 is for plans in which nobody may ask it twice."""
     webhooks: bool = True
     """Whether the provider tells what happened."""
+    ttl: float | None = None
+    """Seconds for which answers are kept, after which clients use their keys anew; None: for a day."""
     latency: float = 0.02
     """Seconds between the provider's entry and its answer: the time in which a death hurts most."""
 
@@ -178,6 +197,13 @@ class Planned:
     """How many requests it befalls, where it befalls requests."""
 
 
+def with_second_lives(plan: Plan, ttl: float) -> Plan:
+    """Keys expire, and are used anew. A provider that still recognised them would be in the way, so it
+    recognises none; so only what is never asked for twice is made, and nobody is late."""
+    faults = {kind: weight for kind, weight in plan.faults.items() if kind in PROMPT}
+    return replace(plan, ttl=ttl, window=0, load=load_of("transfer", "order"), faults=faults)
+
+
 def schedule(plan: Plan) -> list[Planned]:
     """When what happens to whom. A shuffled deck, so that a short run sees many kinds."""
     possible = plan.possible()
@@ -213,7 +239,8 @@ def _lasting(plan: Plan, kind: FaultKind, source: random.Random) -> float:
         case "delay":
             return plan.call_timeout * source.uniform(0.2, 0.6)  # late, and yet in time
         case "webhook_late":
-            return plan.lease * source.uniform(0.5, 2.0)
+            longest = 2.0 * plan.lease if plan.ttl is None else 1.5 * plan.ttl  # into the key's next life
+            return source.uniform(0.5 * plan.lease, longest)
         case "charge_then_time_out":
             return plan.call_timeout * 3
         case "deadline_inside" | "deadline_outside" | "cancel_inside" | "cancel_outside":

@@ -53,6 +53,8 @@ class Report:
         words += ["--seconds", f"{plan.seconds:g}", "--seed", str(plan.seed), "--clients", str(plan.clients)]
         words += ["--nodes", str(plan.nodes), "--workers", str(plan.workers)]
         words += ["--fault-every", f"{plan.fault_every:g}", "--app", plan.app]
+        if plan.ttl is not None:
+            words += ["--ttl", f"{plan.ttl:g}"]
         return shlex.join(words)
 
     def figures(self) -> dict[str, Any]:
@@ -69,6 +71,7 @@ class Report:
             "loaded": round(self.loaded, 1),
             "settled_after": round(self.settled, 1),
             "operations": dict(Counter(intent.kind for intent in self.histories.intents)),
+            "second_lives": sum(intent.former is not None for intent in self.histories.intents),
             "requests": len(exchanges),
             "requests_per_second": round(load / self.loaded, 1) if self.loaded else 0.0,
             "sent": dict(Counter(exchange.reason for exchange in exchanges)),
@@ -95,6 +98,8 @@ class Report:
     def text(self) -> str:
         """For people."""
         figures = self.figures()
+        lives = figures["second_lives"]
+        again = f"; {lives:,} under a key of a former life" if lives else ""
         counts = {
             name: ", ".join(f"{count:,} {kind}" for kind, count in figures[name].items()) or "none"
             for name in ("operations", "sent", "answers", "faults", "ledger")
@@ -103,7 +108,7 @@ class Report:
             ("store", self.store),
             ("seed", str(self.plan.seed)),
             ("time", f"{self.loaded:.0f} s of load and faults, all settled {self.settled:.1f} s after"),
-            ("operations", counts["operations"]),
+            ("operations", counts["operations"] + again),
             ("requests", f"{figures['requests']:,}, {figures['requests_per_second']:g} a second"),
             ("sent", counts["sent"]),
             ("answers", counts["answers"]),
