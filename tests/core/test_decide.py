@@ -17,6 +17,7 @@ from samekey.core import decide as module
 from samekey.core.claim import Claim
 from samekey.core.decide import (
     Accepted,
+    Ask,
     Decision,
     EndLease,
     Execute,
@@ -45,7 +46,7 @@ FIRST = b"\x01" * 32
 OTHER = b"\x02" * 32
 
 OnMismatch = Literal["reject", "replay", "execute"]
-AfterExpiry = Literal["new", "gone"]
+Follows = Literal["new", "gone", "ask", "lookup", "asked"]
 
 
 def record(state: State = State.COMPLETED, mode: Mode = Mode.LEASED) -> Record:
@@ -110,7 +111,9 @@ class Case(NamedTuple):
     """Milliseconds from now until its lease ends."""
     withheld: bool
     on_mismatch: OnMismatch
-    after_expiry: AfterExpiry
+    follows: Follows
+    """What the record says follows expiry. ``lookup``: nothing, but one is declared now. ``asked``: to ask,
+    and that was done."""
     phased: bool
     """Whether the handler is made of phases now."""
     begun: bool
@@ -128,7 +131,7 @@ CASES = [
         (1, 0, -1, None),
         (False, True),
         get_args(OnMismatch),
-        get_args(AfterExpiry),
+        get_args(Follows),
         (True, False),
         (True, False),
     )
@@ -140,7 +143,8 @@ def expected(case: Case) -> type[object]:
     settled = case.state in {State.COMPLETED, State.FAILED_RETRYABLE}
     if case.state is State.EXPIRED or (settled and case.expiry <= 0):
         # D8. What is not settled does not expire, however old it is (B4).
-        return {"new": Reuse, "gone": Gone}[case.after_expiry]
+        # Whoever can tell is asked first: as the record says, or because a lookup is there now.
+        return {"new": Reuse, "gone": Gone, "ask": Ask, "lookup": Ask, "asked": Reuse}[case.follows]
     # D2: "replay" looks at the key alone. The others compare, before any other answer.
     if case.on_mismatch in {"reject", "execute"}:
         if not case.known_version:
@@ -184,7 +188,16 @@ def built(case: Case) -> tuple[Record, Claim, Policy]:
         Mode.PHASED if case.phased else Mode.LEASED,
         versions=("1",) if case.known_version else ("1:other",),
     )
-    return stored, request, Policy(on_mismatch=case.on_mismatch, after_expiry=case.after_expiry)
+    if case.follows == "gone":
+        stored = replace(stored, after_expiry="gone")
+    elif case.follows in ("ask", "asked"):
+        stored = replace(stored, after_expiry="ask")
+    request = replace(
+        request,
+        has_lookup=lambda endpoint: case.follows == "lookup" and endpoint == stored.endpoint,
+        asked=stored.attempt if case.follows == "asked" else None,
+    )
+    return stored, request, Policy(on_mismatch=case.on_mismatch)
 
 
 @pytest.mark.parametrize("state", State)
@@ -199,7 +212,7 @@ def test_the_whole_table(state: State) -> None:
 
 
 def test_the_table_is_whole() -> None:
-    assert len(CASES) == 7 * 5 * 2 * 2 * 3 * 4 * 2 * 3 * 2 * 2 * 2
+    assert len(CASES) == 7 * 5 * 2 * 2 * 3 * 4 * 2 * 3 * 5 * 2 * 2
     assert {expected(case) for case in CASES} == {*get_args(Verdict), *get_args(Move)}
 
 
@@ -277,7 +290,8 @@ def test_b4_a_tombstone_is_expired_whatever_its_time_says() -> None:
 def test_d8_after_expiry_the_fingerprint_binds_nobody(digest: bytes) -> None:
     stored = replace(record(), expires_at=NOW)
     assert decide(stored, claim(digest), Policy(), NOW) == Reuse(stored)
-    assert decide(stored, claim(digest), Policy(after_expiry="gone"), NOW) == Gone(stored)
+    gone = replace(stored, after_expiry="gone")
+    assert decide(gone, claim(digest), Policy(), NOW) == Gone(gone)
 
 
 @pytest.mark.parametrize("mode", Mode)

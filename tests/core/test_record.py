@@ -30,7 +30,8 @@ TEXT = {"id", "scope", "key", "tenant", "endpoint", "fingerprint_version", "stat
 OPTIONAL_TEXT = {"recovery_point", "error_code", "downstream", "provider_id"}
 TIMES = {"created_at", "last_run_at", "expires_at"}
 OPTIONAL_TIMES = {"locked_until", "reconcile_after", "completed_at"}
-INTEGERS = {"attempts"}
+INTEGERS = {"attempts", "life", "ttl_ms"}
+WORDS = {"ttl_from": ("completion", "creation"), "after_expiry": ("new", "ask", "gone")}
 OPTIONAL_INTEGERS = {"answer_version", "answer_status"}
 BYTES = {"fingerprint"}
 ANSWER_BYTES = {"answer_headers", "answer_body"}
@@ -58,8 +59,27 @@ def stored(state: State = State.COMPLETED, /, **changes: Any) -> dict[str, Any]:
 
 
 def test_every_column_has_a_kind_here() -> None:
-    kinds = [TEXT, OPTIONAL_TEXT, TIMES, OPTIONAL_TIMES, INTEGERS, OPTIONAL_INTEGERS, BYTES, ANSWER_BYTES]
+    kinds = [
+        TEXT,
+        OPTIONAL_TEXT,
+        TIMES,
+        OPTIONAL_TIMES,
+        INTEGERS,
+        OPTIONAL_INTEGERS,
+        BYTES,
+        ANSWER_BYTES,
+        WORDS,
+    ]
     assert sorted(COLUMNS) == sorted(name for kind in kinds for name in kind)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_what_is_said_of_retention_is_one_of_few_words(name: str) -> None:
+    for word in WORDS[name]:
+        assert getattr(read(stored(**{name: word})), name) == word
+    for other in ("", "New", "never", None, 1, b"new"):
+        with pytest.raises(CorruptRecord):
+            read(stored(**{name: other}))
 
 
 def test_every_field_of_a_record_is_a_column_or_made_of_the_answers() -> None:

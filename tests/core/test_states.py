@@ -133,9 +133,11 @@ def test_a_new_life_begins_only_where_nothing_binds_any_more() -> None:
     assert {before for before, event, _ in edges() if event is Event.CLAIM} == {None, State.EXPIRED}
 
 
-def test_a_tombstone_is_left_only_by_a_new_life_or_the_reaper() -> None:
+def test_a_tombstone_is_left_by_a_new_life_the_reaper_or_the_providers_word_that_it_was_done() -> None:
     for before, event, after in edges():
-        if before is State.EXPIRED and event is not Event.REAP:
+        if before is State.EXPIRED and event is Event.RECALL:
+            assert after is State.COMPLETED
+        elif before is State.EXPIRED and event is not Event.REAP:
             assert (None, event, after) in edges(), f"{event} treats a tombstone unlike a new key"
 
 

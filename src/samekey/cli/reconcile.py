@@ -11,8 +11,9 @@ import typer
 
 from ..core.states import State
 from ..drivers.run import run
+from ..engine.desk import LOOKUP_TIMEOUT
 from ..idempotency import Idempotency
-from ..workers.reconciler import BATCH, LOOKUP_TIMEOUT, MAX_TRIES, Looked, Reconciler
+from ..workers.reconciler import BATCH, MAX_TRIES, Looked, Reconciler
 from .output import DryRun, Json, print_json, print_table, progress, say, sentences
 from .target import application
 
@@ -102,7 +103,10 @@ def _tell_due(idempotency: Idempotency, *, as_json: bool) -> None:
     now = run(driver, finding.overview).now
     records = run(driver, lambda: finding.find(state=str(State.UNKNOWN), limit=1000))
     due = [one for one in records if one.reconcile_after is not None and one.reconcile_after <= now]
-    rows = [(one.id, one.endpoint, "yes" if idempotency.lookup_for(one) is not None else "no") for one in due]
+    rows = [
+        (one.id, one.endpoint, "yes" if idempotency.lookup_for(one.endpoint) is not None else "no")
+        for one in due
+    ]
     if as_json:
         print_json([{"id": i, "endpoint": e, "lookup": has == "yes"} for i, e, has in rows])
         return

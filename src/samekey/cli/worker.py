@@ -15,9 +15,10 @@ from typing import Annotated
 import typer
 
 from ..core.backoff import Backoff
+from ..engine.desk import LOOKUP_TIMEOUT
 from ..errors import ConfigurationError, SamekeyError
 from ..idempotency import Idempotency
-from ..workers.reconciler import BACKOFF, CONCURRENCY, LOOKUP_TIMEOUT, MAX_TRIES
+from ..workers.reconciler import BACKOFF, CONCURRENCY, MAX_TRIES
 from ..workers.service import Services, WorkerService
 
 CLOSING = 1.0

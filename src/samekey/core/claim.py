@@ -38,6 +38,10 @@ class Claim:
     """From when on that is counted."""
     after_expiry: AfterExpiry = "new"
     """What follows: it runs again (``new``), after asking the provider (``ask``), or never (``gone``)."""
+    has_lookup: Callable[[str], bool] = lambda _: False
+    """Whether somebody can be asked, here and now, about operations of this endpoint."""
+    asked: str | None = None
+    """The attempt of the expired record that was asked about, and of which nothing had happened."""
 
 
 def scope_part(text: str) -> str:

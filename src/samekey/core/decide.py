@@ -60,6 +60,13 @@ class Uncertain:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Expired, and whoever can tell must be asked before the key runs again. Until then nobody knows."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """Written down; a worker will do it or is doing it."""
 
@@ -132,7 +139,7 @@ class Reuse:
 
 
 Verdict: TypeAlias = (
-    Replay | Outstanding | Mismatch | Uncertain | Accepted | Gone | Withheld | Unreadable | ModeChanged
+    Replay | Outstanding | Mismatch | Uncertain | Ask | Accepted | Gone | Withheld | Unreadable | ModeChanged
 )
 """The request is answered without running anything."""
 
@@ -147,7 +154,11 @@ def decide(record: Record, claim: Claim, policy: Policy, now: int) -> Verdict | 
     """What this request gets, given the record that is there at ``now`` (the store's clock)."""
     if has_expired(record, now):
         # A key whose retention is over means nothing any more, so its fingerprint binds nobody.
-        return Gone(record) if record.after_expiry == "gone" else Reuse(record)
+        if record.after_expiry == "gone":
+            return Gone(record)
+        asks = record.after_expiry == "ask" or claim.has_lookup(record.endpoint)
+        # What was found out is about this very record, and not about another life that came and went since.
+        return Ask(record) if asks and claim.asked != record.attempt else Reuse(record)
     if policy.on_mismatch != "replay":
         # Before any other answer: a different request learns nothing about the first one.
         digest = claim.digest_as(record.fingerprint_version)

@@ -13,6 +13,7 @@ from typing import Final, assert_never
 
 from .decide import (
     Accepted,
+    Ask,
     Gone,
     Mismatch,
     ModeChanged,
@@ -105,6 +106,12 @@ def verdict_answer(verdict: Verdict, policy: Policy) -> Answer:
             )
         case Uncertain(record):
             return uncertain_answer(policy, record.id, record.expires_at)
+        case Ask():
+            detail = (
+                "This key was used before and its retention is over. What became of that operation could not "
+                "be found out, so nothing was run. Retry with the same key."
+            )
+            return refuse(Refusal(409, detail, "outcome_unknown", policy.unknown_retry_after), policy)
         case Gone(record):
             detail = (
                 "This key was used and its retention is over. Nothing was done; look at the "

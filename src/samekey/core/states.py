@@ -87,6 +87,8 @@ class Event(StrEnum):
     """An operator has a dead job tried again."""
     REVIVE = "revive"
     """An operator leaves a dead phased operation to the completer again."""
+    RECALL = "recall"
+    """The provider, asked before a key that had expired runs again, knows its answer."""
     EXPIRE = "expire"
     """Retention is over; the fact stays, the answer goes."""
     REAP = "reap"
@@ -146,6 +148,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.UNKNOWN, Event.GIVE_UP): State.DEAD_LETTER,
     (State.DEAD_LETTER, Event.REQUEUE): State.PENDING,
     (State.DEAD_LETTER, Event.REVIVE): State.IN_PROGRESS,
+    (State.EXPIRED, Event.RECALL): State.COMPLETED,
     (State.COMPLETED, Event.EXPIRE): State.EXPIRED,
     (State.FAILED_RETRYABLE, Event.EXPIRE): State.EXPIRED,
     (State.COMPLETED, Event.REAP): None,

@@ -67,6 +67,7 @@ REPLACING: Final = frozenset(
         "reuse",
         "expire",
         "found_executed",
+        "recall",
         "found_not_executed",
         "close_dead",
         "atomic_commit",

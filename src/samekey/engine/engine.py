@@ -49,9 +49,11 @@ from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.queries import Queries
 from .anonymous import Anonymous
+from .asking import Asking
 from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
 from .deferred import ClaimedDeferred, LockedDeferred
+from .desk import Lookup
 from .errands import Errands
 from .events import Events
 from .exchange import Exchange
@@ -76,8 +78,6 @@ from .way import Admit, Finished, Handled, Way, unavailable
 logger = logging.getLogger("samekey")
 
 T = TypeVar("T")
-Lookup = Callable[[Record], Any]
-"""Finds out what became of an operation; see ``samekey.evidence``. It may be async."""
 
 _DRAIN_BEAT = 0.05
 """Seconds between looks at what a shutdown waits for."""
@@ -143,6 +143,7 @@ class Engine:
         self._abandoned: set[Running] = set()
         self.jobs = JobRegistry()
         self.lookups: dict[str | None, Lookup] = {}
+        self._asking = Asking(self.keys, self.resolver.finding, self.events, self.lookup_for)
         self.ledgers: list[Ledgers] = []
         self.store.must_carry(Mode.LEASED, self.policy)
         if self.store.transactional is not None:
@@ -385,15 +386,20 @@ class Engine:
         self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any
     ) -> Flow[Running | Verdict]:
         """Takes a key that has been read and found good, or says what stands in the way."""
-        claim = claim_of(exchange, rules, tenant, key, self.keys.operation_id)
+        claim = claim_of(exchange, rules, tenant, key, self.keys.operation_id, self._has_lookup)
         self.store.must_carry(rules.mode, rules.policy)
         way = self._ways[rules.mode]
         yield from self._get_ready()
         admit = self._admission(claim, rules.policy)
-        begun = yield from way.begin(claim, rules, connection, admit)
+
+        def begin() -> Flow[Running | Verdict]:
+            return self._asking.begin(
+                claim, rules.policy, lambda claim: way.begin(claim, rules, connection, admit)
+            )
+
+        begun = yield from begin()
         if isinstance(begun, Outstanding) and rules.policy.on_in_progress == "wait":
-            again = functools.partial(way.begin, claim, rules, connection, admit)
-            begun = yield from self._wait(again, rules.policy, begun)
+            begun = yield from self._wait(begin, rules.policy, begun)
         if isinstance(begun, Running):
             begun.tenant = tenant
         elif isinstance(begun, Unreadable):
@@ -555,9 +561,12 @@ class Engine:
             return gone_answer(self.policy)
         return status_answer(found, scope_part(tenant), self.policy)
 
-    def lookup_for(self, record: Record) -> Lookup | None:
-        """How the outcome of this operation can be found out."""
-        return self.lookups.get(record.endpoint, self.lookups.get(None))
+    def lookup_for(self, endpoint: str) -> Lookup | None:
+        """How the outcome of an operation of this endpoint can be found out."""
+        return self.lookups.get(endpoint, self.lookups.get(None))
+
+    def _has_lookup(self, endpoint: str) -> bool:
+        return self.lookup_for(endpoint) is not None
 
     def find_by_downstream_key(self, downstream_key: str) -> Record | None:
         """The record whose operation sent this downstream key to a provider."""

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, assert_never
 
 from ..core.program import Program
+from ..core.record import Record
 from ..drivers.caller import leave_if_unwanted
 from ..drivers.protocol import AsyncDriver, Driver
 from ..drivers.run import run, run_async, run_in, run_in_async
 from .breaker import Breaker
+from .desk import Desk, Lookup
 
 T = TypeVar("T")
 
@@ -60,7 +62,16 @@ class Pause:
     seconds: float
 
 
-Step: TypeAlias = Run | Open | RunIn | Commit | Rollback | Pause
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Ask a user's lookup about a record, holding nothing. ``LookupFailed`` where it gives no finding."""
+
+    lookup: Lookup
+    record: Record
+    desk: Desk
+
+
+Step: TypeAlias = Run | Open | RunIn | Commit | Rollback | Pause | Consult
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
@@ -106,6 +117,8 @@ def _step(step: Step, driver: Driver, breaker: Breaker) -> Any:
             return session.rollback()
         case Pause(seconds):
             return time.sleep(seconds)
+        case Consult(lookup, record, desk):
+            return desk.ask(lookup, record)
         case _:
             assert_never(step)
 
@@ -127,7 +140,7 @@ async def drive_async(flow: Flow[T], driver: AsyncDriver, breaker: Breaker) -> T
 
 
 async def _step_async(step: Step, driver: AsyncDriver, breaker: Breaker) -> Any:
-    if isinstance(step, Open | RunIn | Pause):
+    if isinstance(step, Open | RunIn | Pause | Consult):
         leave_if_unwanted()  # a program by itself asks before each statement
     match step:
         case Run(factory):
@@ -144,5 +157,7 @@ async def _step_async(step: Step, driver: AsyncDriver, breaker: Breaker) -> Any:
             return await session.rollback()
         case Pause(seconds):
             return await asyncio.sleep(seconds)
+        case Consult(lookup, record, desk):
+            return await desk.ask_async(lookup, record)
         case _:
             assert_never(step)

@@ -11,6 +11,7 @@ from typing import Any
 from ..core.claim import Claim, call_part, scope_of, scope_part
 from ..core.decide import (
     Accepted,
+    Ask,
     Gone,
     Mismatch,
     ModeChanged,
@@ -74,7 +75,12 @@ def _resolved(
 
 
 def claim_of(
-    exchange: Exchange, rules: Rules, tenant: str, key: str, operation_id: Callable[[str, str, str], str]
+    exchange: Exchange,
+    rules: Rules,
+    tenant: str,
+    key: str,
+    operation_id: Callable[[str, str, str], str],
+    has_lookup: Callable[[str], bool],
 ) -> Claim:
     """The claim of a request, with ids that were never used before."""
     policy, parts = rules.policy, exchange.parts
@@ -95,13 +101,15 @@ def claim_of(
         return mark.digest if same else fingerprint_as(parts, policy.fingerprint, version)
 
     scope = scope_of(*identity)
+    named = scope_part(endpoint)[1:]
+    asks = policy.after_expiry == "new" and has_lookup(named)
     return Claim(
         id=operation_id(secrets.token_hex(16), scope, key),
         attempt=secrets.token_hex(16),
         scope=scope,
         key=key,
         tenant=scope_part(tenant),
-        endpoint=scope_part(endpoint)[1:],
+        endpoint=named,
         fingerprint=mark.digest,
         fingerprint_version=mark.version,
         digest_as=digest_as,
@@ -109,7 +117,8 @@ def claim_of(
         lease_ms=policy.lease_ms,
         ttl_ms=policy.ttl_ms,
         ttl_from=policy.ttl_from,
-        after_expiry=policy.after_expiry,
+        after_expiry="ask" if asks else policy.after_expiry,
+        has_lookup=has_lookup,
     )
 
 
@@ -124,7 +133,7 @@ def event_of(begun: Running | Verdict) -> str:
             return "reserve.key_misuse"
         case Outstanding() | Accepted():
             return "reserve.in_progress"
-        case Uncertain():
+        case Uncertain() | Ask():
             return "reserve.unknown"
         case Unreadable() | ModeChanged():
             return "store.error"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.decide import (
     Accepted,
+    Ask,
     Gone,
     Mismatch,
     ModeChanged,
@@ -268,7 +269,7 @@ def _earlier(verdict: Verdict) -> Any:
             raise KeyReused(f"This key was first used with another {what}. Nothing was run.")
         case Outstanding() | Accepted():
             raise StillRunning("The first call with this key is still running. Try again later.")
-        case Uncertain():
+        case Uncertain() | Ask():
             raise OutcomeUnknown("It is not known whether the first call was carried out. Nothing was run.")
         case Gone() | Withheld():
             raise ResultUnavailable("It was done before, but its result is no longer there. Nothing was run.")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
 from ..core.decide import (
     Accepted,
+    Ask,
     Gone,
     Mismatch,
     ModeChanged,
@@ -254,7 +255,7 @@ def _decision(verdict: Verdict) -> str:
             return "in_progress"
         case Accepted():
             return "accepted"
-        case Uncertain():
+        case Uncertain() | Ask():
             return "unknown"
         case Withheld():
             return "withheld"

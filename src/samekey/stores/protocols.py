@@ -92,6 +92,22 @@ class Finding(Protocol):
         False if it is settled already, or ``attempt`` is given and is no longer the current one.
         """
 
+    def recall(
+        self,
+        operation_id: str,
+        answer: Answer | None,
+        actor: Actor,
+        *,
+        seen: str,
+        attempt: str,
+        provider_id: str | None = None,
+        now: int | None = None,
+    ) -> Program[bool]:
+        """A key that had expired has its answer again (None: it is withheld), for as long as at first.
+
+        ``seen`` is the attempt that was asked about, ``attempt`` a fresh one. False if the record has moved.
+        """
+
     def not_executed(
         self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
     ) -> Program[bool]:

@@ -20,7 +20,8 @@ from ..core.policy import milliseconds
 from ..core.record import Record
 from ..core.states import State
 from ..drivers.run import run_async
-from ..engine.engine import Engine, Lookup
+from ..engine.desk import LOOKUP_TIMEOUT, Lookup, LookupFailed
+from ..engine.engine import Engine
 from ..errors import CorruptRecord, SamekeyError
 from ..evidence import check_finding, is_still_unknown
 from ..stores.protocols import Actor
@@ -36,7 +37,6 @@ CONCURRENCY = 10
 """Lookups that run side by side. Endpoints share them, so one whose provider hangs holds nobody up."""
 BATCH = 20
 """Outcomes that one look by hand asks about."""
-LOOKUP_TIMEOUT = timedelta(seconds=30)
 MAX_TRIES = 20
 """About a day with the default backoff; providers settle within hours."""
 BACKOFF = Backoff(first=timedelta(seconds=30), longest=timedelta(hours=2))
@@ -175,7 +175,7 @@ class Reconciler:
         driver = self._engine.drivers.aio
         if await run_async(driver, lambda: self._resolver.apply_waiting(record.id)):
             return await self._settled(record, "a webhook's word that had come early")
-        lookup = self._engine.lookup_for(record)
+        lookup = self._engine.lookup_for(record.endpoint)
         if lookup is None:
             return await self._later(record, tries, "there is no lookup for this endpoint")
         finding = await self._ask(lookup, record)
@@ -232,7 +232,3 @@ class Reconciler:
 
 def _unreadable(error: CorruptRecord) -> None:
     logger.error("An unknown outcome was left alone: %s", error)
-
-
-class LookupFailed(Exception):
-    """A lookup that gave no finding; its word counts for nothing, and it is asked again later."""

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from ..core.backoff import Backoff
+from ..engine.desk import LOOKUP_TIMEOUT
 from ..engine.engine import Engine
 from ..errors import SamekeyError, StoreError
 from . import apart
@@ -28,7 +29,7 @@ from .ledger import LedgerCheck
 from .outbox import CONCURRENCY, GRACE, LEASE, OutboxWorker
 from .reaper import INTERVAL as REAPER_INTERVAL
 from .reaper import PENDING_TIMEOUT, TOMBSTONES, Reaper
-from .reconciler import BACKOFF, LOOKUP_TIMEOUT, MAX_TRIES, Reconciler
+from .reconciler import BACKOFF, MAX_TRIES, Reconciler
 from .reconciler import CONCURRENCY as LOOKUPS
 from .reconciler import INTERVAL as RECONCILER_INTERVAL
 from .sweeper import INTERVAL as SWEEPER_INTERVAL

@@ -67,6 +67,30 @@ class DynamoFinding:
         )
         return bool(rows)
 
+    def recall(
+        self,
+        operation_id: str,
+        answer: Answer | None,
+        actor: Actor,
+        *,
+        seen: str,
+        attempt: str,
+        provider_id: str | None = None,
+        now: int | None = None,
+    ) -> Program[bool]:
+        rows = yield self._statements.statement(
+            "recall",
+            now,
+            operation_id=operation_id,
+            seen=seen,
+            attempt=attempt,
+            provider_id=provider_id,
+            actor=actor.name,
+            reason=actor.reason,
+            **answer_values(answer),
+        )
+        return bool(rows)
+
     def not_executed(
         self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
     ) -> Program[bool]:

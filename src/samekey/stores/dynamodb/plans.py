@@ -276,9 +276,13 @@ def reuse(p: Values, now: int) -> Plan:
         "actor": None,
         "reason": None,
     }
-    over = Either(may_leave(Event.CLAIM), Both(may_leave(Event.EXPIRE), Reached("expires_at", now)))
-    follows = Among("after_expiry", ["new", "ask"])
-    return (yield from moved_row(update(pk, change, Is("attempt", p["seen"]), follows, over), now))
+    return (yield from moved_row(update(pk, change, Is("attempt", p["seen"]), *over(now)), now))
+
+
+def over(now: int) -> tuple[Condition, Condition]:
+    """The record's retention is over, and what follows is not "gone"."""
+    ended = Either(may_leave(Event.CLAIM), Both(may_leave(Event.EXPIRE), Reached("expires_at", now)))
+    return Among("after_expiry", ["new", "ask"]), ended
 
 
 def moved_row(request: Request, now: int) -> Plan:

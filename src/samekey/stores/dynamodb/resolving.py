@@ -12,7 +12,7 @@ from typing import Final
 from ...core.record import decode_record, expiry_of
 from ...core.states import Event, State, sources, target
 from .items import Item, forget_after, place, row_of, value_of
-from .plans import NO_ANSWER, answered, item_of, moved_row, one, provider
+from .plans import NO_ANSWER, answered, item_of, moved_row, one, over, provider
 from .requests import Is, Plan, Term, Values, changed, refused, update
 
 _ROUNDS: Final = 8
@@ -39,6 +39,24 @@ def found_executed(p: Values, now: int) -> Plan:
         }
 
     return (yield from _found_out(p, now, _names(Event.FOUND_EXECUTED), change))
+
+
+def recall(p: Values, now: int) -> Plan:
+    """Read first, as the others: when it ends depends on the record. That must still be the attempt that was
+    asked about."""
+    item = yield from item_of(p["operation_id"])
+    if item is None or value_of(item, "attempt") != p["seen"]:
+        return []
+    change: dict[str, Term] = {
+        **_settled(item, target(Event.RECALL), now),
+        "attempt": p["attempt"],
+        "completed_at": now,
+        "error_code": None,
+        **provider(p),
+        **_by(p),
+    }
+    moved = yield from answered(value_of(item, "pk"), change, p, (Is("attempt", p["seen"]), *over(now)))
+    return [] if moved is None else [[now, *row_of(moved)]]
 
 
 def found_not_executed(p: Values, now: int) -> Plan:

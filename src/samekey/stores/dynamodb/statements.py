@@ -30,6 +30,7 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     plans.expire,
     resolving.ask_again,
     resolving.found_executed,
+    resolving.recall,
     resolving.found_not_executed,
     resolving.give_up_finding,
     resolving.evict_answer,

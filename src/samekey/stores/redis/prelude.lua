@@ -18,6 +18,8 @@ local FIRST_RECORD = 5
 
 -- How long a settled record stays after its retention, if no reaper comes: its key is still seen to have been used.
 local MARGIN = 24 * 3600 * 1000
+-- The same where somebody is to be asked before the key runs again: as long as a reaper would keep its tombstone.
+local KEPT = 30 * MARGIN
 -- Index entries of records that have gone by themselves: so many are removed with each new one.
 local TRIMMED = 16
 
@@ -132,7 +134,8 @@ local function place(name, record)
     end
     if where == 'settled' and record.after_expiry ~= 'gone' then
         -- Counted from now, not a date: a test's clock is not the server's.
-        local life = text(math.max(number(record.expires_at) - clock, 0) + MARGIN)
+        local kept = record.after_expiry == 'ask' and KEPT or MARGIN
+        local life = text(math.max(number(record.expires_at) - clock, 0) + kept)
         redis.call('PEXPIRE', name, life)
         if noted and redis.call('SCARD', noted) == 1 then
             redis.call('PEXPIRE', noted, life)

@@ -134,6 +134,32 @@ class Operator:
         yield from act_end(self._queries)
         return bool(rows)
 
+    def recall(
+        self,
+        operation_id: str,
+        answer: Answer | None,
+        actor: Actor,
+        *,
+        seen: str,
+        attempt: str,
+        provider_id: str | None = None,
+        now: int | None = None,
+    ) -> Program[bool]:
+        """A key that had expired has its answer again. False if the record has moved."""
+        yield BEGIN
+        yield from act_as(self._queries, actor)
+        rows = yield self._queries.statement(
+            "recall",
+            now,
+            operation_id=operation_id,
+            seen=seen,
+            attempt=attempt,
+            provider_id=provider_id,
+            **answer_values(answer),
+        )
+        yield from act_end(self._queries)
+        return bool(rows)
+
     def not_executed(
         self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
     ) -> Program[bool]:

@@ -40,6 +40,17 @@ where id = :operation_id::text and state in ({from:found_executed})
     and (:attempt::text is null or attempt = :attempt::text) and {durable}
 returning {now}, {record}
 
+-- name: recall
+-- The provider, asked before a key that had expired runs again, knows its answer: the operation is done, as it was.
+-- The attempt that was asked about must still be there.
+update {keys} set
+    state = {to:recall}, attempt = :attempt::text, answer_version = :answer_version::bigint,
+    answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
+    answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null, expires_at = {expiry},
+    error_code = null, reconcile_after = null, provider_id = coalesce(:provider_id::text, provider_id)
+where id = :operation_id::text and attempt = :seen::text and {over} and {durable}
+returning {now}, {record}
+
 -- name: found_not_executed
 -- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
 -- running that again would write twice; the job is tried again instead.

@@ -39,6 +39,17 @@ where id = :operation_id and state in ({from:found_executed})
     and (:attempt is null or attempt = :attempt)
 returning {now}, {record}
 
+-- name: recall
+-- The provider, asked before a key that had expired runs again, knows its answer: the operation is done, as it was.
+-- The attempt that was asked about must still be there.
+update {keys} set
+    state = {to:recall}, attempt = :attempt, answer_version = :answer_version,
+    answer_status = :answer_status, answer_headers = :answer_headers,
+    answer_body = :answer_body, completed_at = {now}, locked_until = null, expires_at = {expiry},
+    error_code = null, reconcile_after = null, provider_id = coalesce(:provider_id, provider_id)
+where id = :operation_id and attempt = :seen and {over}
+returning {now}, {record}
+
 -- name: found_not_executed
 -- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
 -- running that again would write twice; the job is tried again instead.

@@ -1,0 +1,48 @@
+"""A key that had expired on DynamoDB: the declared lookup is asked before it runs again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from samekey import Executed, Idempotency, NotExecuted, OutcomeUnknown, Response, StillUnknown
+from samekey.drivers.run import run
+
+DAY = 86_400_000
+
+
+@pytest.mark.parametrize("ttl_from", ["completion", "creation"])
+def test_the_lookup_is_asked_before_an_expired_key_runs_again(dynamodb_url: str, ttl_from: str) -> None:
+    idempotency = Idempotency(dynamodb_url)
+    findings: list[Any] = [StillUnknown, Executed(Response(200, 7), provider_id="ch_1"), NotExecuted]
+    ran: list[int] = []
+    idempotency.lookup()(lambda _: findings.pop(0))
+
+    def book() -> int:
+        ran.append(1)
+        return len(ran)
+
+    def once() -> Any:
+        return idempotency.once(tenant="acme", key="k", run=book, name="book", ttl_from=ttl_from)
+
+    def expire() -> None:
+        tending, driver = idempotency.store.tending, idempotency.drivers.sync
+        now = run(driver, idempotency.store.finding.overview).now
+        assert run(driver, lambda: tending.reap(batch=10, now=now + 2 * DAY)) == 1
+
+    assert once() == 1
+    [first] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    expire()
+    with pytest.raises(OutcomeUnknown):
+        once()
+    assert once() == 7 and once() == 7
+    [found] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    assert (found.id, found.life, found.state, found.provider_id) == (first.id, 1, "completed", "ch_1")
+    assert found.attempt != first.attempt and found.expires_at >= first.expires_at
+    assert ran == [1]
+    expire()
+    assert once() == 2 and ran == [1, 1] and findings == []
+    [second] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    assert (second.life, second.provider_id) == (2, None) and second.id != first.id
+    idempotency.close()
