@@ -28,6 +28,7 @@
     │   ├── UnfinishedWork          atomic work returned while a statement was under way; rolled back
     │   ├── EscapedTransaction      atomic work ended its own transaction
     │   ├── OperationOver           what an operation lent was used after its end
+    │   │   └── TransactionGone     the database itself had rolled back; nothing was sent after that
     │   ├── LeaseLost               somebody else has taken the operation; stop here
     │   ├── NotSerialisable         an input, a payload or a result that cannot be stored
     │   ├── DefinitionChanged       phases that do not fit what was recorded, or an unknown version
@@ -227,6 +228,21 @@ class OperationOver(HandlerError):
             "This operation is over and its connection was cut, so nothing was sent. Await every task and "
             "join every thread that uses the connection before the handler returns; what comes after it "
             "needs a connection of your own."
+        )
+
+
+class TransactionGone(OperationOver):
+    """The database itself rolled back the operation's transaction. Nothing was sent after that."""
+
+    status = 500
+
+    def __init__(self) -> None:
+        HandlerError.__init__(
+            self,
+            "The database itself has rolled back the transaction of this operation, so nothing more is sent "
+            "on its connection, where it would commit by itself. Let the error of the statement that did it "
+            "(a deadlock, ON CONFLICT ROLLBACK) through: nothing stands, and a retry with the same key runs "
+            "again.",
         )
 
 

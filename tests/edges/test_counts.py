@@ -69,8 +69,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(psycopg.Connection, "_exec_command", _listening(command, found))
     connect = sqlite_driver.SQLiteDriver._connect
 
-    def connect_and_listen(self: sqlite_driver.SQLiteDriver) -> HandlerConnection:
-        connection = connect(self)
+    def connect_and_listen(self: sqlite_driver.SQLiteDriver, *, cached: int) -> HandlerConnection:
+        connection = connect(self, cached=cached)
         connection.set_trace_callback(found.note_once)
         return connection
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..errors import OperationOver
+from ..errors import OperationOver, TransactionGone
 from .alarm import ALARM, Appointment
 
 
@@ -23,6 +23,7 @@ class Loan:
         self._ending = threading.Lock()
         self._depth = 0
         self._over = False
+        self._gone = False
         self._last_act: Callable[[], object] | None = None
         self._longest: Appointment | None = None
 
@@ -39,12 +40,24 @@ class Loan:
     def over(self) -> bool:
         return self._over
 
+    @property
+    def gone(self) -> bool:
+        """The transaction has ended without us. The loan's own end is still to come."""
+        return self._gone
+
+    def lose(self) -> None:
+        """Called in the middle of the use that found it out: no other begins, however deep."""
+        self._gone = True
+
     @contextmanager
     def use(self) -> Iterator[None]:
-        """One statement, which the end does not interrupt. ``OperationOver`` after it."""
+        """One statement, which the end does not interrupt. ``OperationOver`` after it, and
+        ``TransactionGone``, which is one, once its transaction has ended without us."""
         with self._one_at_a_time:
             if self._over and not self._depth:
                 raise OperationOver
+            if self._gone:
+                raise TransactionGone
             self._depth += 1
             try:
                 yield

@@ -24,10 +24,11 @@ from ..errors import (
     StoreBusy,
     StoreError,
     StoreUnavailable,
+    TransactionGone,
 )
 from .loan import Loan
 from .pool import Pool
-from .sqlite_lent import HandlerConnection
+from .sqlite_lent import HandlerConnection, gone
 
 T = TypeVar("T")
 
@@ -66,22 +67,24 @@ class SQLiteDriver:
             self._temporary = weakref.finalize(self, _remove, folder, os.getpid())
             path = os.path.join(folder, "memory.db")
         self.path = path
-        self._pool: Pool[HandlerConnection] = Pool(self._connect, _close)
+        self._statements: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=128), _close)
+        # Where a handler may come, each statement is prepared anew: then SQLite asks whether it may run.
+        self._pool: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=0), _close)
         self.take = self._pool.take
         self.give_back = self._pool.give_back
         self.let_go = self._pool.let_go
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        connection = self.take()
+        connection = self._statements.take()
         try:
             rows = _execute(connection, statement)
         except StoreError:
-            self.give_back(connection)
+            self._statements.give_back(connection)
             raise
         except BaseException:
-            self.let_go(connection)  # interrupted: nobody shall have it
+            self._statements.let_go(connection)  # interrupted: nobody shall have it
             raise
-        self.give_back(connection)
+        self._statements.give_back(connection)
         return rows
 
     def open(self, connection: Any = None) -> SQLiteSession:
@@ -93,17 +96,19 @@ class SQLiteDriver:
         return SQLiteSession(self)
 
     def close(self) -> None:
+        self._statements.drop_idle()
         self._pool.drop_idle()
         if self._temporary is not None:
             self._temporary()
 
-    def _connect(self) -> HandlerConnection:
+    def _connect(self, *, cached: int) -> HandlerConnection:
         try:
             connection = sqlite3.connect(
                 self.path,
                 timeout=self.busy_seconds,
                 isolation_level=None,
                 check_same_thread=False,
+                cached_statements=cached,
                 factory=HandlerConnection,
             )
         except sqlite3.Error as error:
@@ -165,7 +170,7 @@ class SQLiteSession:
             return work(self.connection)
 
     def wrote(self) -> bool:
-        if self._loan.over:
+        if self._loan.over or self._loan.gone:
             return True  # nobody can tell; the next statement says that it is over
         try:
             return self._held is not None and self._held.total_changes != self._changes
@@ -173,14 +178,15 @@ class SQLiteSession:
             return True  # it was closed behind our back; the next statement says so
 
     def in_transaction(self) -> bool:
-        try:
-            return self._held is None or self._held.in_transaction
-        except sqlite3.Error:
-            return False
+        return self._held is None or not gone(self._held)
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         with self._loan.use():
-            return _execute(self._begin(), statement)
+            held = self._begin()
+            if gone(held):
+                self._loan.lose()  # by a way that went past our own classes
+                raise TransactionGone
+            return _execute(held, statement)
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         """Rolls back, and calls ``then``, if the handler has not ended by that time."""
@@ -200,6 +206,10 @@ class SQLiteSession:
         held, self._held = self._held, None
         if held is None:
             return
+        if gone(held):
+            # SQLite has rolled it back, and nothing was let through since.
+            self._undo(held)
+            raise TransactionGone
         try:
             held.seal()
             _run(held, "commit")

@@ -3,6 +3,9 @@
 It is closed after the operation, so that nobody inherits its pragmas, functions and factories. Two things
 keep a left-over thread from writing between COMMIT and that: the loan, which every method asks, and an
 authorizer, which SQLite asks itself, whatever way a statement came.
+
+SQLite may roll back a transaction by itself (``ON CONFLICT ROLLBACK``, ``RAISE(ROLLBACK)``, a full disk, an
+interrupted write). From then on every statement would commit by itself, so none is let through any more.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ..errors import CommitRefused, OperationOver
+from ..errors import CommitRefused, OperationOver, TransactionGone
 from .loan import Loan
 from .threads import COMMIT_REFUSED
 
@@ -69,8 +72,21 @@ def _using(connection: sqlite3.Connection) -> Iterator[None]:
             yield
         except sqlite3.DatabaseError as error:
             if str(error) == "not authorized":
+                if not loan.over and gone(connection):
+                    raise TransactionGone from error
                 raise CommitRefused(COMMIT_REFUSED) from error
             raise
+        finally:
+            if not loan.over and gone(connection):
+                loan.lose()
+
+
+def gone(connection: sqlite3.Connection) -> bool:
+    """Whether its transaction has ended. None of a handler's can begin another one."""
+    try:
+        return not connection.in_transaction
+    except sqlite3.Error:
+        return False  # it was closed behind our back; the next statement says so
 
 
 class HandlerConnection(sqlite3.Connection):
@@ -80,7 +96,16 @@ class HandlerConnection(sqlite3.Connection):
 
     def lend(self, loan: Loan) -> None:
         """From here on a handler has it. There is no way back: it is closed at the end."""
-        super().set_authorizer(_refuse_transaction_statements)
+        this = weakref.ref(self)
+
+        def authorize(action: int, *_: Any) -> int:
+            """Asked for each statement: one of ours is never taken from a cache, which would not ask."""
+            connection = this()
+            if action == sqlite3.SQLITE_TRANSACTION or connection is None or gone(connection):
+                return sqlite3.SQLITE_DENY  # savepoints are the handler's own business
+            return sqlite3.SQLITE_OK
+
+        super().set_authorizer(authorize)
         self.loan = loan
         self.lent_cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
 
@@ -161,10 +186,3 @@ def _refuse(loan: Loan) -> NoReturn:
     if loan.over:
         raise OperationOver
     raise CommitRefused(COMMIT_REFUSED)
-
-
-def _refuse_transaction_statements(
-    action: int, _a: str | None, _b: str | None, _c: str | None, _d: str | None
-) -> int:
-    """BEGIN, COMMIT and ROLLBACK as SQL text; savepoints are the handler's own business."""
-    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK

@@ -31,6 +31,7 @@ from ..errors import (
     StoreError,
     StreamedAnswer,
     TransactionConflict,
+    TransactionGone,
     UnfinishedWork,
 )
 from ..stores.keys import Seen
@@ -394,6 +395,8 @@ class ClaimedAtomic(_Atomic):
                 yield Rollback(session)
                 return (yield from self._decide_again(running))
             yield Commit(session)
+        except TransactionGone as error:
+            return (yield from self._refuse_to_commit(running, error))
         except Exception as error:
             yield from self._undo(running, None)
             logger.error("Atomic work could not be committed and was rolled back: %s", error)
