@@ -19,6 +19,7 @@
     │   ├── ResultUnavailable       409: it was done, its result is gone
     │   ├── LimitExceeded           429: too many new keys of one tenant
     │   ├── AmbiguousProviderId     two operations of one tenant have the same id of the provider's
+    │   ├── NotExtended             409: a retention that cannot be extended
     │   └── SignatureRefused        401: an event that does not come from the provider
     ├── CorruptRecord               500: a record that this version cannot read
     ├── HandlerError
@@ -163,6 +164,12 @@ class LimitExceeded(Refused):
     def __init__(self, detail: str, retry_after: int) -> None:
         super().__init__(detail)
         self.retry_after = retry_after
+
+
+class NotExtended(Refused):
+    """The retention of this operation cannot be extended, and the sentence says why. Nothing was changed."""
+
+    status = 409
 
 
 class AmbiguousProviderId(Refused):

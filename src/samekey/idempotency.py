@@ -14,6 +14,7 @@ from .core.ledger import FIELDS, Comparison, Field, Ledgers
 from .core.states import Mode
 from .engine.decorate import GUARD, check_undecorated, guard, phased_endpoint
 from .engine.engine import Engine
+from .engine.extending import Extension, extend
 from .engine.input import model_of
 from .engine.jobs import JobDefinition
 from .engine.once import Once, decorator
@@ -23,6 +24,7 @@ from .engine.resolving import Named, resolve
 from .engine.rules import rules_from, seconds
 from .errors import ConfigurationError
 from .evidence import Evidence
+from .stores.protocols import Actor
 from .workers.service import Services, WorkerService
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -321,6 +323,58 @@ class Idempotency(Engine):
             tenant=tenant,
             occurred_at=occurred_at,
             verify=verify,
+        )
+        return await self.drive_async(flow)
+
+    # Retention
+
+    def extend(
+        self,
+        operation_id: str | None = None,
+        *,
+        reason: str,
+        tenant: str | None = None,
+        key: str | None = None,
+        until: datetime | None = None,
+        by: float | timedelta | None = None,
+        actor: str = "application",
+    ) -> datetime:
+        """Keeps the answer of a completed operation for longer: until then, or by so much. Gives the new end.
+
+        It is found by its id, or by ``tenant`` and ``key``. ``reason`` and ``actor`` go into the audit.
+        ``NotExtended`` for what cannot be extended: retention that is over, or work that has no answer.
+        """
+        flow = extend(
+            self.keys,
+            self.store.finding,
+            operation_id=operation_id,
+            tenant=tenant,
+            key=key,
+            extension=Extension(until, None if by is None else seconds(by)),
+            actor=Actor(actor, reason),
+        )
+        return self.drive(flow)
+
+    async def extend_async(
+        self,
+        operation_id: str | None = None,
+        *,
+        reason: str,
+        tenant: str | None = None,
+        key: str | None = None,
+        until: datetime | None = None,
+        by: float | timedelta | None = None,
+        actor: str = "application",
+    ) -> datetime:
+        """``extend`` for async code."""
+        flow = extend(
+            self.keys,
+            self.store.finding,
+            operation_id=operation_id,
+            tenant=tenant,
+            key=key,
+            extension=Extension(until, None if by is None else seconds(by)),
+            actor=Actor(actor, reason),
         )
         return await self.drive_async(flow)
 

@@ -1,13 +1,16 @@
-"""A key that had expired on DynamoDB: the declared lookup is asked before it runs again."""
+"""A key that had expired on DynamoDB; and one that is kept for longer."""
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from samekey import Executed, Idempotency, NotExecuted, OutcomeUnknown, Response, StillUnknown
 from samekey.drivers.run import run
+from samekey.errors import NotExtended
 
 DAY = 86_400_000
 
@@ -45,4 +48,25 @@ def test_the_lookup_is_asked_before_an_expired_key_runs_again(dynamodb_url: str,
     assert once() == 2 and ran == [1, 1] and findings == []
     [second] = run(idempotency.drivers.sync, idempotency.store.finding.find)
     assert (second.life, second.provider_id) == (2, None) and second.id != first.id
+    idempotency.close()
+
+
+def test_retention_is_extended(dynamodb_url: str) -> None:
+    idempotency = Idempotency(dynamodb_url)
+    ran: list[int] = []
+
+    def once() -> Any:
+        return idempotency.once(tenant="acme", key="k", run=lambda: ran.append(1))
+
+    once()
+    [first] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    idempotency.extend(first.id, by=timedelta(days=30), reason="an audit")
+    [found] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    assert found == dataclasses.replace(first, expires_at=first.expires_at + 30 * DAY)
+    tending = idempotency.store.tending
+    assert run(idempotency.drivers.sync, lambda: tending.reap(batch=10, now=first.expires_at + DAY)) == 0
+    once()
+    assert ran == [1]
+    with pytest.raises(NotExtended):
+        idempotency.extend(first.id, by=timedelta(days=4_000_000), reason="for ever")
     idempotency.close()

@@ -1,8 +1,9 @@
-"""``samekey keys list|show|resolve|evict``: find a key, see what became of it, override where one must."""
+"""``samekey keys list|show|resolve|extend|evict``: find a key and its story; override where one must."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,8 @@ from ..core.effects import Effect
 from ..core.policy import milliseconds
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
-from ..errors import NotExecuted, SamekeyError
+from ..engine.extending import Extension, moment, new_end
+from ..errors import NotExecuted, NotExtended, SamekeyError
 from ..evidence import Declined, Evidence, Executed
 from ..response import Response
 from ..stores.sql.operator import DeadJob
@@ -57,7 +59,9 @@ from .target import (
     open_store,
 )
 
-keys_app = typer.Typer(help="Find keys, see their timelines, resolve and evict.", no_args_is_help=True)
+keys_app = typer.Typer(
+    help="Find keys, see their timelines, resolve, extend and evict.", no_args_is_help=True
+)
 
 Id = Annotated[str, typer.Argument(envvar="SAMEKEY_ID", help="The operation's id.", metavar="ID")]
 Reveal = Annotated[
@@ -406,6 +410,62 @@ def _media_type(body: str) -> str:
     except ValueError:
         return "text/plain; charset=utf-8"
     return "application/json"
+
+
+# ------------------------------------------------------------------ extend
+
+
+@keys_app.command("extend")
+def extend_command(
+    url: Url,
+    operation_id: Id,
+    reason: Reason,
+    by: Annotated[
+        str | None, typer.Option("--by", envvar="SAMEKEY_BY", help="How much longer: 24h, 30d.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", envvar="SAMEKEY_UNTIL", help="Until when: 2027-01-31, or with a time; UTC."),
+    ] = None,
+    actor_name: ActorName = None,
+    dry_run: DryRun = False,
+    schema: Schema = "samekey",
+    timeout: Timeout = 30,
+) -> None:
+    """Keep the answer of a completed operation for longer."""
+    who = actor(actor_name, reason)
+    extension = Extension(_moment(until), None if by is None else duration(by))
+    try:
+        extension.check()
+    except SamekeyError as error:
+        raise typer.BadParameter(str(error), param_hint="--by, --until") from None
+    with sentences(), open_store(url, schema, timeout) as store:
+        record = store.record(operation_id)
+        if record is None:
+            raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
+        try:
+            end = new_end(record, extension, store.ask(store.finding.overview).now)
+        except NotExtended as error:
+            raise Refusal(str(error)) from None
+        if dry_run:
+            say(f"It would be kept until {moment(end):%Y-%m-%d %H:%M:%SZ}. Nothing was changed: a dry run.")
+            return
+        if not store.act(lambda: store.finding.extend(record.id, end, who, attempt=record.attempt)):
+            raise Refusal("It has just moved. Nothing was changed; look at it again.")
+        say(f"{operation_id} is kept until {moment(end):%Y-%m-%d %H:%M:%SZ}.")
+        _note_yourself(store)
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no date; write 2027-01-31 or 2027-01-31T12:00:00.", param_hint="--until"
+        ) from None
+    return given if given.tzinfo is not None else given.replace(tzinfo=UTC)
 
 
 # ------------------------------------------------------------------ evict

@@ -82,7 +82,9 @@ Reason = Annotated[
 DIGEST_SECRET: Final = "samekey"  # noqa: S105 - the default of Idempotency, known to everybody
 PAGE: Final = 5000
 """Keys in one look while a digest is searched for."""
-MACHINES: Final = frozenset({"request", "sweeper", "reaper", "reconciler", "webhook", "worker", "completer"})
+MACHINES: Final = frozenset(
+    {"request", "sweeper", "reaper", "reconciler", "webhook", "worker", "completer", "lookup"}
+)
 """Names that stand in the audit for parts of samekey; a person must not be taken for one."""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}

@@ -121,6 +121,12 @@ class Finding(Protocol):
     def evict(self, operation_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
         """Drops a stored answer. The fact stays: a retry is told that it was done, and is not run."""
 
+    def extend(
+        self, operation_id: str, until: int, actor: Actor, *, attempt: str, now: int | None = None
+    ) -> Program[bool]:
+        """Keeps a completed record until then (milliseconds by the store's clock). False if its retention is
+        over or ends later already, or if it has moved."""
+
     def effects(self, operation_id: str) -> Program[list[Effect]]:
         """What the operation may have sent, as far as the store was told."""
 

@@ -104,6 +104,20 @@ class DynamoFinding:
     def evict(self, operation_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
         return (yield from self._act("evict_answer", operation_id, actor, None, now))
 
+    def extend(
+        self, operation_id: str, until: int, actor: Actor, *, attempt: str, now: int | None = None
+    ) -> Program[bool]:
+        rows = yield self._statements.statement(
+            "extend",
+            now,
+            operation_id=operation_id,
+            attempt=attempt,
+            kept_until=until,
+            actor=actor.name,
+            reason=actor.reason,
+        )
+        return bool(rows)
+
     def _act(
         self, name: str, operation_id: str, actor: Actor, attempt: str | None, now: int | None
     ) -> Program[bool]:

@@ -96,6 +96,27 @@ def evict_answer(p: Values, now: int) -> Plan:
     return (yield from moved_row(request, now))
 
 
+def extend(p: Values, now: int) -> Plan:
+    """An operator keeps an answer for longer. What has ended meanwhile, or ends later already, stays."""
+    item = yield from item_of(p["operation_id"])
+    if item is None or not now < value_of(item, "expires_at") < p["kept_until"]:
+        return []
+    change: dict[str, Term] = {
+        "expires_at": p["kept_until"],
+        "due": p["kept_until"],
+        "forget_after": forget_after(p["kept_until"], value_of(item, "after_expiry")),
+        **_by(p),
+    }
+    request = update(
+        value_of(item, "pk"),
+        change,
+        Is("attempt", p["attempt"]),
+        Is("state", str(State.COMPLETED)),
+        Is("expires_at", value_of(item, "expires_at")),
+    )
+    return (yield from moved_row(request, now))
+
+
 def _names(event: Event) -> list[str]:
     return [str(state) for state in sources(event)]
 

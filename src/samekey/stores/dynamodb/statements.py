@@ -34,6 +34,7 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     resolving.found_not_executed,
     resolving.give_up_finding,
     resolving.evict_answer,
+    resolving.extend,
     queues.sweep,
     queues.count_sweep,
     queues.reap,

@@ -131,6 +131,15 @@ class RedisFinding:
         rows = yield self._statements.statement("evict_answer", now, operation_id=operation_id)
         return bool(rows)
 
+    def extend(
+        self, operation_id: str, until: int, actor: Actor, *, attempt: str, now: int | None = None
+    ) -> Program[bool]:
+        """Keeps a completed record for longer. False if it has ended, or moved, or is kept longer already."""
+        rows = yield self._statements.statement(
+            "extend", now, operation_id=operation_id, attempt=attempt, kept_until=until
+        )
+        return bool(rows)
+
     # Looking
 
     def effects(self, operation_id: str) -> Program[list[Effect]]:

@@ -209,6 +209,18 @@ class Operator:
             yield from self.note_act(operation_id, actor, now)
         return bool(rows)
 
+    def extend(
+        self, operation_id: str, until: int, actor: Actor, *, attempt: str, now: int | None = None
+    ) -> Program[bool]:
+        """Keeps a completed record for longer. False if it has ended, or moved, or is kept longer already."""
+        yield BEGIN
+        rows = yield self._queries.statement(
+            "extend", now, operation_id=operation_id, attempt=attempt, kept_until=until
+        )
+        if rows:
+            yield from self.note_act(operation_id, actor, now)
+        return bool(rows)
+
     def retry_dead_job(self, job_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
         """A dead job is tried again, with all its attempts, and its operation is pending again.
 

@@ -80,6 +80,14 @@ where id = :operation_id and state = 'completed' and answer_status is not null
 -- then
 select {now}, {record} from {keys} where id = :operation_id and mark = :mark
 
+-- name: extend
+-- An operator keeps an answer for longer. What has ended meanwhile, or ends later already, stays as it is.
+update {keys} set expires_at = :kept_until, mark = :mark
+where id = :operation_id and attempt = :attempt and state = 'completed'
+    and expires_at > {now} and expires_at < :kept_until
+-- then
+select {now}, {record} from {keys} where id = :operation_id and mark = :mark
+
 -- name: note_act
 -- An act that changes no state still leaves its trace.
 insert into {audit} (at, operation_id, scope, `key`, tenant, from_state, to_state, attempt, actor, reason)

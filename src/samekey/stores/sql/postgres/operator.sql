@@ -75,6 +75,13 @@ update {keys} set answer_status = null, answer_headers = null, answer_body = nul
 where id = :operation_id::text and state = 'completed' and answer_status is not null and {durable}
 returning {now}, {record}
 
+-- name: extend
+-- An operator keeps an answer for longer. What has ended meanwhile, or ends later already, stays as it is.
+update {keys} set expires_at = :kept_until::bigint
+where id = :operation_id::text and attempt = :attempt::text and state = 'completed'
+    and expires_at > {now} and expires_at < :kept_until::bigint and {durable}
+returning {now}, {record}
+
 -- name: note_act
 -- An act that changes no state still leaves its trace.
 insert into {audit} (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason)

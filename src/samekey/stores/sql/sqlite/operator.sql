@@ -74,6 +74,13 @@ update {keys} set answer_status = null, answer_headers = null, answer_body = nul
 where id = :operation_id and state = 'completed' and answer_status is not null
 returning {now}, {record}
 
+-- name: extend
+-- An operator keeps an answer for longer. What has ended meanwhile, or ends later already, stays as it is.
+update {keys} set expires_at = :kept_until
+where id = :operation_id and attempt = :attempt and state = 'completed'
+    and expires_at > {now} and expires_at < :kept_until
+returning {now}, {record}
+
 -- name: note_act
 -- An act that changes no state still leaves its trace.
 insert into {audit} (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason)
