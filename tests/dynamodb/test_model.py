@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import Phase
 
-from samekey.core.states import Event, State, sources
+from samekey.core.decide import Execute
+from samekey.core.policy import ietf
+from samekey.core.record import LAST_TIME, Answer, Record
+from samekey.core.states import Event, Mode, State, sources
+from samekey.stores.dynamodb.finding import DynamoFinding
 from samekey.stores.dynamodb.items import KEPT_BEYOND, place, value_of
 from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.dynamodb.upkeep import DynamoUpkeep
+from samekey.stores.protocols import Actor
 from tests.dynamodb.subjects import AsyncDynamoSubject, SyncDynamoSubject
+from tests.operator.world import claim_of
 from tests.stores.test_model import walk
 
 DUE = {
@@ -34,7 +41,8 @@ def assert_in_order(client: Any, table: str) -> int:
         forgotten = value_of(item, "forget_after")
         assert (forgotten is not None) == (state in sources(Event.REAP)), item
         if forgotten is not None:
-            assert forgotten >= (value_of(item, "expires_at") + KEPT_BEYOND) // 1000, item
+            kept = min(value_of(item, "expires_at") + KEPT_BEYOND, LAST_TIME)
+            assert forgotten >= kept // 1000, item
         known = value_of(item, "provider_id")
         assert (known is None) == (value_of(item, "by_provider") is None), item
     return len(items)
@@ -48,4 +56,40 @@ def test_dynamodb_tells_the_story_of_the_model(
     # Looking for a smaller failure would take minutes.
     walk(subject, DynamoUpkeep(DynamoStatements()), max_examples=3, phases=[Phase.generate])
     assert_in_order(subject.client, subject.table)
+    subject.close()
+
+
+def test_an_answer_that_came_late_in_a_life_is_kept_for_its_whole_retention(dynamodb_url: str) -> None:
+    """When DynamoDB may delete it follows from the expiry that is written with it, not from the time at which
+    the key was first used."""
+    subject = SyncDynamoSubject(dynamodb_url)
+    finding, day, minute = DynamoFinding(DynamoStatements()), 86_400_000, 60_000
+    now = 45 * day
+
+    def claimed(at: int) -> Record:
+        made = claim_of("k", Mode.LEASED, minute, day, "acme", "POST /pay")
+        made = replace(made, id=subject.keys.operation_id(made.id, made.scope, made.key))
+        decision = subject.run(lambda: subject.keys.claim(made, ietf(), now=at))
+        assert isinstance(decision, Execute)
+        return decision.record
+
+    def forgotten(record: Record) -> int:
+        item = subject.item(record.scope, record.key)
+        assert item is not None
+        assert_in_order(subject.client, subject.table)
+        return int(value_of(item, "forget_after")) * 1000
+
+    first = claimed(0)
+    subject.run(lambda: subject.keys.lose(first.lease(minute), "TimeoutError", now=1))
+    assert subject.run(lambda: finding.not_executed(first.id, Actor("operator"), now=now))
+    second = claimed(now + 1)
+    subject.run(lambda: subject.keys.fail(second.lease(minute), "x", now=now + 2))
+    assert forgotten(second) >= now + 2 + day + KEPT_BEYOND
+    third = claimed(now + 2 * minute)
+    assert third.attempts == 3
+    expires_at = subject.run(
+        lambda: subject.keys.complete(third.lease(minute), Answer(200), now=now + 3 * minute)
+    )
+    assert expires_at == now + 3 * minute + day
+    assert forgotten(third) >= expires_at + KEPT_BEYOND
     subject.close()

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from .program import Row, Value
 from .record import Record
@@ -126,6 +126,8 @@ class Word:
     """The downstream key that it names; None where it names the operation alone."""
     provider_id: str | None
     occurred_at: int
+    """When it happened, by the provider's clock, which may be wrong; but never after it was received, by
+    ours."""
     event_id: str = ""
 
 
@@ -162,6 +164,10 @@ class Foreign:
 
 Verdict: TypeAlias = Settle | Keep | Unplaced | Late | Foreign
 
+CLOCK_TOLERANCE_MS: Final = 5_000
+"""How far a provider's clock may be behind ours, or tick in whole seconds, and its word still count about an
+operation that had just begun. Whatever happened longer before an operation began is not about it."""
+
 _RUNNING = (State.IN_PROGRESS, State.PENDING)
 _OVER = (State.COMPLETED, State.EXPIRED)
 
@@ -169,8 +175,10 @@ _OVER = (State.COMPLETED, State.EXPIRED)
 def judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word] = ()) -> Verdict:
     """What this word means now. ``others`` are those that wait; they count where a leased handler has sent
     several steps, which are settled together or not at all."""
-    if getattr(record, "life", 1) > 1 and word.occurred_at < record.created_at:
-        return Late()  # about a former life of the key, which had the same downstream keys
+    if _before(word, record):
+        # About a former operation of this key, which had the same downstream keys, or by a clock that is far
+        # off. Where nothing is left of a former one, nobody can tell: an operator sees it.
+        return Late() if record.life > 1 or record.state in _OVER else Unplaced()
     if record.mode is Mode.PHASED:
         return _judge_phase(word, record, [e for e in effects if e.kind is EffectKind.PHASE])
     if record.mode is Mode.DEFERRED and any(e.kind is EffectKind.JOB for e in effects):
@@ -178,11 +186,11 @@ def judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequenc
     return _judge_leased(word, record, [e for e in effects if e.kind is EffectKind.LEASED], others)
 
 
-def choose(words: Sequence[Word], effect: Effect) -> Word | None:
+def choose(words: Sequence[Word], record: Record, effect: Effect) -> Word | None:
     """The word that counts about an effect whose run is under way and which has no result: the one that says
     most."""
     about = [w for w in words if w.about == effect.downstream_key and not _is_foreign(w, effect)]
-    believed = [word for word in about if _believable(word, effect)]
+    believed = [word for word in about if not _before(word, record) and _believable(word, effect)]
     return min(believed, key=lambda word: list(Says).index(word.says), default=None)
 
 
@@ -221,7 +229,7 @@ def _judge_several(
     is known not to have happened."""
     heard: dict[str | None, Word] = {}
     for one in (*others, word):
-        if one.about not in keys:
+        if one.about not in keys or _before(one, record):
             continue
         known = keys[one.about].provider_id
         latest = one.says is Says.EXECUTED or _about_now(one, record.attempts, record.last_run_at, known)
@@ -275,6 +283,12 @@ def _one_of(word: Word, effects: Sequence[Effect]) -> Effect | None:
     return next((effect for effect in sent if effect.downstream_key == word.about), None)
 
 
+def _before(word: Word, record: Record) -> bool:
+    """Whether it happened before the operation began, in whichever life of its key, and however often it has
+    run. A former life that left no trace ended a whole retention earlier, which bounds the tolerance."""
+    return word.occurred_at < record.created_at - min(CLOCK_TOLERANCE_MS, record.ttl_ms // 2)
+
+
 def _is_foreign(word: Word, effect: Effect) -> bool:
     return effect.source is not None and effect.source != word.source
 
@@ -289,8 +303,8 @@ def _believable(word: Word, effect: Effect) -> bool:
 
 def _about_now(word: Word, sends: int, sent_at: int, provider_id: str | None) -> bool:
     """Whether a "no" is about the last send. It tells nothing about one that began after it, nor does a "no"
-    about another of the provider's objects. A provider's clock differs from ours and may tick in seconds:
-    where there was one send only, the time does not matter."""
+    about another of the provider's objects. Where there was one send only, a word about this operation is
+    about that, whatever the time: a provider's clock differs from ours and may tick in seconds."""
     if word.provider_id is not None and provider_id is not None and word.provider_id != provider_id:
         return False
     return sends <= 1 or word.occurred_at >= sent_at

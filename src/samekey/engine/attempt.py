@@ -99,6 +99,8 @@ class Run:
         self._broken: BaseException | None = None
         """What a phase raised. The function may answer for it, but not go on as if nothing had been."""
         self._acted = bool(work.phases)
+        self._meant = False
+        """An effect was about to be sent, even if it was taken back since."""
         self._rolled_back: BaseException | None = None
         """What a database phase raised: whatever it was, nothing of that phase has happened."""
         self._resumable = True
@@ -202,7 +204,7 @@ class Run:
         phases, lease, operation_id = self.ways.phases, self.lease, self.operation_id
         if phase is None:
             yield from ask(lambda: phases.intend(lease, operation_id, position, name, source=rules.source))
-            self._acted = True
+            self._acted = self._meant = True
             return None
         found = yield from ask(lambda: self.ways.resolver.kept_about(operation_id, name))
         if found is not None and isinstance(found.evidence, Executed | Declined):
@@ -211,9 +213,14 @@ class Run:
         resume = how_to_resume(phase.intent_at, now, rules.window_ms, can_look_up=rules.can_look_up)
         if found is not None:
             # The provider says that it never happened: as after a lookup that found nothing.
-            yield from ask(
-                lambda: phases.intend_anew(lease, operation_id, position, name, source=rules.source)
-            )
+            # It has freed this one send, and frees no other.
+            word = found.event
+
+            def send_anew() -> Program[None]:
+                yield from phases.intend_anew(lease, operation_id, position, name, source=rules.source)
+                yield from self.ways.resolver.use(word)
+
+            yield from ask(send_anew)
             return None
         if resume is not Resume.CALL_AGAIN:
             return resume
@@ -359,7 +366,11 @@ class Run:
         answer = self.definition.shaped(result, self.captured.shape, self.captured.status)
         outcome = self.definition.rules.judge(Ending(answer.status))
         if outcome is Outcome.RELEASE and not self._acted:
-            yield from ask(lambda: self.ways.phases.release(self.lease, self.operation_id))
+            if self._meant or self.attempts > 1:
+                # Something was meant under this key: it is not as if it had never been used.
+                yield from self._pause(f"status_{answer.status}", Outcome.FAIL)
+            else:
+                yield from ask(lambda: self.ways.phases.release(self.lease, self.operation_id))
             return Finished(answer)
         if outcome in (Outcome.FAIL, Outcome.UNKNOWN):
             yield from self._pause(f"status_{answer.status}", outcome)

@@ -112,7 +112,9 @@ class Leased:
                 lambda: self._keys.lose(lease, code, provider_id=provider_id, sent=sent),
                 otherwise=None,
             )
-        elif outcome is Outcome.FAIL:
+        elif outcome is Outcome.FAIL or sent.steps or running.attempts > 1:
+            # A key is as if it had never been used only if nothing was ever sent under it: else a word of the
+            # provider's about this attempt would be taken for one about the next.
             yield from self._attempt(
                 lease, lambda: self._keys.fail(lease, handled.error_code, sent=sent), otherwise=True
             )

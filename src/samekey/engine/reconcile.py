@@ -64,8 +64,8 @@ class Resolution(StrEnum):
     TOO_LATE = "too_late"
     """Its effect is settled already, or it is about a former attempt. Everything stays as it is."""
     UNPLACED = "unplaced"
-    """The operation has several effects, and nobody can tell which one is meant. Where the store can, it is
-    kept for an operator."""
+    """Nobody can tell which effect is meant: the operation has several, or it happened before the operation
+    began. Where the store can, it is kept for an operator."""
     AMBIGUOUS = "ambiguous"
     """Two operations have this id of the provider's. Neither was moved; an operator sees the event."""
     NOT_FOUND = "not_found"
@@ -86,12 +86,16 @@ class Said:
     provider_id: str | None = None
 
     @property
-    def word(self) -> Word:
+    def names_id(self) -> str | None:
+        """The provider's id that it gives, or was found by."""
         given = self.evidence
-        known = given.provider_id if isinstance(given, Executed | Declined) else None
-        return Word(
-            says(given), self.source, self.about, known or self.provider_id, self.occurred_at, self.event_id
-        )
+        return (given.provider_id if isinstance(given, Executed | Declined) else None) or self.provider_id
+
+    def word(self, received_at: int) -> Word:
+        """As it counts if it was received then, by the store's clock: nothing is heard of before it has
+        happened, whatever a provider's clock says."""
+        at = min(self.occurred_at, received_at)
+        return Word(says(self.evidence), self.source, self.about, self.names_id, at, self.event_id)
 
     @property
     def actor(self) -> Actor:
@@ -158,11 +162,12 @@ class DirectResolver:
         return self.finding.not_executed(record.id, actor, attempt=attempt)
 
     def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
-        record = yield from self.finding.by_id(operation_id)
-        if record is None:
+        found = yield from self.finding.clocked(operation_id)
+        if found is None:
             return Resolution.NOT_FOUND
+        now, record = found
         effects = yield from self.finding.effects(operation_id)
-        verdict = judge(said.word, record, effects)
+        verdict = judge(said.word(now), record, effects)
         match verdict:
             case Settle():
                 if not (yield from self.apply(record, said.evidence, said.actor, said.source)):
@@ -222,7 +227,7 @@ class NotingResolver:
         found = yield from self._effects.locked(operation_id)
         if found is None:
             return Resolution.NOT_FOUND
-        record = found[1]
+        now, record = found
         stored = encode_evidence(said.evidence, record.mode)
         earlier = yield from self._effects.event(said.source, said.event_id)
         if earlier is not None and earlier.state in ("used", "late"):
@@ -232,7 +237,8 @@ class NotingResolver:
         others = [
             event for event in waiting if (event.source, event.event_id) != (said.source, said.event_id)
         ]
-        verdict = judge(said.word, record, effects, [_word(event) for event in others])
+        received_at = now if earlier is None else earlier.received_at
+        verdict = judge(said.word(received_at), record, effects, [_word(event) for event in others])
         match verdict:
             case Foreign():
                 return Resolution.NOT_FOUND
@@ -293,7 +299,10 @@ class NotingResolver:
             return None
         effects = yield from self._effects.of(operation_id)
         effect = next((one for one in effects if one.step == step and one.was_sent), None)
-        chosen = None if effect is None else choose([_word(event) for event in waiting], effect)
+        found = yield from self._effects.locked(operation_id)
+        if effect is None or found is None:
+            return None
+        chosen = choose([_word(event) for event in waiting], found[1], effect)
         if chosen is None:
             return None
         event = next(e for e in waiting if (e.source, e.event_id) == (chosen.source, chosen.event_id))
@@ -336,7 +345,7 @@ class NotingResolver:
             said.event_id,
             operation_id,
             said.about,
-            said.word.provider_id,
+            said.names_id,
             stored,
             state,
             said.occurred_at,
@@ -418,9 +427,8 @@ def _noted_attempt(effects: Sequence[Effect], record: Record) -> str:
 
 def _word(event: Event) -> Word:
     finding = decode_evidence(event.outcome)
-    return Word(
-        says(finding), event.source, event.about, event.provider_id, event.occurred_at, event.event_id
-    )
+    at = min(event.occurred_at, event.received_at)
+    return Word(says(finding), event.source, event.about, event.provider_id, at, event.event_id)
 
 
 def _finding(word: Word, said: Said, others: Sequence[Event]) -> Evidence:

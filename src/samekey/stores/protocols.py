@@ -144,6 +144,9 @@ class Finding(Protocol):
     def by_id(self, operation_id: str) -> Program[Record | None]:
         """The record of an operation, for somebody who only looks."""
 
+    def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
+        """The record of an operation, with the store's clock."""
+
     def by_key(self, scope: str, key: str) -> Program[Record | None]:
         """The record of a key, for somebody who only looks."""
 

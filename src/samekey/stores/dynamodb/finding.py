@@ -155,6 +155,14 @@ class DynamoFinding:
         rows = yield self._statements.statement("find_by_id", None, id=operation_id)
         return _seen(rows[0][1:]) if rows else None
 
+    def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
+        """The record of an operation, with the store's clock."""
+        rows = yield self._statements.statement("find_by_id", None, id=operation_id)
+        if not rows:
+            return None
+        assert isinstance(rows[0][0], int)
+        return rows[0][0], _seen(rows[0][1:])
+
     def by_key(self, scope: str, key: str) -> Program[Record | None]:
         rows = yield self._statements.statement("find", None, scope=scope, key=key)
         return None if rows[0][1] is None else _seen(rows[0][1:])

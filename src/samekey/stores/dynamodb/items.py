@@ -6,7 +6,7 @@ An attribute has the name of its column; a column without a value is no attribut
 ``queue, due``    its place in the index of what waits for somebody: which queue, and when it is due
 ``by_provider``   a digest of the provider's id, for the other index
 ``forget_after``  when DynamoDB may delete it, in seconds; only on settled records
-``forget_then``   what ``forget_after`` becomes if the record is settled without a new expiry
+``kept_s``        how long after it is settled that is, in seconds: DynamoDB can add, and not divide
 """
 
 from __future__ import annotations
@@ -75,6 +75,12 @@ def provider_digest(provider_id: str) -> str:
 def forget_after(expires_at: int, after_expiry: str) -> int:
     """When DynamoDB may delete a record of that expiry, in seconds; a key that is "gone" stays for good."""
     return (LAST_TIME if after_expiry == "gone" else expires_at + KEPT_BEYOND) // 1000
+
+
+def kept_seconds(ttl_ms: int, after_expiry: str) -> int:
+    """How long after a record is settled DynamoDB may delete it: ``forget_after`` is always counted from the
+    moment from which the same write counts the record's expiry."""
+    return forget_after(ttl_ms, after_expiry) + 1  # both ends are whole seconds, and none may come early
 
 
 def encode(value: Value) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from .items import (
     encode_item,
     forget_after,
     is_pk,
+    kept_seconds,
     pk_of,
     place,
     provider_digest,
@@ -38,7 +39,6 @@ from .requests import (
     Plus,
     Reached,
     Request,
-    Same,
     Term,
     Unless,
     Values,
@@ -192,14 +192,13 @@ def _life(p: Values, now: int, pk: str) -> dict[str, Term]:
     """What every new life of a key sets: it is an operation of its own."""
     given = ("id", "tenant", "endpoint", "fingerprint", "fingerprint_version", "downstream")
     retention = ("ttl_ms", "ttl_from", "after_expiry")
-    expires_at = now + p["ttl_ms"]
     return {
         **_attempt(p, now, pk),
         **{name: p[name] for name in (*given, *retention)},
         "attempts": 1,
         "created_at": now,
-        "expires_at": expires_at,
-        "forget_then": forget_after(expires_at, p["after_expiry"]),
+        "expires_at": now + p["ttl_ms"],
+        "kept_s": kept_seconds(p["ttl_ms"], p["after_expiry"]),
     }
 
 
@@ -368,27 +367,27 @@ def _held(p: Values, event: Event) -> tuple[Condition, Condition]:
 def failed(now: int) -> dict[str, Term]:
     """Nothing happened: retention is counted from now."""
     expiry = Plus("ttl_ms", now)
-    return {"expires_at": expiry, "due": expiry, "forget_after": Same("forget_then")}
+    return {"expires_at": expiry, "due": expiry, "forget_after": Plus("kept_s", now // 1000)}
 
 
 def complete(p: Values, now: int) -> Plan:
     """Counted from creation, the end must be computed, which DynamoDB cannot do: a look comes first."""
     pk = pk_of(p["scope"], p["key"])
     from_completion = Is("ttl_from", "completion")
-    change = _completed(p, now, pk, Plus("ttl_ms", now))
+    change = _completed(p, now, pk, Plus("ttl_ms", now), Plus("kept_s", now // 1000))
     item = yield from answered(pk, change, p, (*_held(p, Event.COMPLETE), from_completion))
     if item is None:
         there = found((yield from one(get(pk))))
         if there is None or value_of(there, "ttl_from") != "creation":
             return []
         expiry = expiry_of(now, value_of(there, "created_at"), value_of(there, "ttl_ms"), "creation")
-        change = _completed(p, now, pk, expiry)
+        change = _completed(p, now, pk, expiry, forget_after(expiry, value_of(there, "after_expiry")))
         same = Is("created_at", value_of(there, "created_at"))
         item = yield from answered(pk, change, p, (*_held(p, Event.COMPLETE), same))
     return [] if item is None else [[now, value_of(item, "expires_at")]]
 
 
-def _completed(p: Values, now: int, pk: str, expiry: Term) -> dict[str, Term]:
+def _completed(p: Values, now: int, pk: str, expiry: Term, forget: Term) -> dict[str, Term]:
     state = target(Event.COMPLETE)
     return {
         "state": str(state),
@@ -397,7 +396,7 @@ def _completed(p: Values, now: int, pk: str, expiry: Term) -> dict[str, Term]:
         "expires_at": expiry,
         "queue": place(state, pk),
         "due": expiry,
-        "forget_after": Same("forget_then"),
+        "forget_after": forget,
         "error_code": None,
         "reconcile_after": None,
         **provider(p),

@@ -58,20 +58,13 @@ class Plus:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
-    """Another attribute's value."""
-
-    attribute: str
-
-
-@dataclass(frozen=True, slots=True)
 class Unless:
     """This value, unless the attribute has one."""
 
     value: Value
 
 
-Term: TypeAlias = Value | Plus | Same | Unless
+Term: TypeAlias = Value | Plus | Unless
 """What an attribute becomes. None removes it."""
 
 
@@ -155,8 +148,6 @@ class _Expression:
     def _term(self, name: str, term: Term) -> str:
         if isinstance(term, Plus):
             return f"{self.name(term.attribute)} + {self.value(term.amount)}"
-        if isinstance(term, Same):
-            return self.name(term.attribute)
         if isinstance(term, Unless):
             return f"if_not_exists({self.name(name)}, {self.value(term.value)})"
         return self.value(term)

@@ -320,6 +320,14 @@ class Operator:
         rows = yield self._queries.statement("find_by_id", None, id=operation_id)
         return _seen(rows[0][1:]) if rows else None
 
+    def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
+        """The record of an operation, with the store's clock."""
+        rows = yield self._queries.statement("find_by_id", None, id=operation_id)
+        if not rows:
+            return None
+        assert isinstance(rows[0][0], int)
+        return rows[0][0], _seen(rows[0][1:])
+
     def by_key(self, scope: str, key: str) -> Program[Record | None]:
         """The record of a key, for somebody who only looks."""
         rows = yield self._queries.statement("find", None, scope=scope, key=key)

@@ -1,0 +1,210 @@
+"""A provider's word is about one attempt: what it said of a former one settles no later one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from samekey import Executed, Idempotency, NotExecuted, current_operation
+from samekey import Response as Answer
+from samekey.asgi import IdempotencyMiddleware
+from samekey.core.effects import Sent, SentStep
+from samekey.core.record import Record
+from samekey.engine.reconcile import Resolution
+from samekey.stores.sql.upkeep import Upkeep
+from samekey.workers.reconciler import Reconciler
+from tests.operator.world import HOUR, MINUTE, SOURCE, World, moment_of
+
+PAID = Executed(Answer(200, {"paid": 1}))
+
+
+def sent(record: Record, provider_id: str | None = None) -> Sent:
+    return Sent((SentStep("", record.downstream_key(), provider_id),), SOURCE)
+
+
+def fail(world: World, record: Record, *, at: int, provider_id: str | None = None) -> None:
+    noted = sent(record, provider_id)
+    world.run(lambda: world.keys.fail(record.lease(MINUTE), "x", sent=noted, now=world.now + at))
+
+
+def lose(world: World, record: Record, *, at: int, provider_id: str | None = None) -> None:
+    noted = sent(record, provider_id)
+    world.run(
+        lambda: world.keys.lose(
+            record.lease(MINUTE), "x", provider_id=provider_id, sent=noted, now=world.now + at
+        )
+    )
+
+
+# ------------------------------------------------------------------ keys that were given up and taken again
+
+
+def test_a_late_no_about_a_refused_attempt_does_not_free_the_next(store_url: str) -> None:
+    """The handler sent its key, the provider refused, the client was told 429. What came of the next attempt
+    is unknown, and the provider's word about the first one is not about that."""
+    World(store_url).close()
+    idempotency = Idempotency(store_url)
+    keys: list[str] = []
+    charges: list[str] = []
+    plan = ["refused", "lost", "paid"]
+
+    @idempotency.leased
+    async def pay(request: Request) -> Response:
+        operation = current_operation()
+        operation.source = SOURCE
+        keys.append(operation.downstream_key())
+        step = plan.pop(0)
+        if step == "refused":
+            return JSONResponse({"error": "not now"}, status_code=429)
+        charges.append(step)
+        if step == "lost":
+            raise TimeoutError("no answer of the provider's")
+        return JSONResponse({"ok": 1}, status_code=201)
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=lambda scope: "acme")
+    with TestClient(app, raise_server_exceptions=False) as client:
+
+        def post() -> int:
+            return client.post("/pay", json={}, headers={"Idempotency-Key": "k"}).status_code
+
+        world = World(store_url)
+        refused_at = world.now
+        assert post() == 429
+        post()
+        told = idempotency.resolve(
+            NotExecuted,
+            source=SOURCE,
+            event_id="e1",
+            tenant="acme",
+            occurred_at=moment_of(refused_at),
+            verify=lambda: True,
+            downstream_key=keys[0],
+        )
+        assert told is Resolution.TOO_LATE
+        post()
+        assert charges == ["lost"]
+        world.close()
+
+
+def test_a_key_under_which_nothing_was_sent_is_free_again(store_url: str) -> None:
+    World(store_url).close()
+    idempotency = Idempotency(store_url)
+
+    @idempotency.leased
+    async def pay(request: Request) -> Response:
+        return JSONResponse({}, status_code=429)
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=lambda scope: "acme")
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.post("/pay", json={}, headers={"Idempotency-Key": "k"}).status_code == 429
+    world = World(store_url)
+    assert world.count("keys") == 0
+    world.close()
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_an_event_of_a_former_life_does_not_complete_the_next(world: World, reaped: bool) -> None:
+    former = world.completed("k", at=-3 * HOUR, ttl=HOUR)
+    if reaped:
+        assert world.run(lambda: Upkeep(world.engine.store.tables.keys).reap(batch=10)) == 1
+    record = world.unknown("k", at=-MINUTE)
+    told = world.tell(PAID, "e1", at=-3 * HOUR, downstream_key=former.downstream_key())
+    # Where nothing is left of the former life nobody can tell, so an operator sees it.
+    assert told is (Resolution.UNPLACED if reaped else Resolution.TOO_LATE)
+    assert world.read(record).state == "unknown"
+    waiting = [event.event_id for event in world.run(world.engine.store.tables.effects.unused)]
+    assert waiting == (["e1"] if reaped else [])
+    assert world.serve(Reconciler(world.engine).run_once) == 0
+    assert world.read(record).state == "unknown"
+
+
+@pytest.mark.parametrize("evidence", [PAID, NotExecuted])
+def test_a_clock_that_ticks_in_seconds_may_seem_to_be_before_the_claim(world: World, evidence: Any) -> None:
+    record = world.unknown()
+    assert world.tell(evidence, "e1", at=-999, operation_id=record.id) is Resolution.RESOLVED
+
+
+@pytest.mark.parametrize("evidence", [PAID, NotExecuted])
+def test_what_happened_long_before_the_claim_is_an_operator_s(world: World, evidence: Any) -> None:
+    record = world.unknown()
+    assert world.tell(evidence, "e1", at=-MINUTE, operation_id=record.id) is Resolution.UNPLACED
+    assert world.read(record).state == "unknown"
+    assert [event.event_id for event in world.run(world.engine.store.tables.effects.unused)] == ["e1"]
+
+
+# ------------------------------------------------------------------ clocks that are ahead
+
+
+def test_a_no_that_had_come_before_the_attempt_began_is_not_about_it(world: World) -> None:
+    """Whatever its provider's clock says: it was received while the first attempt was running."""
+    first = world.claim("k")
+    told = world.tell(NotExecuted, "e1", at=HOUR, downstream_key=first.downstream_key())
+    assert told is Resolution.KEPT
+    fail(world, first, at=0)
+    second = world.claim("k", at=10_000)
+    lose(world, second, at=10_000)
+    assert world.run(lambda: world.engine.resolver.apply_waiting(second.id)) is False
+    assert world.read(second).state == "unknown"
+
+
+def test_a_no_that_comes_again_counts_from_when_it_first_came(world: World) -> None:
+    first = world.claim("k")
+
+    def told() -> Resolution:
+        return world.tell(NotExecuted, "e1", at=HOUR, downstream_key=first.downstream_key())
+
+    assert told() is Resolution.KEPT
+    fail(world, first, at=0)
+    second = world.claim("k", at=10_000)
+    lose(world, second, at=10_000)
+    assert told() is Resolution.TOO_LATE
+    assert world.read(second).state == "unknown"
+
+
+def test_a_kept_no_frees_one_send_of_a_phase(store_url: str) -> None:
+    """The word is used up with the send that it frees; the next one is asked about anew."""
+    World(store_url).close()
+    idempotency = Idempotency(store_url)
+    sends: list[int] = []
+
+    async def call(effect: Any) -> dict[str, int]:
+        sends.append(len(sends))
+        if len(sends) == 1:
+            told = await idempotency.resolve_async(
+                NotExecuted,
+                source=SOURCE,
+                event_id="e1",
+                tenant=None,
+                occurred_at=moment_of(2_000_000_000_000),
+                verify=lambda: True,
+                downstream_key=effect.key,
+            )
+            assert told is Resolution.KEPT
+        raise ConnectionResetError("nobody knows")
+
+    def lookup(effect: Any) -> Any:
+        raise RuntimeError("the lookup is down")
+
+    @idempotency.phased("pay", version=1)
+    async def pay(op: Any, given: Any) -> Answer:
+        return Answer(201, await op.effect("charge", call, lookup=lookup, source=SOURCE))
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=lambda scope: "acme")
+    with TestClient(app, raise_server_exceptions=False) as client:
+        world = World(store_url)
+        for _ in range(4):
+            client.post("/pay", json={}, headers={"Idempotency-Key": "k"})
+            # As if its pause were over.
+            world.sql("update {keys} set locked_until = 1 where state = 'in_progress'")
+        assert len(sends) == 2
+        assert world.sql("select state from {evidence}")[0][0] in ("used", b"used")
+        world.close()
