@@ -15,7 +15,7 @@ from pymysql.cursors import Cursor, DictCursor, SSCursor  # type: ignore[import-
 
 from samekey import Idempotency
 from samekey.core.states import Mode
-from samekey.drivers.mysql_text import ends_transaction, may_move
+from samekey.drivers.mysql_text import ends_transaction, is_plain
 from samekey.drivers.pymysql import PyMySQLDriver, PyMySQLSession
 from samekey.drivers.pymysql_async import AsyncPyMySQLDriver
 from samekey.drivers.threads import AsyncConnection
@@ -320,13 +320,12 @@ def test_text_that_does_not_is_let_through(text: str | bytes) -> None:
 def test_no_text_takes_more_than_its_length(before: str, piece: str) -> None:
     text = before + piece * 30_000 + "x"
     ends_transaction(text)
-    may_move(text)
+    is_plain(text)
 
 
 def test_what_a_handler_set_meets_nobody(driver: PyMySQLDriver, url: str) -> None:
     session = driver.open()
     connection = session.connection
-    thread = connection.execute("select connection_id()").fetchone()
     for text in (
         "set @mine = 1",
         "set session sql_mode = 'ANSI'",
@@ -349,14 +348,46 @@ def test_what_a_handler_set_meets_nobody(driver: PyMySQLDriver, url: str) -> Non
     following = driver.open()
     connection = following.connection
     found = connection.execute(
-        "select connection_id(), @mine, @@sql_mode like '%ANSI%', @@time_zone, @@innodb_lock_wait_timeout, "
+        "select @mine, @@sql_mode like '%ANSI%', @@time_zone, @@innodb_lock_wait_timeout, "
         "@@tx_isolation, @@character_set_client, is_free_lock('mine')"
     ).fetchone()
-    assert found == (*thread, None, 0, "SYSTEM", 50, "READ-COMMITTED", "utf8mb4", 1)
+    assert found == (None, 0, "SYSTEM", 50, "READ-COMMITTED", "utf8mb4", 1)
     assert connection.cursorclass is Cursor and connection.encoding == "utf8"
     with pytest.raises(pymysql.err.ProgrammingError, match=r"mine' doesn't exist"):
         connection.execute("select * from mine")
     following.rollback()
+
+
+def test_plain_statements_leave_a_connection_that_is_reset_and_kept(driver: PyMySQLDriver) -> None:
+    session = driver.open()
+    thread = session.connection.execute("select connection_id()").fetchone()
+    session.connection.execute("do get_lock('mine', 0), @mine := 1")
+    session.connection.execute("with x as (select 1) select * from x")
+    session.commit()
+    following = driver.open()
+    found = following.connection.execute("select connection_id(), @mine, is_free_lock('mine')").fetchone()
+    assert found == (*thread, None, 1)
+    following.rollback()
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "text", ["set role {}", "set @x = 1, role {}", "call take_role()", "/*!100000 set role {} */"]
+)
+def test_a_role_meets_nobody(
+    driver: PyMySQLDriver, url: str, label: str, end: Callable[[PyMySQLSession], None], text: str
+) -> None:
+    """No reset takes it back."""
+    execute(url, f"create role r{label}")
+    execute(url, f"create or replace procedure take_role() set role r{label}")
+    session = driver.open()
+    session.connection.execute(text.format(f"r{label}"))
+    assert session.connection.execute("select current_role()").fetchone() == (f"r{label}",)
+    end(session)
+    following = driver.open()
+    assert following.connection.execute("select current_role()").fetchone() == (None,)
+    following.rollback()
+    execute(url, f"drop role r{label}")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which SQL text ends a transaction on MySQL and MariaDB, as far as its first words tell.
+"""What an SQL text does to the transaction and the session on MySQL and MariaDB, as its first words tell.
 
 It looks at what a handler sends, which may hold what a client sent: each character is looked at once.
 """
@@ -64,10 +64,47 @@ def ends_transaction(sql: str | bytes) -> bool:
     return others[0] in _WITH.get(first, ())
 
 
-def may_move(sql: str | bytes) -> bool:
-    """Whether it may leave the session on another database, which no reset takes back."""
+_PLAIN: Final = frozenset(
+    {
+        "delete",
+        "desc",
+        "describe",
+        "do",
+        "explain",
+        "insert",
+        "release",
+        "replace",
+        "rollback",
+        "savepoint",
+        "select",
+        "show",
+        "table",
+        "update",
+        "values",
+        "with",
+    }
+)
+"""What leaves nothing in the session that a reset does not take back. No function or trigger can commit."""
+
+_CERTAIN: Final = frozenset({"create", "deallocate", "drop", "handler", "load", "prepare", "use"})
+"""What is not that plain and yet, where it is not refused, can end no transaction without showing it."""
+
+
+def is_plain(sql: str | bytes) -> bool:
+    """Whether nothing stays behind. Of anything else, a role say, no reset of the session takes back all."""
     text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
-    return next(_words(text), "") in ("use", "prepare", "execute", "begin")
+    # What stands in a comment for some servers only may be there or not.
+    return next(_words(text), "") in _PLAIN and "/*!" not in text and "/*M!" not in text
+
+
+def may_hide_an_end(sql: str | bytes) -> bool:
+    """Whether it may have ended the transaction and begun another: a procedure, a text out of a variable."""
+    if is_plain(sql):
+        return False
+    text = sql if isinstance(sql, str) else bytes(sql).decode("latin-1")
+    first, second = [*islice(_words(text), 2), "", ""][:2]
+    hidden = "/*!" in text or "/*M!" in text
+    return hidden or not (first in _CERTAIN or (first == "set" and second != "statement"))
 
 
 def _words(text: str) -> Iterator[str]:
@@ -78,7 +115,7 @@ def _words(text: str) -> Iterator[str]:
     at, end = 0, len(text)
     while at < end:
         here = text[at]
-        if here == "#" or (text.startswith("--", at) and text[at + 2 : at + 3].strip() == ""):
+        if here == "#" or (text.startswith("--", at) and text[at + 2 : at + 3] <= " "):
             at = _after(text, "\n", at)
         elif text.startswith(("/*!", "/*M!"), at):
             at = text.index("!", at) + 1

@@ -28,7 +28,7 @@ from .loan import Loan
 from .mysql import IN_TRANSACTION, MULTI_STATEMENTS, target_of
 from .mysql_errors import unreachable
 from .pool import Pool
-from .pymysql_lent import LentConnection, OurConnection, sever
+from .pymysql_lent import Ended, LentConnection, OurConnection, sever
 from .pymysql_wire import (
     Connection,
     check_own,
@@ -149,7 +149,9 @@ class PyMySQLSession:
         self._loan = Loan()
         self._one_at_a_time = threading.RLock()
         self._lent = False
-        self._moved = False
+        self._traces = False
+        self._certain = True
+        self._gone: Ended | None = None
         self._condemned = False
         self._ended = False
         self._left = False
@@ -161,13 +163,14 @@ class PyMySQLSession:
         self._before = getattr(connection, "written", 0)
         self._face: LentConnection | None = None
         if pool is not None:
-            connection.gave_way = None
             self._face = LentConnection(connection, self._loan)
 
     @property
     def connection(self) -> Connection:
         with self._loan.use():
             self._lent = True
+            if self._face is not None:
+                self._face.in_hands = True
             return self._wire
 
     def lend(self, work: Callable[[Connection], T]) -> T:
@@ -186,18 +189,39 @@ class PyMySQLSession:
 
     def in_transaction(self) -> bool:
         wire = self._wire
+        if self._face is not None and self._face.ended is Ended.ROLLED_BACK:
+            return True  # it has not escaped; the next statement says what became of it
         return bool(wire.open) and bool(wire.server_status & IN_TRANSACTION)
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        if statement.name == _LAST_BUT_THE_RECORD:
+        if statement.name != _LAST_BUT_THE_RECORD:
+            return self._within(statement)
+        try:
             self._end_loan()
+            return self._within(statement)
+        except (StoreUnavailable, OperationOver) as error:
+            if self._certain:
+                raise  # it was cut off, so the server has rolled back or will
+            raise EscapedTransaction(_NOT_PROVEN) from error
+
+    def _within(self, statement: Statement) -> Sequence[Row]:
         with self._one_at_a_time:
-            if self._ended:
-                raise OperationOver
+            self._check()
             if self._face is None:
                 return self._execute(self._owner, statement)
             with self._face.ours():
                 return self._execute(self._face, statement)
+
+    def _check(self) -> None:
+        if self._ended:
+            raise OperationOver
+        match self._gone if self._face is None else self._face.ended:
+            case None:
+                return
+            case Ended.ROLLED_BACK:
+                raise TransactionConflict("MySQL itself has rolled back this transaction, in a deadlock say.")
+            case Ended.SOMEHOW:
+                raise EscapedTransaction(_NOT_PROVEN)
 
     def _execute(self, wire: Connection, statement: Statement) -> Sequence[Row]:
         before = getattr(wire, "written", 0)
@@ -205,11 +229,6 @@ class PyMySQLSession:
             return execute(wire, statement, self._bound, alone=False)
         except ReadOnlyStore:
             self._condemned = True  # the server is no longer the primary, if it ever was
-            raise
-        except EscapedTransaction as error:
-            if getattr(wire, "gave_way", None) == before:
-                # Not the handler but the server has ended it, and nothing was written since.
-                raise TransactionConflict("MySQL gave up this transaction in a deadlock.") from error
             raise
         finally:
             # What we write does not count as the handler's.
@@ -227,8 +246,7 @@ class PyMySQLSession:
     def commit(self) -> None:
         self._end_loan()
         with self._one_at_a_time:
-            if self._ended:
-                raise OperationOver
+            self._check()
             self._ended = True
             try:
                 run(self._owner, "commit", self._bound)
@@ -263,9 +281,14 @@ class PyMySQLSession:
             free = self._loan.end(self._bound, lambda: sever(wire), wire._force_close)
         except OperationOver:
             return  # it was taken back before
+        if self._face is not None:
+            self._traces, self._certain, self._gone = (
+                self._face.traces,
+                self._face.certain,
+                self._face.ended,
+            )
         if free:
             if self._face is not None:
-                self._moved = self._face.moved
                 self._owner, self._face = self._face.hand_back(self._bound), None
             return
         # Its user closes the wire, which is as good as dead, when it comes back. The owner lets go of it.
@@ -298,7 +321,7 @@ class PyMySQLSession:
         try:
             if self._condemned:
                 pool.drop_idle()
-            if self._condemned or self._moved:
+            if self._condemned or self._traces:
                 close(connection)
             elif self._lent and usable(connection):
                 # What a handler set must not meet the next caller, who may be another tenant.
@@ -312,5 +335,9 @@ class PyMySQLSession:
             pool.give_back(connection)
 
 
+_NOT_PROVEN: Final = (
+    "The transaction was ended before samekey ended it, or may have been by a procedure, so its writes may "
+    "stand without their record. Leave COMMIT and ROLLBACK to samekey."
+)
 _LAST_BUT_THE_RECORD: Final = "close_proof"
 """The statement with which the engine begins to end atomic work: the handler has no more to say."""

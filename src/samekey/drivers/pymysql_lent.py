@@ -12,17 +12,19 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum
 from typing import Any, Final, NoReturn
 
 import pymysql  # type: ignore[import-untyped]
 from pymysql.connections import Connection as PlainConnection  # type: ignore[import-untyped]
+from pymysql.constants import COMMAND  # type: ignore[import-untyped]
 from pymysql.cursors import Cursor  # type: ignore[import-untyped]
 
 from ..errors import CommitRefused, OperationOver
 from .loan import Loan
-from .mysql import COMMIT_REFUSED, unverified_tls
-from .mysql_errors import AUTH_PLUGIN_ERROR, DEADLOCK
-from .mysql_text import ends_transaction, may_move
+from .mysql import COMMIT_REFUSED, IN_TRANSACTION, unverified_tls
+from .mysql_errors import AUTH_PLUGIN_ERROR
+from .mysql_text import ends_transaction, is_plain, may_hide_an_end
 
 _IN_CLEAR: Final = (b"mysql_clear_password", b"dialog")
 """Ways of logging in that send the password as it is. Whoever answers the connection may ask for them."""
@@ -34,8 +36,6 @@ class OurConnection(PlainConnection):  # type: ignore[misc]
     """A connection of ours. It counts what was written on it."""
 
     written = 0
-    gave_way: int | None = None
-    """How much was written when the server rolled back everything to resolve a deadlock."""
 
     def _create_ssl_ctx(self, sslp: Any) -> Any:
         # PyMySQL's own reads all of the machine's certificates for every connection, and then checks none.
@@ -56,15 +56,19 @@ class OurConnection(PlainConnection):  # type: ignore[misc]
         return bool(self._secure) and self.ctx.verify_mode is ssl.CERT_REQUIRED
 
     def _read_query_result(self, unbuffered: bool = False) -> Any:
-        try:
-            affected = super()._read_query_result(unbuffered)
-        except pymysql.err.MySQLError as error:
-            if error.args[:1] == (DEADLOCK,):
-                self.gave_way = self.written
-            raise
+        affected = super()._read_query_result(unbuffered)
         if self._result.description is None and affected:
             self.written += 1
         return affected
+
+
+class Ended(Enum):
+    """What became of a transaction that ended before samekey ended it."""
+
+    ROLLED_BACK = "rolled back"
+    """The server gave it up (a deadlock, a lock that could not be had): nothing stands."""
+    SOMEHOW = "somehow"
+    """By a statement that went through, or may have committed before it failed: nobody can tell."""
 
 
 class LentConnection(OurConnection):
@@ -81,8 +85,15 @@ class LentConnection(OurConnection):
         self._user: int | None = None
         """The thread that is in the middle of something."""
         self._ours = False
-        self.moved = False
-        """Whether it may be on another database, where no reset finds back from."""
+        self.in_hands = False
+        """Whether a handler has it. Our own migrations end transactions as they like."""
+        self._refused = False
+        """Whether the server has just answered with an error, which says nothing of the transaction."""
+        self.traces = False
+        """Whether it has seen what no reset takes back for certain: another database, a role."""
+        self.certain = True
+        """Whether nothing that was sent may have ended the transaction and begun another."""
+        self.ended: Ended | None = None
 
     # What samekey does with it.
 
@@ -99,11 +110,36 @@ class LentConnection(OurConnection):
     @contextmanager
     def _using(self) -> Iterator[None]:
         with self._loan.use():
-            self._user, before = threading.get_ident(), self._user
+            before, self._user = self._user, threading.get_ident()
             try:
                 yield
             finally:
+                if before is None:
+                    self._look_whether_it_stands()
                 self._user = before
+
+    def _look_whether_it_stands(self) -> None:
+        """After whatever was sent. Once the transaction is gone every statement would commit by itself, so
+        none is sent any more."""
+        refused, self._refused = self._refused, False
+        if not self.in_hands:
+            return
+        if refused and self.open:
+            self._ask()
+        if self.open and self.ended is None and not self.server_status & IN_TRANSACTION:
+            self.ended = Ended.ROLLED_BACK if refused and self.certain else Ended.SOMEHOW
+            self._loan.lose()
+
+    def _ask(self) -> None:
+        """Any answer brings the server's status, except for an error."""
+        patience, self._read_timeout = self._read_timeout, self._owner._read_timeout
+        try:
+            self._execute_command(COMMAND.COM_PING, b"")
+            self._read_ok_packet()
+        except Exception:
+            self._force_close()  # then the server rolls back
+        finally:
+            self._read_timeout = patience
 
     def hand_back(self, bound: float) -> OurConnection:
         """The wire goes back to its owner. Only once the loan is over and nobody is in the middle of it."""
@@ -112,7 +148,7 @@ class LentConnection(OurConnection):
         self._finish_reading()
         for name in _WIRE:
             setattr(owner, name, getattr(self, name))
-        owner.written, owner.gave_way, owner._result = self.written, self.gave_way, None
+        owner.written, owner._result = self.written, None
         self._sock = self._rfile = self._result = self._user = None
         self._closed = True
         return owner
@@ -147,7 +183,8 @@ class LentConnection(OurConnection):
             if not self._ours:
                 if ends_transaction(sql):
                     raise CommitRefused(COMMIT_REFUSED)
-                self.moved = self.moved or may_move(sql)
+                self.traces = self.traces or not is_plain(sql)
+                self.certain = self.certain and not may_hide_an_end(sql)
             text = sql.encode(self.encoding) if isinstance(sql, str) else sql
             try:
                 return super().query(text, unbuffered)
@@ -162,10 +199,17 @@ class LentConnection(OurConnection):
             return super().next_result(unbuffered)
 
     def _read_packet(self, *arguments: Any, **options: Any) -> Any:
-        if self._user == threading.get_ident():
-            return super()._read_packet(*arguments, **options)
-        with self._using():  # rows that are fetched one by one
-            return super()._read_packet(*arguments, **options)
+        if self._user != threading.get_ident():
+            with self._using():  # rows that are fetched one by one
+                return self._read_packet(*arguments, **options)
+        try:
+            packet = super()._read_packet(*arguments, **options)
+        except pymysql.err.MySQLError:
+            self._refused = True
+            raise
+        if packet.is_eof_packet():  # PyMySQL does not keep the status that comes with rows
+            self.server_status = int.from_bytes(packet.get_all_data()[3:5], "little")
+        return packet
 
     def ping(self, reconnect: bool = False) -> None:
         with self._using():
@@ -173,7 +217,7 @@ class LentConnection(OurConnection):
 
     def select_db(self, db: Any) -> None:
         with self._using():
-            self.moved = True
+            self.traces = True
             super().select_db(db)
 
     def show_warnings(self) -> Any:

@@ -178,7 +178,7 @@ class SQLiteSession:
             return True  # it was closed behind our back; the next statement says so
 
     def in_transaction(self) -> bool:
-        return self._held is None or not gone(self._held)
+        return True  # or it was rolled back, and has not escaped: the next statement says so
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         with self._loan.use():

@@ -13,7 +13,7 @@ from ..core.claim import Claim
 from ..core.outcome import Outcome
 from ..core.problem import Refusal, refuse
 from ..core.states import Mode
-from ..errors import CommitUncertain, StoreError, StreamedAnswer
+from ..errors import CommitUncertain, EscapedTransaction, StoreError, StreamedAnswer, TransactionGone
 from .atomic import STREAMED
 from .exchange import Exchange
 from .flow import Commit, Flow, Open, Rollback
@@ -72,4 +72,6 @@ class Anonymous:
         except StoreError as error:
             uncertain = error if isinstance(error, CommitUncertain) else StoreError("rolled back")
             return Finished(unavailable(policy, uncertain))
+        except (TransactionGone, EscapedTransaction) as error:
+            return Finished(refuse(Refusal(500, "The operation was not committed."), policy), error)
         return Finished(answer)

@@ -89,7 +89,7 @@ class _Atomic(ABC):
             return Finished(with_expiry(answer, policy, running.expires_at), StreamedAnswer(STREAMED))
         if running.outcome is not Outcome.REMEMBER:
             escaped = yield from self._undo(running, None)
-            if escaped is None and _gave_way(handled.error):
+            if escaped is None and self._gave_way(handled.error):
                 return Finished(unavailable(policy, TransactionConflict("the database gave it up")))
             return escaped or handled.unremembered(
                 policy, Outcome.FAIL, running.operation.id, running.expires_at
@@ -115,6 +115,11 @@ class _Atomic(ABC):
         Finished only if the client must get something else: the transaction had escaped, or the answer could
         not be remembered. An answer that is not the record's must not be sent: a retry would get another.
         """
+
+    def _gave_way(self, error: BaseException | None) -> bool:
+        """Whether a handler's error says that the database gave up its transaction in favour of another. It
+        only chooses the words of the answer, once everything is rolled back for certain: a retry will do."""
+        return getattr(error, "sqlstate", None) in ("40001", "40P01")
 
     def _sent(self, running: Running, answer: Answer, expires_at: int) -> Answer:
         """What the client gets once it is durable."""
@@ -143,11 +148,6 @@ class _Atomic(ABC):
         yield from self._undo(running, None)
         policy = running.rules.policy
         return Finished(refuse(Refusal(500, "The operation was rolled back."), policy), error)
-
-
-def _gave_way(error: BaseException | None) -> bool:
-    """The database gave up the handler's transaction in favour of another: a retry will do."""
-    return getattr(error, "sqlstate", None) in ("40001", "40P01")
 
 
 class LockedAtomic(_Atomic):

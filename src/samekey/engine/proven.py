@@ -28,7 +28,7 @@ from ..errors import (
     EscapedTransaction,
     SamekeyError,
     StoreError,
-    TransactionConflict,
+    TransactionGone,
 )
 from ..stores.sql.keys import Keys
 from .atomic import SETTLE_PAUSES, ClaimedAtomic
@@ -88,18 +88,13 @@ class ProvenAtomic(ClaimedAtomic):
     def _say(self, name: str) -> Program[None]:
         yield self._queries.statement(name, None)
 
-    def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
-        if _gave_way(handled.error):
-            # The server has rolled back everything, the savepoint too: this is no escape.
-            assert running.lease is not None
-            try:
-                yield Rollback(running.session)
-                yield from self._give_back(running.lease)
-            finally:
-                self._keeper.forget(running.lease)
-            conflict = TransactionConflict("the database gave it up")
-            return Finished(unavailable(running.rules.policy, conflict))
-        return (yield from super().finish(running, handled))
+    def _gave_way(self, error: BaseException | None) -> bool:
+        seen = (error, getattr(error, "__cause__", None), getattr(error, "orig", None))
+        return any(
+            isinstance(one, TransactionGone) or getattr(one, "args", ())[:1] == (_DEADLOCK,)
+            for one in seen
+            if one is not None
+        )
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
         policy, session, lease = running.rules.policy, running.session, running.lease
@@ -205,9 +200,3 @@ class ProvenAtomic(ClaimedAtomic):
 
 class ProvenDeferred(ClaimedDeferred, ProvenAtomic):
     """The claim becomes pending with the handler's writes and its job, in such a transaction."""
-
-
-def _gave_way(error: BaseException | None) -> bool:
-    """The server gave up the handler's transaction in favour of another: a retry will do."""
-    seen = (error, getattr(error, "__cause__", None), getattr(error, "orig", None))
-    return any(getattr(one, "args", ())[:1] == (_DEADLOCK,) for one in seen if one is not None)
