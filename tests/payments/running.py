@@ -129,13 +129,16 @@ class Service:
 
 
 @contextmanager
-def service(url: str, directory: Path, *, lease: float = 60.0) -> Iterator[Service]:
+def service(
+    url: str, directory: Path, *, lease: float = 60.0, window: float = 24 * 3600.0
+) -> Iterator[Service]:
     """A provider and an application. The worker is yours to start."""
     port = free_port()
     with Provider.start(
         directory / "provider",
         webhook_url=f"http://127.0.0.1:{port}/webhooks/provider",
         webhook_secret=SECRET,
+        window=window,
     ) as provider:
         environment = {
             "DATABASE_URL": url,
