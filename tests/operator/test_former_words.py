@@ -19,6 +19,7 @@ from samekey.core.record import Record
 from samekey.engine.reconcile import Resolution
 from samekey.stores.sql.upkeep import Upkeep
 from samekey.workers.reconciler import Reconciler
+from samekey.workers.sweeper import Sweeper
 from tests.operator.world import HOUR, MINUTE, SOURCE, World, moment_of
 
 PAID = Executed(Answer(200, {"paid": 1}))
@@ -208,3 +209,29 @@ def test_a_kept_no_frees_one_send_of_a_phase(store_url: str) -> None:
         assert len(sends) == 2
         assert world.sql("select state from {evidence}")[0][0] in ("used", b"used")
         world.close()
+
+
+# ------------------------------------------------------------------ objects of former attempts
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_a_no_about_what_a_former_attempt_made_does_not_free_the_next(world: World, died: bool) -> None:
+    """The object of the first attempt failed, later than the second attempt began; that made another one."""
+    first = world.claim("k", at=-MINUTE)
+    fail(world, first, at=-MINUTE, provider_id="ch_1")
+    second = world.claim("k", at=-2_000, lease=1_000)
+    if died:
+        world.serve(Sweeper(world.engine).run_once)
+    else:
+        lose(world, second, at=-1_000)
+    told = world.tell(NotExecuted, "e1", provider_id="ch_1", tenant="acme")
+    assert told is (Resolution.TOO_LATE if died else Resolution.NOT_FOUND)
+    assert world.read(second).state == "unknown"
+
+
+def test_a_lookup_is_not_given_the_id_of_a_former_attempt(world: World) -> None:
+    record = world.claim("k", at=-MINUTE)
+    lose(world, record, at=-MINUTE, provider_id="ch_1")
+    assert world.tell(NotExecuted, "e1", at=-MINUTE, operation_id=record.id) is Resolution.RESOLVED
+    second = world.claim("k")
+    assert (second.attempts, second.provider_id) == (2, None)

@@ -215,6 +215,9 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
     if word.says is Says.EXECUTED:
         return Settle(word, None)
     known = next((effect.provider_id for effect in noted), record.provider_id)
+    former = {effect.provider_id for effect in effects if effect.attempt != record.attempt}
+    if word.provider_id is not None and word.provider_id != known and word.provider_id in former:
+        return Late()  # of what another attempt has made
     if not _about_now(word, record.attempts, record.last_run_at, known):
         return Late()
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:

@@ -7,11 +7,13 @@ order never moves a settled record, and what could not be used is not used up.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from ..core.effects import (
     Effect,
@@ -91,6 +93,12 @@ class Said:
         given = self.evidence
         return (given.provider_id if isinstance(given, Executed | Declined) else None) or self.provider_id
 
+    @property
+    def digest(self) -> str:
+        """What tells this event from all others, in few characters."""
+        named = json.dumps([self.source, self.event_id]).encode()
+        return hashlib.sha256(named).hexdigest()[:32]
+
     def word(self, received_at: int) -> Word:
         """As it counts if it was received then, by the store's clock: nothing is heard of before it has
         happened, whatever a provider's clock says."""
@@ -109,6 +117,10 @@ class Found:
     evidence: Evidence
     event: Event
 
+
+MOST_FREED: Final = 64
+"""Attempts of one operation that events may free on a key store, where the record keeps them all: it must
+stay small. After that an operator decides."""
 
 _UNSETTLED = (State.UNKNOWN, State.DEAD_LETTER)
 
@@ -143,14 +155,20 @@ class Resolver(Protocol):
 class DirectResolver:
     """For key stores: each act is one statement, and nothing is kept.
 
-    There is one effect, the leased call. A repeated event finds the record settled, or run again since.
+    There is one effect, the leased call. A repeated event finds the record settled; one that has freed an
+    attempt is kept with the record, and frees no other.
     """
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
 
     def apply(
-        self, record: Record, finding: Evidence, actor: Actor, source: str | None = None
+        self,
+        record: Record,
+        finding: Evidence,
+        actor: Actor,
+        source: str | None = None,
+        event: str | None = None,
     ) -> Program[bool]:
         check_evidence(finding)
         attempt = record.attempt
@@ -159,18 +177,23 @@ class DirectResolver:
             return self.finding.executed(
                 record.id, answer, actor, provider_id=provider_id, source=source, attempt=attempt
             )
-        return self.finding.not_executed(record.id, actor, attempt=attempt)
+        return self.finding.not_executed(record.id, actor, attempt=attempt, event=event)
 
     def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
         found = yield from self.finding.clocked(operation_id)
         if found is None:
             return Resolution.NOT_FOUND
         now, record = found
+        freed_by = yield from self.finding.freed_by(operation_id)
+        if said.digest in freed_by:
+            return Resolution.DUPLICATE
         effects = yield from self.finding.effects(operation_id)
         verdict = judge(said.word(now), record, effects)
         match verdict:
             case Settle():
-                if not (yield from self.apply(record, said.evidence, said.actor, said.source)):
+                if len(freed_by) >= MOST_FREED:
+                    return Resolution.UNPLACED
+                if not (yield from self.apply(record, said.evidence, said.actor, said.source, said.digest)):
                     raise Moved
                 return Resolution.RESOLVED
             case Keep():

@@ -109,9 +109,22 @@ class Finding(Protocol):
         """
 
     def not_executed(
-        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+        self,
+        operation_id: str,
+        actor: Actor,
+        *,
+        attempt: str | None = None,
+        event: str | None = None,
+        now: int | None = None,
     ) -> Program[bool]:
-        """It never happened: one retry may run. False as for ``executed``."""
+        """It never happened: one retry may run. False as for ``executed``.
+
+        ``event``: what tells the event that says so from others. A store without a table of events keeps it
+        in the record (see ``freed_by``).
+        """
+
+    def freed_by(self, operation_id: str) -> Program[list[str]]:
+        """The events that have freed attempts of this operation, where the record keeps them."""
 
     def give_up(
         self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None

@@ -95,7 +95,7 @@ class Model:
             entry.attempt, entry.attempts = request.attempt, entry.attempts + 1
             entry.locked_until = now + request.lease_ms
             entry.expires_at = now + entry.ttl_ms
-            entry.error_code = None
+            entry.error_code = entry.provider_id = None  # that was the former attempt's
             return "execute"
         if entry.state == "unknown":
             return "uncertain"

@@ -6,6 +6,7 @@ rest.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -92,9 +93,24 @@ class DynamoFinding:
         return bool(rows)
 
     def not_executed(
-        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+        self,
+        operation_id: str,
+        actor: Actor,
+        *,
+        attempt: str | None = None,
+        event: str | None = None,
+        now: int | None = None,
     ) -> Program[bool]:
-        return (yield from self._act("found_not_executed", operation_id, actor, attempt, now))
+        rows = yield self._statements.statement(
+            "found_not_executed",
+            now,
+            operation_id=operation_id,
+            attempt=attempt,
+            event=event,
+            actor=actor.name,
+            reason=actor.reason,
+        )
+        return bool(rows)
 
     def give_up(
         self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
@@ -154,6 +170,11 @@ class DynamoFinding:
     def by_id(self, operation_id: str) -> Program[Record | None]:
         rows = yield self._statements.statement("find_by_id", None, id=operation_id)
         return _seen(rows[0][1:]) if rows else None
+
+    def freed_by(self, operation_id: str) -> Program[list[str]]:
+        """The events that have freed attempts of this operation."""
+        rows = yield self._statements.statement("freed_by", None, operation_id=operation_id)
+        return [str(one) for one in json.loads(str(rows[0][0]))] if rows else []
 
     def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
         """The record of an operation, with the store's clock."""

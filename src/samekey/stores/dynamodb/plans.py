@@ -227,6 +227,8 @@ def retry(p: Values, now: int) -> Plan:
         "attempts": Plus("attempts", 1),
         "expires_at": Plus("ttl_ms", now),
         "error_code": None,
+        "provider_id": None,  # it is that of the attempt that noted it
+        "by_provider": None,
         "forget_after": None,
     }
     if p["downstream"] is not None:
@@ -269,6 +271,7 @@ def reuse(p: Values, now: int) -> Plan:
         "steps": None,
         "sent_attempt": None,
         "source": None,
+        "freed_by": None,
         "reconcile_after": None,
         "completed_at": None,
         "forget_after": None,

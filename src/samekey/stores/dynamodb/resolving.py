@@ -6,6 +6,7 @@ compute that.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Final
 
@@ -66,9 +67,21 @@ def found_not_executed(p: Values, now: int) -> Plan:
             p,
             now,
             _names(Event.FOUND_NOT_EXECUTED),
-            lambda item: {**_settled(item, state, now), **_by(p)},
+            lambda item: {**_settled(item, state, now), **_freed(item, p["event"]), **_by(p)},
         )
     )
+
+
+def _freed(item: Item, event: str | None) -> dict[str, Term]:
+    """The event that frees an attempt is kept: should it come again, it frees no other."""
+    if event is None:
+        return {}
+    return {"freed_by": json.dumps([*json.loads(value_of(item, "freed_by") or "[]"), event])}
+
+
+def freed_by(p: Values, now: int) -> Plan:
+    item = yield from item_of(p["operation_id"])
+    return [] if item is None else [[value_of(item, "freed_by") or "[]"]]
 
 
 def give_up_finding(p: Values, now: int) -> Plan:

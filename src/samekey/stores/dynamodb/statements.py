@@ -32,6 +32,7 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     resolving.found_executed,
     resolving.recall,
     resolving.found_not_executed,
+    resolving.freed_by,
     resolving.give_up_finding,
     resolving.evict_answer,
     resolving.extend,

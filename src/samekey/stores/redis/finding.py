@@ -5,6 +5,7 @@ What is asked of the whole store is asked of every partition at once; the answer
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -109,11 +110,17 @@ class RedisFinding:
         return bool(rows)
 
     def not_executed(
-        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+        self,
+        operation_id: str,
+        actor: Actor,
+        *,
+        attempt: str | None = None,
+        event: str | None = None,
+        now: int | None = None,
     ) -> Program[bool]:
         """It never happened: one retry may run. False as for ``executed``."""
         rows = yield self._statements.statement(
-            "found_not_executed", now, operation_id=operation_id, attempt=attempt
+            "found_not_executed", now, operation_id=operation_id, attempt=attempt, event=event
         )
         return bool(rows)
 
@@ -188,6 +195,11 @@ class RedisFinding:
         """The record of an operation, for somebody who only looks."""
         rows = yield self._statements.statement("find_by_id", None, id=operation_id)
         return _seen(rows[0][1:]) if rows else None
+
+    def freed_by(self, operation_id: str) -> Program[list[str]]:
+        """The events that have freed attempts of this operation."""
+        rows = yield self._statements.statement("freed_by", None, operation_id=operation_id)
+        return [str(one) for one in json.loads(str(rows[0][0]))] if rows else []
 
     def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
         """The record of an operation, with the store's clock."""

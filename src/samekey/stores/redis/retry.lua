@@ -7,6 +7,6 @@ end
 change(KEYS[FIRST_RECORD], record, {
     state = {to:retry}, mode = p.mode, attempt = p.attempt, attempts = number(record.attempts) + 1,
     locked_until = clock + p.lease_ms, last_run_at = clock, expires_at = clock + number(record.ttl_ms),
-    error_code = false, reconcile_tries = false, downstream = record.downstream or p.downstream,
+    error_code = false, provider_id = false, reconcile_tries = false, downstream = record.downstream or p.downstream,
 })
 return {row({clock}, record)}

@@ -161,7 +161,13 @@ class Operator:
         return bool(rows)
 
     def not_executed(
-        self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None
+        self,
+        operation_id: str,
+        actor: Actor,
+        *,
+        attempt: str | None = None,
+        event: str | None = None,
+        now: int | None = None,
     ) -> Program[bool]:
         """It never happened: one retry may run. False as for ``executed``.
 
@@ -319,6 +325,11 @@ class Operator:
         """The record of an operation, for somebody who only looks."""
         rows = yield self._queries.statement("find_by_id", None, id=operation_id)
         return _seen(rows[0][1:]) if rows else None
+
+    def freed_by(self, operation_id: str) -> Program[list[str]]:
+        """None here: the table of evidence keeps events."""
+        yield from ()
+        return []
 
     def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
         """The record of an operation, with the store's clock."""

@@ -36,11 +36,12 @@ insert into {effects} (
 select k.id, :step, 'phase', :place, :attempt, k.tenant, :source, :downstream_key, 1, {now}
 from {keys} as k where k.id = :operation_id
 on duplicate key update
-    attempt = :attempt, source = coalesce(:source, {effects}.source), sends = sends + 1,
+    provider_id = if({effects}.attempt = :attempt, {effects}.provider_id, null), attempt = :attempt, source = coalesce(:source, {effects}.source), sends = sends + 1,
     sent_at = {now}, place = :place, outcome = null, settled_at = null
 
 -- name: note_call
--- What a leased handler may have sent, with its outcome; for a later attempt it is sent again.
+-- What a leased handler may have sent, with its outcome; for a later attempt it is sent again. A provider's id
+-- is that of the attempt that noted it; it is compared before the attempt is written.
 insert into {effects} (
     operation_id, step, kind, place, attempt, tenant, source, downstream_key, provider_id, sends, sent_at
 )
@@ -48,9 +49,9 @@ select k.id, :step, 'leased', :place, k.attempt, k.tenant, :source, :downstream_
     k.last_run_at
 from {keys} as k where k.scope = :scope and k.`key` = :key
 on duplicate key update
+    provider_id = if({effects}.attempt = k.attempt, coalesce(:provider_id, {effects}.provider_id), :provider_id),
     attempt = k.attempt, source = coalesce(:source, {effects}.source), place = :place,
-    downstream_key = coalesce(:downstream_key, {effects}.downstream_key),
-    provider_id = coalesce(:provider_id, {effects}.provider_id), sends = k.attempts,
+    downstream_key = coalesce(:downstream_key, {effects}.downstream_key), sends = k.attempts,
     sent_at = k.last_run_at, outcome = null, settled_at = null
 
 -- name: note_job

@@ -56,7 +56,8 @@ select {now}, {record} from {keys} where downstream = :downstream limit 2
 update {keys} set
     state = {to:retry}, mode = :mode, attempt = :attempt, attempts = attempts + 1,
     locked_until = {now} + :lease_ms, last_run_at = {now}, expires_at = {now} + ttl_ms,
-    error_code = null, reconcile_tries = 0, downstream = coalesce(downstream, :downstream), mark = :mark
+    error_code = null, provider_id = null, reconcile_tries = 0,
+    downstream = coalesce(downstream, :downstream), mark = :mark
 where scope = :scope and `key` = :key and attempt = :seen and state in ({from:retry})
 -- then
 select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark

@@ -51,7 +51,7 @@ select {now}, {record} from {keys} where downstream = :downstream::text limit 2
 update {keys} set
     state = {to:retry}, mode = :mode::text, attempt = :attempt::text, attempts = attempts + 1,
     locked_until = {now} + :lease_ms::bigint, last_run_at = {now},
-    expires_at = {now} + ttl_ms, error_code = null, reconcile_tries = 0,
+    expires_at = {now} + ttl_ms, error_code = null, provider_id = null, reconcile_tries = 0,
     downstream = coalesce(downstream, :downstream::text)
 where scope = :scope::text and key = :key::text and attempt = :seen::text
     and state in ({from:retry}) and {durable}

@@ -37,10 +37,12 @@ select id, :step, 'phase', :place, :attempt, tenant, :source, :downstream_key, 1
 from {keys} where id = :operation_id
 on conflict (operation_id, step) do update set
     attempt = excluded.attempt, source = coalesce(excluded.source, e.source), sends = e.sends + 1,
-    sent_at = excluded.sent_at, place = excluded.place, outcome = null, settled_at = null
+    sent_at = excluded.sent_at, place = excluded.place, outcome = null, settled_at = null,
+    provider_id = case when e.attempt = excluded.attempt then e.provider_id end
 
 -- name: note_call
--- What a leased handler may have sent, with its outcome; for a later attempt it is sent again.
+-- What a leased handler may have sent, with its outcome; for a later attempt it is sent again. A provider's id
+-- is that of the attempt that noted it.
 insert into {effects} as e (
     operation_id, step, kind, place, attempt, tenant, source, downstream_key, provider_id, sends, sent_at
 )
@@ -49,7 +51,11 @@ from {keys} where scope = :scope and key = :key
 on conflict (operation_id, step) do update set
     attempt = excluded.attempt, source = coalesce(excluded.source, e.source), place = excluded.place,
     downstream_key = coalesce(excluded.downstream_key, e.downstream_key),
-    provider_id = coalesce(excluded.provider_id, e.provider_id), sends = excluded.sends,
+    provider_id = case
+        when e.attempt = excluded.attempt then coalesce(excluded.provider_id, e.provider_id)
+        else excluded.provider_id
+    end,
+    sends = excluded.sends,
     sent_at = excluded.sent_at, outcome = null, settled_at = null
 
 -- name: note_job

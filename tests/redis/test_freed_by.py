@@ -1,0 +1,68 @@
+"""A provider's "no" frees one attempt on a key store, however often the event comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from samekey import Idempotency, NotExecuted, current_operation
+from samekey.engine.reconcile import Resolution
+from samekey.errors import SamekeyError
+from samekey.testing.dynamodb import CREDENTIALS
+from samekey.testing.dynamodb import find_server as find_dynamodb
+from samekey.testing.redis_server import find_server as find_redis
+from tests.dynamodb.conftest import migrated
+
+
+@pytest.fixture(params=["redis", "dynamodb"])
+def idempotency(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idempotency]:
+    if request.param == "redis":
+        with find_redis() as redis:
+            node = Idempotency(redis.url)
+            yield node
+            node.close()
+        return
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with find_dynamodb() as dynamodb:
+        node = Idempotency(migrated(dynamodb.url()))
+        yield node
+        node.close()
+
+
+def test_an_event_that_comes_again_frees_no_second_attempt(idempotency: Idempotency) -> None:
+    keys: list[str] = []
+
+    def lose() -> None:
+        keys.append(current_operation().downstream_key())
+        raise TimeoutError("nobody knows")
+
+    def attempt() -> None:
+        with pytest.raises((TimeoutError, SamekeyError)):
+            idempotency.once(tenant="acme", key="k", payload={}, run=lose, name="pay")
+
+    ahead = datetime.now(UTC) + timedelta(hours=1)  # by a provider's clock that is wrong
+
+    def told(event_id: str) -> Resolution:
+        return idempotency.resolve(
+            NotExecuted,
+            source="psp",
+            event_id=event_id,
+            tenant=None,
+            occurred_at=ahead,
+            verify=lambda: True,
+            downstream_key=keys[0],
+        )
+
+    attempt()
+    assert told("e1") is Resolution.RESOLVED
+    attempt()
+    assert told("e1") is Resolution.DUPLICATE
+    attempt()
+    assert len(keys) == 2
+    assert told("e2") is Resolution.RESOLVED
+    attempt()
+    assert told("e1") is told("e2") is Resolution.DUPLICATE
+    assert len(keys) == 3
