@@ -235,3 +235,51 @@ def test_a_lookup_is_not_given_the_id_of_a_former_attempt(world: World) -> None:
     assert world.tell(NotExecuted, "e1", at=-MINUTE, operation_id=record.id) is Resolution.RESOLVED
     second = world.claim("k")
     assert (second.attempts, second.provider_id) == (2, None)
+
+
+# ------------------------------------------------------------------ one event about several effects
+
+
+def test_one_event_may_tell_of_several_operations(world: World) -> None:
+    """A batch, or two accounts that both count their events from 1."""
+    records = [world.unknown(), world.unknown()]
+    for record in records:
+        assert world.tell(PAID, "batch", operation_id=record.id) is Resolution.RESOLVED
+        assert world.tell(PAID, "batch", operation_id=record.id) is Resolution.DUPLICATE
+    assert world.states(records) == ["completed", "completed"]
+
+
+def test_proof_that_waits_for_one_operation_is_not_moved_to_another(world: World) -> None:
+    running, other = world.claim("c"), world.claim("d")
+    assert world.tell(PAID, "batch", downstream_key=running.downstream_key()) is Resolution.KEPT
+    assert world.tell(PAID, "batch", downstream_key=other.downstream_key()) is Resolution.KEPT
+    assert world.tell(PAID, "batch", downstream_key=running.downstream_key()) is Resolution.DUPLICATE
+    fail(world, running, at=0)
+    assert world.run(lambda: world.engine.resolver.apply_waiting(running.id)) is True
+    assert world.states([running, other]) == ["completed", "in_progress"]
+    waiting = world.run(world.engine.store.tables.effects.unused)
+    assert [event.operation_id for event in waiting] == [other.id]
+
+
+def test_an_event_that_fits_two_operations_does_not_take_proof_from_a_third(world: World) -> None:
+    third = world.claim("c")
+    assert world.tell(PAID, "batch", downstream_key=third.downstream_key()) is Resolution.KEPT
+    for key in ("a", "b"):
+        lose(world, world.claim(key), at=0, provider_id="ch_1")
+    assert world.tell(PAID, "batch", provider_id="ch_1", tenant="acme") is Resolution.AMBIGUOUS
+    fail(world, third, at=0)
+    assert world.run(lambda: world.engine.resolver.apply_waiting(third.id)) is True
+    effects = world.engine.store.tables.effects
+    assert [event.state for event in world.run(effects.unused)] == ["ambiguous"]
+    assert world.run(lambda: effects.dismiss(SOURCE, "batch")) is True
+    assert world.run(effects.unused) == []
+
+
+def test_an_event_that_names_its_effect_in_another_way_is_the_same(world: World) -> None:
+    record = world.claim("k", at=-MINUTE)
+    lose(world, record, at=-MINUTE)
+    assert world.tell(NotExecuted, "e1", operation_id=record.id) is Resolution.RESOLVED
+    lose(world, world.claim("k", at=-1_000), at=-1_000)
+    told = world.tell(NotExecuted, "e1", at=HOUR, downstream_key=record.downstream_key())
+    assert told is Resolution.DUPLICATE
+    assert world.read(record).state == "unknown"

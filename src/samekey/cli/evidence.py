@@ -58,13 +58,21 @@ def dismiss_command(
         str, typer.Argument(envvar="SAMEKEY_SOURCE", help="Whose event it is.", metavar="SOURCE")
     ],
     event_id: Annotated[str, typer.Argument(envvar="SAMEKEY_EVENT", help="Its id.", metavar="EVENT")],
+    operation_id: Annotated[
+        str | None,
+        typer.Option(
+            "--operation",
+            envvar="SAMEKEY_OPERATION",
+            help="The operation that it waits for; without one, an event that fits more than one.",
+        ),
+    ] = None,
     schema: Schema = "samekey",
     timeout: Timeout = 30,
 ) -> None:
     """Drop an event that you have seen to, with keys resolve or otherwise. It is not used any more."""
     with sentences(), open_store(url, schema, timeout) as store:
         _must_keep(store)
-        if not store.act(lambda: store.effects.dismiss(source, event_id)):
+        if not store.act(lambda: store.effects.dismiss(source, event_id, operation_id)):
             raise Refusal("There is no such event that waits. Nothing was changed.")
         say("The event will not be used.")
 

@@ -252,14 +252,17 @@ class NotingResolver:
             return Resolution.NOT_FOUND
         now, record = found
         stored = encode_evidence(said.evidence, record.mode)
-        earlier = yield from self._effects.event(said.source, said.event_id)
+        earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
         if earlier is not None and earlier.state in ("used", "late"):
             return Resolution.DUPLICATE
+        if earlier is not None and earlier.about != said.about:
+            if said.about is None:
+                said = replace(said, about=earlier.about)  # it has named its effect before
+            else:
+                yield from self._effects.mark(earlier, "late")  # it names its effect now, and is noted anew
         effects = yield from self._effects.of(operation_id)
         waiting = yield from self._effects.waiting(operation_id)
-        others = [
-            event for event in waiting if (event.source, event.event_id) != (said.source, said.event_id)
-        ]
+        others = [one for one in waiting if one != earlier]
         received_at = now if earlier is None else earlier.received_at
         verdict = judge(said.word(received_at), record, effects, [_word(event) for event in others])
         match verdict:
@@ -304,7 +307,7 @@ class NotingResolver:
                 yield from self._effects.mark(event, "late")
             if not isinstance(verdict, Settle):
                 continue
-            used = next((other for other in others if other.event_id == verdict.word.event_id), event)
+            used = next((other for other in others if _word(other) == verdict.word), event)
             actor = Actor("webhook", f"event {used.event_id} of {used.source}, which had come early")
             finding = decode_evidence(used.outcome)
             if not (yield from self._settle(record, verdict.effect, effects, finding, actor, used.source)):
@@ -328,7 +331,7 @@ class NotingResolver:
         chosen = choose([_word(event) for event in waiting], found[1], effect)
         if chosen is None:
             return None
-        event = next(e for e in waiting if (e.source, e.event_id) == (chosen.source, chosen.event_id))
+        event = next(one for one in waiting if _word(one) == chosen)
         return Found(decode_evidence(event.outcome), event)
 
     def kept_success(self, operation_id: str) -> Program[Executed | None]:
@@ -456,7 +459,5 @@ def _word(event: Event) -> Word:
 
 def _finding(word: Word, said: Said, others: Sequence[Event]) -> Evidence:
     """What the deciding word found; it may be one that was kept."""
-    if (word.source, word.event_id) == (said.source, said.event_id):
-        return said.evidence
-    kept = next(one for one in others if (one.source, one.event_id) == (word.source, word.event_id))
-    return decode_evidence(kept.outcome)
+    kept = next((one for one in others if _word(one) == word), None)
+    return said.evidence if kept is None else decode_evidence(kept.outcome)

@@ -8,10 +8,10 @@ nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...core.effects import Effect, EffectKind
-from ...core.program import BEGIN, Program
+from ...core.program import BEGIN, Program, Row
 from ...core.record import Record, decode_record
 from ..protocols import Actor
 from .operator import Operator, act_as, act_end
@@ -70,19 +70,27 @@ class Effects:
 
     # Evidence
 
-    def event(self, source: str, event_id: str) -> Program[Event | None]:
-        rows = yield self._queries.statement("find_event", None, source=source, event_id=event_id)
-        return Event(*rows[0]) if rows else None  # type: ignore[arg-type]
+    def event(
+        self, source: str, event_id: str, operation_id: str, about: str | None
+    ) -> Program[Event | None]:
+        """What was noted of an event about this effect. One that names the operation alone, now or then, is
+        the same event as one that names an effect of it."""
+        rows = yield self._queries.statement(
+            "find_event", None, source=source, event_id=event_id, operation_id=operation_id
+        )
+        noted = [_event(row) for row in rows]
+        alike = [one for one in noted if about is None or one.about in (None, about)]
+        return max(alike, key=lambda one: (one.state in ("used", "late"), one.about == about), default=None)
 
     def note(self, event: Event, *, now: int | None = None) -> Program[None]:
-        """Keeps an event under its source and id; what was noted of it before gives way."""
+        """Keeps an event about one effect; what was noted of it about another stays."""
         yield self._queries.statement(
             "note_evidence",
             now,
             source=event.source,
             event_id=event.event_id,
-            operation_id=event.operation_id,
-            about=event.about,
+            operation_id=event.operation_id or "",
+            about=event.about or "",
             provider_id=event.provider_id,
             outcome=event.outcome,
             state=event.state,
@@ -92,11 +100,17 @@ class Effects:
     def waiting(self, operation_id: str) -> Program[list[Event]]:
         """Events about this operation that have not been used yet, oldest first."""
         rows = yield self._queries.statement("waiting_evidence", None, operation_id=operation_id)
-        return [Event(*row) for row in rows]  # type: ignore[arg-type]
+        return [_event(row) for row in rows]
 
     def mark(self, event: Event, state: str) -> Program[None]:
         yield self._queries.statement(
-            "mark_evidence", None, source=event.source, event_id=event.event_id, state=state
+            "mark_evidence",
+            None,
+            source=event.source,
+            event_id=event.event_id,
+            operation_id=event.operation_id or "",
+            about=event.about or "",
+            state=state,
         )
 
     def stranded(self, *, batch: int, now: int | None = None) -> Program[list[str]]:
@@ -111,11 +125,18 @@ class Effects:
     def unused(self, *, limit: int = 50) -> Program[list[Event]]:
         """Events that wait, or fit more than one operation; oldest first."""
         rows = yield self._queries.statement("unused_evidence", None, limit=limit)
-        return [Event(*row) for row in rows]  # type: ignore[arg-type]
+        return [_event(row) for row in rows]
 
-    def dismiss(self, source: str, event_id: str) -> Program[bool]:
-        """An operator has seen to an event that nobody could place."""
-        rows = yield self._queries.statement("dismiss_evidence", None, source=source, event_id=event_id)
+    def dismiss(self, source: str, event_id: str, operation_id: str | None = None) -> Program[bool]:
+        """An operator has seen to an event that nobody could place: as far as it is about this operation, or
+        where it fits more than one."""
+        rows = yield self._queries.statement(
+            "dismiss_evidence",
+            None,
+            source=source,
+            event_id=event_id,
+            operation_id=operation_id or "",
+        )
         return bool(rows)
 
     # What was found out about one effect
@@ -200,6 +221,12 @@ class Effects:
             provider_id=provider_id,
             source=source,
         )
+
+
+def _event(row: Row) -> Event:
+    """No operation, or no effect, is an empty text there: both are part of what tells events apart."""
+    event = Event(*row)  # type: ignore[arg-type]
+    return replace(event, operation_id=event.operation_id or None, about=event.about or None)
 
 
 class Moved(Exception):

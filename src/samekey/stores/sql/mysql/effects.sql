@@ -112,10 +112,13 @@ where id = :id and state = 'dead'
 select id from {jobs} where id = :id and mark = :mark
 
 -- name: find_event
-select {event} from {evidence} where source = :source and event_id = :event_id
+-- What was noted of an event about this operation, of each of its effects.
+select {event} from {evidence}
+where source = :source and event_id = :event_id and operation_id = :operation_id
+order by about
 
 -- name: note_evidence
--- An event of a provider's, once for its source and id; its latest state counts.
+-- An event of a provider's, once for each effect that it is about; its latest state counts.
 -- What decides comes last.
 insert into {evidence} (
     source, event_id, operation_id, about, provider_id, outcome, state, occurred_at, received_at
@@ -124,8 +127,6 @@ values (
     :source, :event_id, :operation_id, :about, :provider_id, :outcome, :state, :occurred_at, {now}
 )
 on duplicate key update
-    operation_id = if(state in ('waiting', 'ambiguous'), :operation_id, operation_id),
-    about = if(state in ('waiting', 'ambiguous'), :about, about),
     outcome = if(state in ('waiting', 'ambiguous'), :outcome, outcome),
     state = if(state in ('waiting', 'ambiguous'), :state, state)
 
@@ -134,7 +135,8 @@ select {event} from {evidence}
 where operation_id = :operation_id and state = 'waiting' order by received_at, source, event_id
 
 -- name: mark_evidence
-update {evidence} set state = :state where source = :source and event_id = :event_id
+update {evidence} set state = :state
+where source = :source and event_id = :event_id and operation_id = :operation_id and about = :about
 
 -- name: stranded_evidence
 -- Evidence that came while its operation was running, which it is no more.
@@ -154,9 +156,9 @@ order by received_at, source, event_id limit :limit
 
 -- name: dismiss_evidence
 update {evidence} set state = 'late'
-where source = :source and event_id = :event_id and state in ('waiting', 'ambiguous')
+where source = :source and event_id = :event_id and operation_id = :operation_id and state in ('waiting', 'ambiguous')
 -- then
-select event_id from {evidence} where source = :source and event_id = :event_id and state = 'late'
+select event_id from {evidence} where source = :source and event_id = :event_id and operation_id = :operation_id and state = 'late'
 
 -- name: reap_effects
 delete from {effects} where operation_id in (:ids)

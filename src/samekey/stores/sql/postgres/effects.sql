@@ -110,19 +110,21 @@ where id = :id::text and state = 'dead' and {durable}
 returning id
 
 -- name: find_event
-select {event} from {evidence} where source = :source::text and event_id = :event_id::text
+-- What was noted of an event about this operation, of each of its effects.
+select {event} from {evidence}
+where source = :source::text and event_id = :event_id::text and operation_id = :operation_id::text
+order by about
 
 -- name: note_evidence
--- An event of a provider's, once for its source and id; its latest state counts.
+-- An event of a provider's, once for each effect that it is about; its latest state counts.
 insert into {evidence} as v (
     source, event_id, operation_id, about, provider_id, outcome, state, occurred_at, received_at
 )
 select :source::text, :event_id::text, :operation_id::text, :about::text, :provider_id::text, :outcome::bytea,
     :state::text, :occurred_at::bigint, {now}
 where {durable}
-on conflict (source, event_id) do update set
-    operation_id = excluded.operation_id, about = excluded.about, outcome = excluded.outcome,
-    state = excluded.state
+on conflict (source, event_id, operation_id, about) do update set
+    outcome = excluded.outcome, state = excluded.state
     where v.state in ('waiting', 'ambiguous')
 
 -- name: waiting_evidence
@@ -130,7 +132,8 @@ select {event} from {evidence}
 where operation_id = :operation_id::text and state = 'waiting' order by received_at, source, event_id
 
 -- name: mark_evidence
-update {evidence} set state = :state::text where source = :source::text and event_id = :event_id::text
+update {evidence} set state = :state::text
+where source = :source::text and event_id = :event_id::text and operation_id = :operation_id::text and about = :about::text
 
 -- name: stranded_evidence
 -- Evidence that came while its operation was running, which it is no more.
@@ -150,7 +153,7 @@ order by received_at, source, event_id limit :limit::bigint
 
 -- name: dismiss_evidence
 update {evidence} set state = 'late'
-where source = :source::text and event_id = :event_id::text and state in ('waiting', 'ambiguous')
+where source = :source::text and event_id = :event_id::text and operation_id = :operation_id::text and state in ('waiting', 'ambiguous')
 returning event_id
 
 -- name: reap_effects

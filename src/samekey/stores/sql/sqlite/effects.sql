@@ -110,19 +110,21 @@ where id = :id and state = 'dead'
 returning id
 
 -- name: find_event
-select {event} from {evidence} where source = :source and event_id = :event_id
+-- What was noted of an event about this operation, of each of its effects.
+select {event} from {evidence}
+where source = :source and event_id = :event_id and operation_id = :operation_id
+order by about
 
 -- name: note_evidence
--- An event of a provider's, once for its source and id; its latest state counts.
+-- An event of a provider's, once for each effect that it is about; its latest state counts.
 insert into {evidence} as v (
     source, event_id, operation_id, about, provider_id, outcome, state, occurred_at, received_at
 )
 select :source, :event_id, :operation_id, :about, :provider_id, :outcome,
     :state, :occurred_at, {now}
 where true
-on conflict (source, event_id) do update set
-    operation_id = excluded.operation_id, about = excluded.about, outcome = excluded.outcome,
-    state = excluded.state
+on conflict (source, event_id, operation_id, about) do update set
+    outcome = excluded.outcome, state = excluded.state
     where v.state in ('waiting', 'ambiguous')
 
 -- name: waiting_evidence
@@ -130,7 +132,8 @@ select {event} from {evidence}
 where operation_id = :operation_id and state = 'waiting' order by received_at, source, event_id
 
 -- name: mark_evidence
-update {evidence} set state = :state where source = :source and event_id = :event_id
+update {evidence} set state = :state
+where source = :source and event_id = :event_id and operation_id = :operation_id and about = :about
 
 -- name: stranded_evidence
 -- Evidence that came while its operation was running, which it is no more.
@@ -150,7 +153,7 @@ order by received_at, source, event_id limit :limit
 
 -- name: dismiss_evidence
 update {evidence} set state = 'late'
-where source = :source and event_id = :event_id and state in ('waiting', 'ambiguous')
+where source = :source and event_id = :event_id and operation_id = :operation_id and state in ('waiting', 'ambiguous')
 returning event_id
 
 -- name: reap_effects

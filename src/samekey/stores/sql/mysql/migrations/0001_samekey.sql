@@ -146,13 +146,13 @@ create table if not exists samekey_effects (
     constraint samekey_effects_outcome check (outcome in ('executed', 'declined', 'not_executed'))
 ) engine = InnoDB row_format = dynamic;
 
--- Events of providers, once each by their source and id. What cannot be used yet waits here; what fits two operations
--- is kept for an operator.
+-- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
+-- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
 create table if not exists samekey_evidence (
     source       varbinary(1024) not null,
     event_id     varbinary(1024) not null,
-    operation_id varbinary(128),
-    about        varbinary(128),
+    operation_id varbinary(128) not null default '',
+    about        varbinary(128) not null default '',
     provider_id  varbinary(1024),
     outcome      longblob not null,
     state        varbinary(16) not null,
@@ -160,7 +160,7 @@ create table if not exists samekey_evidence (
     received_at  bigint not null,
     looked_at    bigint not null default 0,
     mark         varbinary(16),
-    primary key (source, event_id),
+    primary key (source, event_id, operation_id, about),
     key samekey_evidence_operation (operation_id),
     key samekey_evidence_waiting (state, received_at),
     constraint samekey_evidence_known_state check (state in ('waiting', 'used', 'late', 'ambiguous'))

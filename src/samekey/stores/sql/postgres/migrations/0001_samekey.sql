@@ -135,13 +135,13 @@ create table {schema}.effects (
 
 create index effects_provider on {schema}.effects (provider_id, tenant) where provider_id is not null;
 
--- Events of providers, once each by their source and id. What cannot be used yet waits here; what fits two operations
--- is kept for an operator.
+-- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
+-- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
 create table {schema}.evidence (
     source       text collate "C" not null,
     event_id     text collate "C" not null,
-    operation_id text collate "C",
-    about        text collate "C",
+    operation_id text collate "C" not null default '',
+    about        text collate "C" not null default '',
     provider_id  text collate "C",
     outcome      bytea not null,
     state        text not null constraint evidence_state check (state in (
@@ -150,7 +150,7 @@ create table {schema}.evidence (
     occurred_at  bigint not null,
     received_at  bigint not null,
     looked_at    bigint not null default 0,
-    primary key (source, event_id)
+    primary key (source, event_id, operation_id, about)
 );
 
 create index evidence_waiting on {schema}.evidence (received_at) where state in ('waiting', 'ambiguous');

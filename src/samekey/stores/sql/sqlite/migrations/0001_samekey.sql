@@ -135,13 +135,13 @@ create table samekey_effects (
 
 create index samekey_effects_provider on samekey_effects (provider_id, tenant) where provider_id is not null;
 
--- Events of providers, once each by their source and id. What cannot be used yet waits here; what fits two operations
--- is kept for an operator.
+-- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
+-- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
 create table samekey_evidence (
     source       text not null,
     event_id     text not null,
-    operation_id text,
-    about        text,
+    operation_id text not null default '',
+    about        text not null default '',
     provider_id  text,
     outcome      blob not null,
     state        text not null constraint evidence_state check (state in (
@@ -150,7 +150,7 @@ create table samekey_evidence (
     occurred_at  integer not null,
     received_at  integer not null,
     looked_at    integer not null default 0,
-    primary key (source, event_id)
+    primary key (source, event_id, operation_id, about)
 );
 
 create index samekey_evidence_waiting on samekey_evidence (received_at) where state in ('waiting', 'ambiguous');
