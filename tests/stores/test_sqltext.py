@@ -35,6 +35,13 @@ ENDS = [
     "select $body$ $$ $body$; commit; select $$x$$",
     'select 1 as "a;b"; commit',
     "; ; commit",
+    "select $€$ ' $€$; commit; select $€$ ' $€$",
+    "select 1 as €$$; commit; select 2 as €$$",
+    "select 1 as ٣$$; commit; select 2 as ٣$$",
+    "select e'a'\n'\\''; commit; select 1 --'",
+    "select e'a' -- x\n -- y\r '\\''; commit; select 1 --'",
+    "select 1 --\r; commit",
+    "create table t (begin atomic); commit",
     "select ';' -- ;\n; end",
     "create function f() returns int begin atomic select 1; end; commit",
     "create function f() returns int begin atomic select case when true then 1 end; end; commit",
@@ -83,6 +90,13 @@ def test_a_text_that_ends_the_transaction(text: str) -> None:
 @pytest.mark.parametrize("text", HARMLESS)
 def test_a_text_that_does_not(text: str) -> None:
     assert effect_of(text) is Effect.NONE
+
+
+def test_a_session_in_which_backslashes_escape_in_every_string() -> None:
+    text = r"select '\''; commit; select 1 --'"
+    assert effect_of(text) is Effect.NONE
+    assert effect_of(text, backslashes=True) is Effect.ENDS
+    assert effect_of(r"insert into t values ('\'; commit; ')", backslashes=True) is Effect.ENDS, "to be safe"
 
 
 @pytest.mark.parametrize("text", TRACES)

@@ -18,7 +18,7 @@ from asyncpg.connection import _ConnectionProxy
 from asyncpg.connresource import ConnectionResource
 
 from ..errors import CommitRefused, ConfigurationError, OperationOver
-from .sqltext import CLOSE_REFUSED, leaves_traces
+from .sqltext import CLOSE_REFUSED, leaves_traces, may_change_role
 
 _OURS: Final = frozenset(
     {"text", "int8", "bytea", "bool", "int4", "varchar", "_text", "_int8", "_bytea", "name", "unknown"}
@@ -28,6 +28,10 @@ _CODEC_REFUSED: Final = (
     "A codec for {name} on this connection would change what samekey itself writes through it, so it was not "
     "set. Convert in the statement (select column::other_type) or in Python, or set it on another type."
 )
+
+
+_COPY: Final = "copy a from stdin where {where}"
+"""A condition is sent as it is."""
 
 
 class Lent:
@@ -42,18 +46,25 @@ class Lent:
         """A statement was cancelled or timed out, so nobody knows what the server still does or sends."""
         self.traces = False
         """Something stays in the session or in the driver's object that the next holder must not meet."""
+        self.escaped = False
+        """The transaction has ended before samekey ended it: nothing more goes through."""
+        self.role = False
+        """Statements of ours may run with other rights."""
+        self.stands: Callable[[], bool] = lambda: True
+        """Whether the transaction is there, as the server has said with its last answer."""
 
     @property
     def reusable(self) -> bool:
         return not (self.under_way or self.interrupted or self.traces)
 
     def check(self) -> None:
-        if self.cut:
+        if self.cut or self.escaped:
             raise OperationOver
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """Around whatever is sent."""
+        self._look_whether_it_stands()
         self.check()
         self.under_way += 1
         try:
@@ -63,6 +74,11 @@ class Lent:
             raise
         finally:
             self.under_way -= 1
+            self._look_whether_it_stands()
+
+    def _look_whether_it_stands(self) -> None:
+        """Once the transaction has ended, by whatever way, every statement would commit by itself."""
+        self.escaped = self.escaped or not (self.cut or self.under_way or self.stands())
 
     async def awaiting(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Awaits what it makes; nothing is made once the operation has ended."""
@@ -71,7 +87,7 @@ class Lent:
 
     async def finishing(self, begun: Coroutine[Any, Any, Any]) -> Any:
         """Awaits a coroutine that was made, and has sent nothing, before."""
-        if self.cut:
+        if self.cut or self.escaped:
             begun.close()
             raise OperationOver
         return await self.awaiting(lambda: begun)
@@ -145,6 +161,7 @@ class LentConnection(_ConnectionProxy):  # type: ignore[misc] # so that isinstan
     def __init__(self, target: Any, lent: Lent) -> None:
         self._target = target
         self._lent = lent
+        lent.stands = lambda: target.is_closed() or target.is_in_transaction()
 
     def __getattr__(self, name: str) -> Any:
         """Whatever needs no watching beyond that the operation has not ended."""
@@ -160,8 +177,12 @@ class LentConnection(_ConnectionProxy):  # type: ignore[misc] # so that isinstan
     def _text(self, query: Any) -> None:
         """Refuses a text that would end the transaction."""
         self._lent.check()
-        if isinstance(query, str) and leaves_traces(query):
+        if not isinstance(query, str):
+            return
+        strings = getattr(self._target.get_settings(), "standard_conforming_strings", "on")
+        if leaves_traces(query, backslashes=strings == "off"):
             self._lent.traces = True
+        self._lent.role = self._lent.role or may_change_role(query)
 
     # What takes a text
 
@@ -200,6 +221,16 @@ class LentConnection(_ConnectionProxy):  # type: ignore[misc] # so that isinstan
     async def copy_from_query(self, query: str, *args: Any, **kwargs: Any) -> Any:
         self._text(query)
         return await self._lent.awaiting(lambda: self._target.copy_from_query(query, *args, **kwargs))
+
+    async def copy_to_table(self, table_name: str, *, where: Any = None, **kwargs: Any) -> Any:
+        self._text(_COPY.format(where=where))
+        copy = self._target.copy_to_table
+        return await self._lent.awaiting(lambda: copy(table_name, where=where, **kwargs))
+
+    async def copy_records_to_table(self, table_name: str, *, where: Any = None, **kwargs: Any) -> Any:
+        self._text(_COPY.format(where=where))
+        copy = self._target.copy_records_to_table
+        return await self._lent.awaiting(lambda: copy(table_name, where=where, **kwargs))
 
     # What stays with the driver's object
 

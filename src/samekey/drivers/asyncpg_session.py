@@ -18,6 +18,7 @@ from ..core.program import Row, Statement
 from ..errors import (
     CommitUncertain,
     ConnectionLost,
+    EscapedTransaction,
     OpenTransaction,
     SamekeyError,
     StoreError,
@@ -26,7 +27,7 @@ from ..errors import (
 )
 from .asyncpg_face import Lent, LentConnection
 from .pool import AsyncPool
-from .sqlstate import COMMIT_ROLLED_BACK, RAN_TOO_LONG, SESSION_ENDED, from_sqlstate
+from .sqlstate import COMMIT_ROLLED_BACK, ESCAPED, RAN_TOO_LONG, RESET_ROLE, SESSION_ENDED, from_sqlstate
 
 T = TypeVar("T")
 
@@ -113,15 +114,20 @@ class AsyncpgSession:
             raise unfinished
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        self._check()
         sql, parameters = statement.render("numeric")
         try:
+            self._check()
             with bounded(self._connection, self._bound):
+                if self._pool is not None and self._lent.cut and self._lent.role:
+                    self._lent.role = False
+                    await self._connection.execute(RESET_ROLE)
                 rows: Sequence[Row] = await self._connection.fetch(
                     sql, *parameters, record_class=asyncpg.Record
                 )
             return rows
         except Exception as error:
+            if self._lent.escaped:
+                raise EscapedTransaction(ESCAPED) from error
             raise translate(error) from error
 
     async def commit(self) -> None:

@@ -7,15 +7,18 @@ ends, with every cursor, copy and savepoint that came from it: all that they sen
 
 from __future__ import annotations
 
+import sys
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import psycopg
+from psycopg._cursor_base import BaseCursor
 from psycopg.adapt import AdaptersMap
+from psycopg.pq import TransactionStatus
 from psycopg.sql import Composable
 
 from ..errors import CommitRefused, OperationOver
-from .sqltext import CLOSE_REFUSED, COMMIT_REFUSED, leaves_traces
+from .sqltext import CLOSE_REFUSED, COMMIT_REFUSED, leaves_traces, may_change_role
 
 Connection = psycopg.Connection[Any]
 
@@ -23,7 +26,7 @@ Connection = psycopg.Connection[Any]
 class Lent:
     """What becomes of a connection while it is lent."""
 
-    __slots__ = ("cut", "interrupted", "traces")
+    __slots__ = ("cut", "escaped", "interrupted", "role", "traces")
 
     def __init__(self) -> None:
         self.cut = False
@@ -32,6 +35,10 @@ class Lent:
         """Somebody stopped waiting in the middle, so nobody knows what the server still sends."""
         self.traces = False
         """Something stays in the session that the next holder must not meet."""
+        self.escaped = False
+        """The transaction has ended before samekey ended it: nothing more goes through."""
+        self.role = False
+        """Statements of ours may run with other rights."""
 
 
 def face_of(connection: Connection, lent: Lent) -> Connection:
@@ -63,9 +70,13 @@ class _Face:
 
         The lock of the connection is held meanwhile, and while it is cut.
         """
-        if self._samekey_lent.cut:
+        try:
+            self._look_whether_it_stands()
+            self._check()
+            self._look(gen)
+        except BaseException:
             gen.close()
-            raise OperationOver
+            raise
         try:
             return super().wait(gen, *args, **kwargs)  # type: ignore[misc]
         except Exception:
@@ -73,22 +84,42 @@ class _Face:
         except BaseException:
             self._samekey_lent.interrupted = True
             raise
+        finally:
+            self._look_whether_it_stands()
+
+    def _look(self, gen: Any) -> None:
+        """At the text that is about to be sent, whoever made the cursor. It has not begun: its arguments are
+        all that it has."""
+        lent, frame = self._samekey_lent, getattr(gen, "gi_frame", None)
+        given = {} if frame is None else frame.f_locals
+        query = given.get("query", given.get("statement"))
+        if query is None:
+            is_cursors = isinstance(given.get("self"), BaseCursor)
+            lent.traces = lent.traces or (is_cursors and gen.gi_code.co_name not in _SEND_NO_TEXT)
+            return
+        text = _text_of(query, self._samekey_real)
+        if text is None:
+            return
+        strings = self._samekey_real.pgconn.parameter_status(b"standard_conforming_strings")
+        lent.traces = leaves_traces(text, backslashes=strings == b"off") or lent.traces
+        lent.role = lent.role or may_change_role(text)
+
+    def _look_whether_it_stands(self) -> None:
+        """Once the transaction has ended, by whatever way, every statement would commit by itself."""
+        lent = self._samekey_lent
+        if not lent.cut and self._samekey_real.pgconn.transaction_status == TransactionStatus.IDLE:
+            lent.escaped = True
 
     @property
-    def cursor_factory(self) -> Any:
-        return _watched(self.__dict__["cursor_factory"])
+    def pgconn(self) -> Any:
+        """The bare connection of libpq. Who takes it by hand may leave anything in the session."""
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] != "psycopg":
+            self._samekey_lent.traces = True
+        return self.__dict__["pgconn"]
 
-    @cursor_factory.setter
-    def cursor_factory(self, kind: Any) -> None:
-        self.__dict__["cursor_factory"] = kind
-
-    @property
-    def server_cursor_factory(self) -> Any:
-        return _watched(self.__dict__["server_cursor_factory"])
-
-    @server_cursor_factory.setter
-    def server_cursor_factory(self, kind: Any) -> None:
-        self.__dict__["server_cursor_factory"] = kind
+    @pgconn.setter
+    def pgconn(self, found: Any) -> None:
+        self.__dict__["pgconn"] = found
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         self._check()
@@ -149,43 +180,12 @@ class _Face:
         self._samekey_real.cancel_safe(**kwargs)
 
     def _check(self) -> None:
-        if self._samekey_lent.cut:
+        if self._samekey_lent.cut or self._samekey_lent.escaped:
             raise OperationOver
 
 
-@cache
-def _watched(kind: Any) -> Any:
-    """A class of cursors whose texts are looked at before they are sent."""
-    if not isinstance(kind, type) or issubclass(kind, _Watched):
-        return kind
-    return type(kind.__name__, (_Watched, kind), {"__module__": kind.__module__})
-
-
-class _Watched:
-    """What differs from the cursor."""
-
-    def _look(self, query: Any) -> None:
-        face: Any = self.connection  # type: ignore[attr-defined]
-        face._check()
-        text = _text_of(query, face)
-        if text is not None and leaves_traces(text):
-            face._samekey_lent.traces = True
-
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        self._look(query)
-        return super().execute(query, *args, **kwargs)  # type: ignore[misc]
-
-    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        self._look(query)
-        return super().executemany(query, *args, **kwargs)  # type: ignore[misc]
-
-    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        self._look(query)
-        return super().stream(query, *args, **kwargs)  # type: ignore[misc]
-
-    def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
-        self._look(statement)
-        return super().copy(statement, *args, **kwargs)  # type: ignore[misc]
+_SEND_NO_TEXT: Final = frozenset({"_fetch_gen", "_close_gen", "_scroll_gen", "_stream_fetchone_gen"})
+"""What cursors do with a text that was sent before."""
 
 
 def _text_of(query: Any, connection: Connection) -> str | None:
@@ -193,7 +193,10 @@ def _text_of(query: Any, connection: Connection) -> str | None:
     if isinstance(query, str):
         return query
     if isinstance(query, bytes):
-        return query.decode("latin-1")
+        try:
+            return query.decode(connection.info.encoding)
+        except (UnicodeError, LookupError):
+            return query.decode("latin-1")
     if isinstance(query, Composable):
         return query.as_string(connection)
     pieces = getattr(query, "strings", None)  # a template string

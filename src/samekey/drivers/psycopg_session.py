@@ -25,6 +25,7 @@ from ..core.program import Row, Statement
 from ..errors import (
     CommitUncertain,
     ConnectionLost,
+    EscapedTransaction,
     OpenTransaction,
     SamekeyError,
     StoreError,
@@ -34,7 +35,7 @@ from ..errors import (
 from .alarm import ALARM, Appointment
 from .pool import Pool
 from .psycopg_face import Lent, face_of
-from .sqlstate import COMMIT_ROLLED_BACK, RAN_TOO_LONG, SESSION_ENDED, from_sqlstate
+from .sqlstate import COMMIT_ROLLED_BACK, ESCAPED, RAN_TOO_LONG, RESET_ROLE, SESSION_ENDED, from_sqlstate
 
 Connection = psycopg.Connection[Any]
 
@@ -192,8 +193,16 @@ class PsycopgSession:
         return busy
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        self._check()
-        return execute(self._connection, statement, self._bound)
+        try:
+            self._check()
+            if self._pool is not None and self._lent.cut and self._lent.role:
+                self._lent.role = False
+                send(self._connection, RESET_ROLE, self._bound)
+            return execute(self._connection, statement, self._bound)
+        except SamekeyError as error:
+            if self._lent.escaped:
+                raise EscapedTransaction(ESCAPED) from error
+            raise
 
     def commit(self) -> None:
         self.cut()

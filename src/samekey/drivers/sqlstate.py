@@ -21,6 +21,9 @@ from ..errors import (
 OLDEST_SERVER: Final = 13
 """The first PostgreSQL with xid8 and pg_current_xact_id, which our statements use."""
 
+ESCAPED = "The transaction was ended before samekey ended it, so its writes may stand without their record."
+RESET_ROLE = "reset session authorization; reset role"
+"""In front of our last statements: they run with our own rights, whatever role a handler has taken."""
 COMMIT_ROLLED_BACK: Final = (
     "COMMIT was answered with ROLLBACK: the transaction had failed before, so nothing of it was kept."
 )

@@ -23,7 +23,12 @@ CLOSE_REFUSED: Final = (
     "answer. Remove the close: it is given back when the operation ends."
 )
 
-_TOKEN: Final = re.compile(r"--|/\*|'|\"|\$(?:[^\W\d]\w*)?\$|[^\W\d][\w$]*|;")
+_LETTER: Final = r"A-Za-z_\x80-\U0010ffff"
+"""To PostgreSQL every character beyond ASCII is a letter."""
+_TOKEN: Final = re.compile(rf"--|/\*|'|\"|\$(?:[{_LETTER}][{_LETTER}0-9]*)?\$|[{_LETTER}][{_LETTER}0-9$]*|;")
+_END_OF_LINE: Final = re.compile(r"[\n\r]")
+_CONTINUED: Final = re.compile(r"(?:[ \t\f\v]|--[^\n\r]*)*[\n\r](?:[ \t\f\v\n\r]|--[^\n\r]*[\n\r])*'")
+"""What stands between two pieces of one string."""
 _PLAIN: Final = re.compile(r"\s*(?:select|insert|update|delete|with|savepoint|release)\b", re.IGNORECASE)
 """Statements of kinds that do nothing to the transaction or the session: most of them."""
 _CACHED_UP_TO: Final = 2_000
@@ -39,10 +44,16 @@ class Effect(Enum):
     """It begins, commits or rolls back a transaction."""
 
 
-def effect_of(sql: str) -> Effect:
-    """The strongest effect among the statements of a text."""
+def effect_of(sql: str, *, backslashes: bool = False) -> Effect:
+    """The strongest effect among the statements of a text.
+
+    ``backslashes``: they escape in every string, as the session was told (standard_conforming_strings).
+    """
     if _PLAIN.match(sql) is not None and not _has_second(sql):
         return Effect.NONE
+    if backslashes:
+        found = {_scan(sql, backslashes=True), _scan(sql)}
+        return next(effect for effect in (Effect.ENDS, Effect.TRACES, Effect.NONE) if effect in found)
     return _remembered(sql) if len(sql) <= _CACHED_UP_TO else _scan(sql)
 
 
@@ -52,17 +63,23 @@ def _has_second(sql: str) -> bool:
     return first >= 0 and not sql[first + 1 :].isspace() and first + 1 < len(sql)
 
 
-def leaves_traces(sql: str) -> bool:
+def leaves_traces(sql: str, *, backslashes: bool = False) -> bool:
     """Whether nobody else may use the session after this text. ``CommitRefused`` if it must not be sent."""
-    effect = effect_of(sql)
+    effect = effect_of(sql, backslashes=backslashes)
     if effect is Effect.ENDS:
         raise CommitRefused(COMMIT_REFUSED)
     return effect is Effect.TRACES
 
 
-def _scan(sql: str) -> Effect:
+def may_change_role(sql: str) -> bool:
+    """Whether statements of ours may run with other rights after this text."""
+    lower = sql.lower()
+    return "role" in lower or "authorization" in lower
+
+
+def _scan(sql: str, *, backslashes: bool = False) -> Effect:
     found = Effect.NONE
-    for words in _statements(sql):
+    for words in _statements(sql, backslashes):
         effect = _of_statement(words)
         if effect is Effect.ENDS:
             return effect
@@ -91,7 +108,7 @@ def _of_statement(words: list[str]) -> Effect:
             return Effect.NONE
 
 
-def _statements(sql: str) -> list[list[str]]:
+def _statements(sql: str, backslashes: bool) -> list[list[str]]:
     """The first words of each statement, in lower case."""
     found: list[list[str]] = []
     words: list[str] = []
@@ -99,11 +116,12 @@ def _statements(sql: str) -> list[list[str]]:
     while (token := _TOKEN.search(sql, position)) is not None:
         text, start, position = token.group(), token.start(), token.end()
         if text == "--":
-            position = _after(sql, "\n", position)
+            line = _END_OF_LINE.search(sql, position)
+            position = len(sql) if line is None else line.end()
         elif text == "/*":
             position = _after_comment(sql, position)
         elif text == "'":
-            escaped = start > 0 and sql[start - 1] in "eE" and last == "e"
+            escaped = backslashes or (start > 0 and sql[start - 1] in "eE" and last == "e")
             position = _after_escaped(sql, position) if escaped else _after(sql, "'", position)
         elif text == '"' or text[0] == "$":
             position = _after(sql, text, position)
@@ -115,15 +133,19 @@ def _statements(sql: str) -> list[list[str]]:
             last = ""
         else:
             word = text.lower()
-            if len(words) < 3:
+            if len(words) < 4:
                 words.append(word)
             # The body of a function in standard SQL has statements of its own, up to its END.
-            if words[0] == "create" and (depth > 0 or (word == "atomic" and last == "begin")):
+            if _makes_routine(words) and (depth > 0 or (word == "atomic" and last == "begin")):
                 depth += word in ("atomic", "case")
                 depth -= word == "end"
             last = word
     found.append([*words, "", "", ""])
     return found
+
+
+def _makes_routine(words: list[str]) -> bool:
+    return words[0] == "create" and ("function" in words or "procedure" in words)
 
 
 def _after(sql: str, end: str, position: int) -> int:
@@ -135,10 +157,14 @@ _ESCAPED: Final = re.compile(r"[\\']")
 
 
 def _after_escaped(sql: str, position: int) -> int:
-    """The end of a string in which a backslash escapes."""
+    """The end of a string in which a backslash escapes, with all its pieces."""
     while (found := _ESCAPED.search(sql, position)) is not None:
         if found.group() == "'":
-            return found.end()
+            more = _CONTINUED.match(sql, found.end())
+            if more is None:
+                return found.end()
+            position = more.end()
+            continue
         position = found.end() + 1
     return len(sql)
 

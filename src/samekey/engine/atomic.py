@@ -294,6 +294,8 @@ class LockedAtomic(_Atomic):
         assert opened is not None
         try:
             same = yield from ask_in(running.session, self._atomic.still_open(opened))
+        except EscapedTransaction:
+            same = False
         except SamekeyError:
             same = True  # aborted or cut off: the server has rolled back or will
         yield Rollback(running.session)
