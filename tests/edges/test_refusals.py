@@ -66,7 +66,7 @@ def test_a_record_that_cannot_be_read(
     client = builder(kind, store, world)
     ask = Ask().request(f"/{mode}", world.name)
     client.send(ask)
-    store.ask(f"update {{keys}} set {damage} where tenant = ?", f"={world.name}-alice")
+    store.damage(f"update {{keys}} set {damage} where tenant = ?", f"={world.name}-alice")
     got = client.send(ask)
     assert (got.status, got.code, world.runs) == (500, "result_unavailable", 1)
 

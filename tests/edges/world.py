@@ -135,6 +135,16 @@ class Store:
             cursor = other.execute(text.encode(), parameters)
             return cursor.fetchall() if cursor.description else []
 
+    def damage(self, sql: str, *parameters: Any) -> None:
+        """What no version of ours would write, past the table's own checks. SQLite only."""
+        connection = sqlite3.connect(self.address, timeout=10)
+        try:
+            connection.execute("pragma ignore_check_constraints = on")
+            with connection:
+                connection.execute(sql.replace("{keys}", "samekey_keys"), parameters)
+        finally:
+            connection.close()
+
     def effects(self, world: World) -> int:
         """How many rows the handler's writes have left."""
         return int(self.ask("select count(*) from effects where world = ?", world.name)[0][0])

@@ -18,8 +18,8 @@ changes what the client sees, never what is recorded.
 | died, or its lease ended                                              | `unknown`          |
 
 Atomic work reads the same table, except that whatever is not remembered is rolled back, so there is nothing
-to be unknown. The user's own ``classify`` comes before all of it, except for the answer that failed after its
-handler had returned: no rule may free that key.
+to be unknown. The user's own ``classify`` comes before all of it, except for an answer that is not the
+handler's own after it has returned: no rule may free that key.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def judge(
     """What became of the operation. Called once for each run of a handler."""
     if not ending.routed and ending.status in ROUTER_REFUSALS:
         return Outcome.RELEASE
-    if classify is not None and not ending.answer_failed:
+    if classify is not None and (ending.own or ending.error is not None):
         chosen = classify(ending.status, ending.error)
         if chosen is not None:
             return Outcome(chosen)
@@ -104,6 +104,10 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
     shown = ending.status is not None and ending.status < 500
     if ending.refusal is not None and ending.refusal < 500:
         outcome = of_status(ending.refusal, remember)
+        if outcome is not Outcome.REMEMBER and ending.refusal in _OF_THE_BODY:
+            outcome = Outcome.REMEMBER
+        if outcome is not Outcome.REMEMBER and _read(error, set()) is Outcome.UNKNOWN:
+            return Outcome.UNKNOWN  # made of a time-out, which says more than the status
         # What is remembered is the page; without one there is nothing to remember.
         return Outcome.UNKNOWN if outcome is Outcome.REMEMBER and not shown else outcome
     if isinstance(error, NotExecuted) or ending.before_effect:
@@ -118,6 +122,10 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
     if ending.refusal is not None:
         return of_status(ending.refusal, remember)
     return of_error(error)
+
+
+_OF_THE_BODY: Final = frozenset({413, 415})
+"""What a framework raises when a handler reads a body that it does not like, perhaps after the effect."""
 
 
 def of_status(status: int, remember: Remember) -> Outcome:

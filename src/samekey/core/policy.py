@@ -74,6 +74,8 @@ class Policy:
     replayed_header: str = "Idempotent-Replayed"
     documentation: str = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
     """What an error answer links to. Point it at your own published specification."""
+    challenge: str = "Bearer"
+    """What ``WWW-Authenticate`` says on a 401 of ours: how your callers authenticate."""
     status_path: str | None = "/idempotency"
     """Where the status resource is; None switches it off."""
 
@@ -226,6 +228,8 @@ def _problems(policy: Policy) -> Iterator[str]:
             yield f"{name} {getattr(policy, name)!r} is not a valid header name."
     if not _URL.fullmatch(policy.documentation):
         yield "documentation must be a URL in ASCII, without spaces or angle brackets: it goes into a header."
+    if not _VISIBLE.fullmatch(policy.challenge):
+        yield "challenge must be one line of visible ASCII, such as 'Bearer': it goes into a header."
     if policy.status_path is not None and not policy.status_path.startswith("/"):
         yield "status_path must begin with a slash, or be None."
     if policy.status_path is not None and not _URL.fullmatch(policy.status_path):
@@ -262,6 +266,7 @@ def _wrong_methods(methods: frozenset[str]) -> Iterator[str]:
 
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VISIBLE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _URL: Final = re.compile(r"[!-;=?-~]+")
 
 _DURATIONS: Final = ("ttl", "lease", "max_run", "wait")
@@ -274,7 +279,10 @@ _TYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
         ("max_body", "max_answer", "retry_after", "unknown_retry_after", "mismatch_status", "gone_status"),
     ),
     bool: ("True or False", ("required", "required_at_edge")),
-    str: ("a string", ("header", "expires_header", "replayed_header", "documentation", "timestamp_header")),
+    str: (
+        "a string",
+        ("header", "expires_header", "replayed_header", "documentation", "timestamp_header", "challenge"),
+    ),
     frozenset: ('a set of method names, such as {"POST", "PATCH"}', ("methods",)),
     KeyRules: ("a KeyRules", ("key",)),
     FingerprintRules: ("a FingerprintRules", ("fingerprint",)),

@@ -105,7 +105,8 @@ def verdict_answer(verdict: Verdict, policy: Policy) -> Answer:
                 policy,
             )
         case Uncertain(record):
-            return uncertain_answer(policy, record.id, record.expires_at)
+            dead = record.state is State.DEAD_LETTER
+            return uncertain_answer(policy, record.id, record.expires_at, dead=dead)
         case Ask():
             detail = (
                 "This key was used before and its retention is over. What became of that operation could not "
@@ -151,11 +152,18 @@ def _outstanding(policy: Policy, operation_id: str | None, expires_at: int) -> A
     return refuse(Refusal(409, detail, "in_progress", policy.retry_after, operation_id, expires_at), policy)
 
 
-def uncertain_answer(policy: Policy, operation_id: str | None, expires_at: int | None) -> Answer:
-    """The answer while nobody can tell: it was not run again and will not be until it is known."""
-    detail = (
-        "It is not known whether the operation was carried out, so it was not run again. The outcome "
-        "is being found out; retry with the same key, or look at the status."
+def uncertain_answer(
+    policy: Policy, operation_id: str | None, expires_at: int | None, *, dead: bool = False
+) -> Answer:
+    """The answer while the outcome is unknown: it was not run again and will not be until it is known.
+
+    ``dead``: nothing tries to find it out any more.
+    """
+    detail = "It is not known whether the operation was carried out, so it was not run again. " + (
+        "It could not be found out by itself and waits for an operator; ask the service's operators, or look "
+        "at the status later."
+        if dead
+        else "The outcome is being found out; retry with the same key, or look at the status."
     )
     return refuse(
         Refusal(409, detail, "outcome_unknown", policy.unknown_retry_after, operation_id, expires_at),
@@ -197,6 +205,8 @@ def refuse(refusal: Refusal, policy: Policy) -> Answer:
         (b"cache-control", b"no-store"),
         (b"link", f'<{policy.documentation}>; rel="describedby"'.encode("latin-1", "replace")),
     ]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", policy.challenge.encode("latin-1", "replace")))
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
     if refusal.operation_id is not None and policy.status_path is not None:

@@ -24,7 +24,7 @@ from ..core.record import Answer
 from ..engine.boundary import Place
 from ..engine.exchange import UNGUARDED, Exchange, Unguarded, current_exchange
 from ..engine.gate import tenant_of
-from ..engine.operation import _current
+from ..engine.operation import Running, _current
 from ..engine.way import Finished, Handled, with_expiry
 from ..errors import Answered, ConfigurationError
 from ..idempotency import Idempotency
@@ -36,12 +36,14 @@ from .guards import (
     RouteGuard,
     RouteGuards,
     exceeds,
+    of_the_application,
     only_guard,
     own_word,
     too_large,
 )
-from .starlette import find_route, framework_of
+from .starlette import find_route, framework_of, lower_case
 from .startup import refuse as refuse_at_start
+from .walk import state_changing
 
 logger = logging.getLogger("samekey")
 
@@ -125,11 +127,12 @@ class IdempotencyMiddleware:
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._check(scope)
-        route = find_route(scope, self.app)
+        route = find_route(scope, self.app) or of_the_application(self.app, scope.get("path", ""))
         guarded = self._guards.for_route(route, scope.get("path", ""))
         lines = [value for name, value in scope["headers"] if name.lower() == self._guards.header]
         if guarded is None or (not lines and not guarded.needs_key):
-            await self._pass(scope, receive, send, None)
+            with self._idempotency.without_key(scope.get("path", "")):
+                await self._pass(scope, receive, send, None)
             return
         only_guard(scope)
         body: bytes | None = None
@@ -143,7 +146,7 @@ class IdempotencyMiddleware:
             body = read
         exchange = self._exchange(scope, lines, body, route)
         exchange.rules = guarded.rules
-        exchange.routed = guarded.rules is None or (isinstance(route, Route) and not route.opaque)
+        exchange.routed = guarded.decorated or (isinstance(route, Route) and not route.opaque)
         if not guarded.at_handler:
             exchange.framework = AT_THE_EDGE
         work = _Guarded(self, exchange, receive, send, body, at_edge=not guarded.at_handler)
@@ -177,7 +180,7 @@ class IdempotencyMiddleware:
             scope,
             self._tenant,
             endpoint=route.template if isinstance(route, Route) else parts.path,
-            framework=framework_of(scope),
+            framework=framework_of(scope, self.app),
             binding=self._binding,
             engine=self._idempotency,
         )
@@ -215,6 +218,7 @@ class IdempotencyMiddleware:
         """Once: at start-up where the server says so, else at the first request."""
         if not self._checked:
             refuse_at_start(self.app, self._idempotency, self._routes, root=scope.get("root_path", ""))
+            self._guards.guard_all(state_changing(self.app))
             self._checked = True
 
     async def drain(self) -> None:
@@ -331,7 +335,7 @@ class _Guarded:
             return
         if exchange.answer is not None:
             await self._deliver(exchange.answer)
-        elif exchange.running is not None:
+        elif not exchange.let_go():
             if self._page is None and self._handled is None:
                 raise_again = await self._app_raised(silence := RuntimeError(_SILENCE))
                 if raise_again:
@@ -349,8 +353,9 @@ class _Guarded:
         if exchange.answer is not None:
             await self._deliver(exchange.answer)
             return False
-        if exchange.running is None:
+        if exchange.let_go():
             return True
+        assert exchange.running is not None
         boundary = exchange.running.boundary
         late = self._handled is not None  # it was raised while its outcome was being made durable
         if not late and self._at_edge:
@@ -395,10 +400,15 @@ class _Guarded:
             return
         elif exchange.answer is not None:
             await self._deliver(exchange.answer)
+        elif exchange.running is None and message["type"] != "http.response.start":
+            await self._send(message)  # an early hint, say: it decides nothing
         elif exchange.running is None:
             # No handler claimed: the router refused, validation failed, or no key was sent.
-            self._pass()
-            await self._send(message)
+            if exchange.let_go():
+                self._pass()
+                await self._send(message)
+            else:
+                await self._capture(message)
         elif message["type"] == "http.response.start":
             if self._start is not None:
                 raise RuntimeError("The application sent http.response.start twice.")
@@ -440,8 +450,8 @@ class _Guarded:
         if self._handled is None:
             if self._at_edge and running.boundary.place is Place.RUNNING and page is not None:
                 running.boundary.returned(own_word(page.status, running.rules))
-            elif running.boundary.sending:
-                running.boundary.returned()  # a bare application's own answer
+            elif running.boundary.place is Place.RUNNING and self._sends_itself(running):
+                running.boundary.returned()
             elif not self._at_edge and self._abandon():
                 # Somebody answers in the place of a handler that still runs; whoever runs it will finish.
                 assert page is not None
@@ -465,11 +475,19 @@ class _Guarded:
             raise finished.error
         return finished
 
+    def _sends_itself(self, running: Running) -> bool:
+        """Whether the answer comes from the handler itself while it runs, as a bare application's does."""
+        boundary = running.boundary
+        if _current.get() is running.operation and self._start is not None:
+            boundary.said = self._start["status"]
+            return True
+        return boundary.sent_all
+
     async def _begin_stream(self, answer: Answer) -> None:
         """Sends what there is; the rest passes."""
         self._pass()
         await self._send(
-            {"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)}
+            {"type": "http.response.start", "status": answer.status, "headers": lower_case(answer.headers)}
         )
         await self._send({"type": "http.response.body", "body": answer.body, "more_body": True})
 
@@ -523,7 +541,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | Refus
 
 
 async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
-    headers = list(answer.headers)
+    headers = lower_case(answer.headers)
     if answer.header(b"content-length") is None and answer.status not in (204, 304):
         headers.append((b"content-length", str(len(answer.body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})

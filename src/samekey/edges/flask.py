@@ -29,7 +29,8 @@ def find_route(app: Any, environ: dict[str, Any]) -> Found:
     except Exception:
         return NO_ROUTE  # no such route, another method, a redirect, a bad host: Flask will say so itself
     view = _view(views.get(rule.endpoint), environ["REQUEST_METHOD"])
-    return Route(view, rule.rule, guard_handler=partial(_guard_view, views, rule.endpoint))
+    hook = partial(_guard_view, views, rule.endpoint, environ["REQUEST_METHOD"])
+    return Route(view, rule.rule, guard_handler=hook)
 
 
 def behind(app: Any) -> Any:
@@ -48,15 +49,24 @@ _GUARDED = "__samekey_undecorated__"
 """The attribute that marks a view that was made to claim for itself."""
 
 
-def _guard_view(views: dict[str, Any], endpoint: str) -> bool:
-    """Puts the guard around the view that Flask calls, below whatever runs before each request."""
+def _guard_view(views: dict[str, Any], endpoint: str, method: str) -> bool:
+    """Puts the guard around the view that Flask calls, below whatever runs before each request; a class-based
+    view is guarded method by method."""
     view = views.get(endpoint)
     if view is None:
         return False
-    if not getattr(view, _GUARDED, False):
-        guarded = at_handler(view)
-        setattr(guarded, _GUARDED, True)
+    view_class = getattr(view, "view_class", None)
+    names = (method.lower(), "dispatch_request")
+    name = next((name for name in names if hasattr(view_class, name)), None)
+    handler = view if name is None else getattr(view_class, name)
+    if getattr(handler, _GUARDED, False) or hasattr(handler, GUARD):
+        return True
+    guarded = at_handler(handler)
+    setattr(guarded, _GUARDED, True)
+    if name is None:
         views[endpoint] = guarded
+    else:
+        setattr(view_class, name, guarded)
     return True
 
 

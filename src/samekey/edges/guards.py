@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -50,13 +50,15 @@ class Guarded:
     at_handler: bool
     """The handler claims when the framework reaches it; else the edge does, before the application runs."""
     rules: Rules | None
-    """Of an undecorated route; a decorated handler has its own."""
+    """For whichever undecorated handler is reached; a decorated one has its own. None: left alone."""
     max_body: int
+    decorated: bool = False
+    """The handler that the router will reach is decorated, for all that is known."""
 
     @property
     def needs_key(self) -> bool:
         """Whether the edge has something to do even if no key was sent."""
-        return self.rules is None or self.rules.required
+        return self.decorated or self.rules is None or self.rules.required
 
 
 class AtTheEdge(Framework):
@@ -107,21 +109,29 @@ class RouteGuards:
     def for_route(self, route: Found, path: str) -> Guarded | None:
         """By the handler's own mark, then by what was said of its path or template. None: leave it alone."""
         mark, said = self._declared(route, path)
+        # Whatever stands between may lead a request to another handler than the router says here, so the
+        # rules for undecorated ones go along in any case.
+        default = self._default if self._undecorated == "guard" else None
         if isinstance(mark, Mark):
             if said == "exempt":
                 raise ConfigurationError(f"{path} is declared exempt, but its handler is guarded.")
-            return Guarded(True, None, mark.rules.policy.max_body)
+            return Guarded(True, default, mark.rules.policy.max_body, decorated=True)
         if mark == "exempt" or said == "exempt":
             return None
         if said is not None:
             return self._for_undecorated(route, self._required if said == "required" else self._optional)
-        if route is NO_ROUTE:
-            return None  # a 404 or 405 is on its way: nothing to claim, nobody to ask for
-        if self._undecorated == "guard":
-            return self._for_undecorated(route, self._default)
+        if default is not None:
+            return self._for_undecorated(route, default)
         if isinstance(route, Route) and not route.opaque:
             return None
         return Guarded(True, None, self._max_body)  # a decorated handler may be behind it
+
+    def guard_all(self, reached: Iterable[tuple[Any, Callable[[], bool]]]) -> None:
+        """Has every undecorated handler of the application claim for itself, whichever is reached."""
+        if self._undecorated == "guard":
+            for handler, guard_handler in reached:
+                if getattr(handler, GUARD, None) is None:
+                    guard_handler()
 
     def is_exempt(self, route: Found, path: str) -> bool:
         """Whether a route was declared exempt, by its handler's mark or by its path."""
@@ -136,8 +146,9 @@ class RouteGuards:
         return getattr(endpoint, GUARD, None), said
 
     def _for_undecorated(self, route: Found, rules: Rules) -> Guarded:
-        at_handler = isinstance(route, Route) and not route.opaque and route.guard_handler()
-        return Guarded(at_handler, rules, self._max_body)
+        # Where there is no route, a 404 or 405 is on its way, or another handler will be reached and claims.
+        known = isinstance(route, Route) and not route.opaque and route.guard_handler()
+        return Guarded(known or route is NO_ROUTE, rules, self._max_body)
 
     def status_id(self, method: str, path: str) -> str | None:
         """The operation id, if this request is for the status resource."""
@@ -160,6 +171,14 @@ def only_guard(context: MutableMapping[str, Any]) -> None:
             "the application, not two."
         )
     context[_SEEN] = True
+
+
+def of_the_application(app: Any, path: str) -> Route | None:
+    """A bare application that is itself decorated, as a function, a method or by its ``__call__``."""
+    for handler in (app, getattr(type(app), "__call__", None)):  # noqa: B004 (its mark is looked for)
+        if isinstance(getattr(handler, GUARD, None), Mark):
+            return Route(handler, path)
+    return None
 
 
 def too_large(limit: int) -> Refusal:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
-from ..core.record import Answer
+from ..core.record import Answer, Headers
 from ..engine.decorate import at_handler
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Framework
 from .guards import NO_ROUTE, Found, Route
@@ -24,11 +24,7 @@ _DEEPEST = 64
 
 def find_route(scope: Scope, wrapped: Any = None) -> Found:
     """Asks the router before it runs: the one behind ``wrapped``, else the application of the scope."""
-    router = wrapped
-    for _ in range(_DEEPEST):
-        if router is None or hasattr(router, "routes"):
-            break
-        router = getattr(router, "app", None)
+    router = _router(wrapped)
     routes = getattr(router, "routes", None)
     if routes is not None:
         return _match(router, routes, dict(scope), "")
@@ -39,6 +35,16 @@ def find_route(scope: Scope, wrapped: Any = None) -> Found:
     found = _match(app, routes, dict(scope), "")
     # That may be an application further out, whose router does not know what is mounted here.
     return None if found is NO_ROUTE else found
+
+
+def _router(wrapped: Any) -> Any:
+    """The router behind other middleware, which keeps what it wraps as ``app``."""
+    router = wrapped
+    for _ in range(_DEEPEST):
+        if router is None or hasattr(router, "routes"):
+            return router
+        router = getattr(router, "app", None)
+    return None
 
 
 def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:
@@ -65,10 +71,11 @@ def _by_method(route: Any, endpoint: Any, method: str, template: str) -> Found:
     if not isinstance(endpoint, type):
         return Route(endpoint, template, guard_handler=partial(_guard_handler, route))
     handler = getattr(endpoint, method.lower(), None)
-    if handler is None and hasattr(endpoint, "method_not_allowed"):
-        return NO_ROUTE
+    endpoints = sys.modules.get("starlette.endpoints")
+    if endpoints is None or getattr(endpoint, "dispatch", None) is not endpoints.HTTPEndpoint.dispatch:
+        return Route(endpoint if handler is None else handler, template)  # it may call whatever it wants
     if handler is None:
-        return Route(endpoint, template)
+        return NO_ROUTE
     return Route(handler, template, guard_handler=partial(_guard_method, endpoint, method.lower()))
 
 
@@ -84,21 +91,36 @@ def _guard_handler(route: Any) -> bool:
         return _replace(dependant, "call", at_handler)
     original = getattr(route, "original_route", route)
     routing = sys.modules.get("starlette.routing")
-    if routing is None or not inspect.isroutine(_unwrapped(original.endpoint)):
+    endpoint = original.endpoint
+    if routing is None or not inspect.isroutine(_unwrapped(endpoint)):
         return False
-    # What calls the function is the innermost application of the route.
-    holder, inner = original, original.app
+    # Starlette's own closure calls the function; whatever stands around it stays as it is.
+    inner = original.app
     for _ in range(_DEEPEST):
         if not hasattr(inner, "app"):
             break
-        holder, inner = inner, inner.app
-    if getattr(inner, _GUARDED, False):
-        return True
-    if not inspect.isfunction(inner) or inner.__module__ != routing.__name__:
+        inner = inner.app
+    return _replace_called(inner, endpoint, routing)
+
+
+def _replace_called(app: Any, endpoint: Any, routing: Any) -> bool:
+    """Guards the function that an application of Starlette's ``request_response`` calls; False unless it is
+    certain that this is one, and that it calls this function itself."""
+    if not inspect.isfunction(app) or app.__code__ is not routing.request_response(_guard_handler).__code__:
         return False
-    holder.app = routing.request_response(at_handler(original.endpoint))
-    setattr(holder.app, _GUARDED, True)
-    return True
+    for cell in app.__closure__ or ():
+        called = cell.cell_contents
+        if getattr(called, _GUARDED, None) is endpoint:
+            return True
+        in_thread = isinstance(called, partial) and called.args[:1] == (endpoint,)
+        if called is endpoint or in_thread:
+            guarded: Any = at_handler(endpoint)
+            if in_thread:
+                guarded = partial(called.func, guarded)
+            setattr(guarded, _GUARDED, endpoint)
+            cell.cell_contents = guarded
+            return True
+    return False
 
 
 def _guard_method(endpoint: type, name: str) -> bool:
@@ -107,7 +129,7 @@ def _guard_method(endpoint: type, name: str) -> bool:
 
 def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> bool:
     handler = getattr(holder, name)
-    if getattr(handler, _GUARDED, False):
+    if getattr(handler, _GUARDED, None) is not None:
         return True
     function = _unwrapped(handler)
     if not inspect.isroutine(function) or inspect.isgeneratorfunction(function):
@@ -115,7 +137,7 @@ def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> bool:
     if inspect.isasyncgenfunction(function):
         return False
     guarded = wrap(handler)
-    setattr(guarded, _GUARDED, True)
+    setattr(guarded, _GUARDED, handler)
     setattr(holder, name, guarded)
     return True
 
@@ -148,7 +170,7 @@ class StarletteFramework(Framework):
 
     def respond(self, answer: Answer) -> Any:
         response = self._response(content=answer.body, status_code=answer.status)
-        response.raw_headers = list(answer.headers)
+        response.raw_headers = lower_case(answer.headers)
         return response
 
     def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
@@ -164,9 +186,14 @@ class StarletteFramework(Framework):
         return int(error.status_code) if isinstance(error, self._exception) else None
 
 
-def framework_of(scope: Scope) -> Framework:
-    """The framework behind an ASGI scope."""
+def framework_of(scope: Scope, wrapped: Any) -> Framework:
+    """The framework behind a middleware: the one whose router it asks."""
     responses, exceptions = (sys.modules.get(f"starlette.{name}") for name in ("responses", "exceptions"))
-    if responses is None or exceptions is None or "app" not in scope:
+    if responses is None or exceptions is None or ("app" not in scope and _router(wrapped) is None):
         return UNKNOWN_FRAMEWORK
     return StarletteFramework(responses, exceptions)
+
+
+def lower_case(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """As the ASGI specification has the names of headers: middleware further out compares them so."""
+    return [(name.lower(), value) for name, value in headers]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -74,6 +74,8 @@ class Reached:
     host: str = ""
     opaque: bool = False
     """An application that cannot be looked into: its methods are a guess."""
+    guard_handler: Callable[[], bool] = lambda: False
+    """Has the handler claim for itself, if it is not decorated; False where there is no way to."""
     route: Any = None
     """As the framework has it."""
 
@@ -117,6 +119,13 @@ def walk(app: Any, place: Place) -> Iterator[Reached]:
         # A decorated application is a handler; what it wraps is called by it alone.
         inner = None if hasattr(app, GUARD) else _inside(app)
         yield from _opaque(app, place) if inner is None else walk(inner, place)
+
+
+def state_changing(app: Any) -> Iterator[tuple[Any, Callable[[], bool]]]:
+    """Every handler that may change something, and how it can be made to claim for itself."""
+    for one in walk(app, Place()):
+        if one.method not in READ_ONLY:
+            yield plain(one.handler), one.guard_handler
 
 
 def is_ours(kind: object) -> bool:
@@ -223,7 +232,17 @@ def _endpoint(route: Any, endpoint: Any, template: str, place: Place) -> Iterato
     for method in _methods(place, getattr(route, "methods", None)):
         found = starlette._by_method(route, endpoint, method, template)
         if isinstance(found, Route):
-            yield Reached(method, template, found.endpoint, place.guards, sample, place.host, route=route)
+            hook = found.guard_handler
+            yield Reached(
+                method,
+                template,
+                found.endpoint,
+                place.guards,
+                sample,
+                place.host,
+                route=route,
+                guard_handler=hook,
+            )
 
 
 def _behind_all(app: Any, place: Place) -> Place:
@@ -249,7 +268,10 @@ def _flask_routes(app: Any, place: Place) -> Iterator[Reached]:
         for method in _methods(place, rule.methods):
             view = flask._view(app.view_functions.get(rule.endpoint), method)
             template = f"{place.prefix}{rule.rule}"
-            yield Reached(method, template, view, place.guards, sample, host or place.host)
+            hook = partial(flask._guard_view, app.view_functions, rule.endpoint, method)
+            yield Reached(
+                method, template, view, place.guards, sample, host or place.host, guard_handler=hook
+            )
 
 
 def named_paths(reached: list[Reached]) -> Iterator[Reached]:

@@ -34,11 +34,13 @@ from .guards import (
     RouteGuard,
     RouteGuards,
     exceeds,
+    of_the_application,
     only_guard,
     own_word,
     too_large,
 )
 from .startup import refuse as refuse_at_start
+from .walk import state_changing
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -83,12 +85,14 @@ class IdempotencyMiddleware:
             return self._pass(environ, start_response, UNGUARDED)  # a decorated handler must know that it may
         if not self._checked:
             refuse_at_start(self.app, self._idempotency, self._routes, root=environ.get("SCRIPT_NAME", ""))
+            self._guards.guard_all(state_changing(self.app))
             self._checked = True
-        route = find_route(self.app, environ)
+        route = find_route(self.app, environ) or of_the_application(self.app, path)
         guarded = self._guards.for_route(route, path)
         sent = environ.get(self._variable)
         if guarded is None or (sent is None and not guarded.needs_key):
-            return self._pass(environ, start_response, None)
+            with self._idempotency.without_key(path):
+                return self._pass(environ, start_response, None)
         only_guard(environ)
         # A server joins repeated header lines with a comma, which no key may hold.
         lines = [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
@@ -104,7 +108,7 @@ class IdempotencyMiddleware:
                 environ["CONTENT_LENGTH"] = str(len(read))
         exchange = self._exchange(environ, lines, received, route)
         exchange.rules = guarded.rules
-        exchange.routed = guarded.rules is None or isinstance(route, Route)
+        exchange.routed = guarded.decorated or isinstance(route, Route)
         if not guarded.at_handler:
             exchange.framework = AT_THE_EDGE
         work = _Guarded(self.app, self._idempotency, exchange, at_edge=not guarded.at_handler)
@@ -195,7 +199,7 @@ class _Guarded:
             # An application may be a generator, and run no earlier than this.
             first = next(iterator, None)
             whole = iterator if first is None else chain((first,), iterator)
-            if exchange.running is None and exchange.answer is None:
+            if exchange.answer is None and exchange.let_go():
                 # No handler claimed: the router refused, validation failed, or no key was sent.
                 return self._pass_on(whole, chunks, start_response)
             if exchange.answer is not None:
@@ -286,9 +290,10 @@ class _Guarded:
         exchange = self._exchange
         if exchange.answer is not None:
             return send_answer(start_response, exchange.answer)
-        running = exchange.running
-        if running is None:
+        if exchange.let_go():
             raise error
+        running = exchange.running
+        assert running is not None
         if self._at_edge:
             running.boundary.raised(error)
         elif self._idempotency.abandon(running):

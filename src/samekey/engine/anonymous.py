@@ -19,34 +19,39 @@ from .exchange import Exchange
 from .flow import Commit, Flow, Open, Rollback
 from .operation import Operation, Running
 from .rules import Rules
-from .way import Finished, Handled, unavailable
+from .way import Finished, Handled, unavailable, undone
+
+
+def anonymous_operation(mode: Mode, endpoint: str) -> Operation:
+    """An operation of its own, whose downstream keys are as new as its id."""
+    operation_id = secrets.token_hex(16)
+    claim = Claim(
+        id=operation_id,
+        attempt=secrets.token_hex(16),
+        scope="",
+        key=operation_id,
+        tenant="",
+        endpoint=endpoint,
+        fingerprint=b"",
+        fingerprint_version="",
+        digest_as=lambda version: None,
+        mode=mode,
+        lease_ms=0,
+        ttl_ms=0,
+    )
+    return Operation(claim, operation_id)
 
 
 class Anonymous:
     """The way of operations without a key."""
 
     def begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running]:
-        operation_id = secrets.token_hex(16)
-        claim = Claim(
-            id=operation_id,
-            attempt=secrets.token_hex(16),
-            scope="",
-            key=operation_id,  # its downstream keys are as new as this id
-            tenant="",
-            endpoint=exchange.endpoint,
-            fingerprint=b"",
-            fingerprint_version="",
-            digest_as=lambda version: None,
-            mode=rules.mode,
-            lease_ms=0,
-            ttl_ms=0,
-        )
-        operation = Operation(claim, operation_id)
+        operation = anonymous_operation(rules.mode, exchange.endpoint)
         session = None
         if rules.mode is Mode.ATOMIC:
             session = yield Open(connection)
             operation._session = session
-        return Running(claim, rules, operation, session=session, anonymous=True)
+        return Running(operation._claim, rules, operation, session=session, anonymous=True)
 
     def give_back(self, running: Running) -> Flow[None]:
         """Its caller was gone before the handler began."""
@@ -66,7 +71,7 @@ class Anonymous:
         keeps = answer is not None and (answer.status < 400 or running.rules.on_4xx == "commit")
         if running.outcome is not Outcome.REMEMBER or handled.error is not None or not keeps:
             yield Rollback(running.session)
-            return Finished(answer, handled.propagated)
+            return Finished(undone(handled, policy), handled.propagated)
         try:
             yield Commit(running.session)
         except StoreError as error:

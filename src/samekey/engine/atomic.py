@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 from ..core.claim import Claim
@@ -42,7 +43,7 @@ from .keeper import Keeper
 from .leased import max_run_of
 from .operation import Operation, Running
 from .rules import Rules
-from .way import Admit, Finished, Handled, claimed, given_back, keep, unavailable, with_expiry
+from .way import Admit, Finished, Handled, claimed, given_back, keep, unavailable, undone, with_expiry
 
 logger = logging.getLogger("samekey")
 
@@ -91,7 +92,8 @@ class _Atomic(ABC):
             escaped = yield from self._undo(running, None)
             if escaped is None and self._gave_way(handled.error):
                 return Finished(unavailable(policy, TransactionConflict("the database gave it up")))
-            return escaped or handled.unremembered(
+            told = replace(handled, answer=undone(handled, policy))
+            return escaped or told.unremembered(
                 policy, Outcome.FAIL, running.operation.id, running.expires_at
             )
         answer = handled.answer_or_failure(policy)

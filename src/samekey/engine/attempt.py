@@ -88,6 +88,8 @@ class Run:
         self.operation_id = operation_id
         self.captured = captured
         self.attempts = attempts
+        self.expires_at = 0
+        """When the key expires, for the answers of a request."""
         self._unattended = unattended
         self._actor = Actor("completer") if unattended else None
         """No client waits for it: the completer runs it, and would come back at once."""
@@ -371,10 +373,10 @@ class Run:
                 yield from self._pause(f"status_{answer.status}", Outcome.FAIL)
             else:
                 yield from ask(lambda: self.ways.phases.release(self.lease, self.operation_id))
-            return Finished(answer)
+            return Finished(self._dated(answer))
         if outcome in (Outcome.FAIL, Outcome.UNKNOWN):
             yield from self._pause(f"status_{answer.status}", outcome)
-            return Finished(answer)
+            return Finished(self._dated(answer))
         return (yield from self._store(answer))
 
     def _store(self, answer: Answer) -> Flow[Finished]:
@@ -402,7 +404,7 @@ class Run:
                 return Finished(refuse(Refusal(500, "The operation cannot go on yet."), policy), error)
             case NotSettled():
                 yield from self._let_go(error.wait_ms, "not_settled", counted=False)
-                return Finished(uncertain_answer(policy, self.operation_id, None))
+                return Finished(self._held())
             case StoreError():
                 if not self._recording:
                     yield from self._let_go(self._backoff_ms() if self._unattended else 0, code_of(error))
@@ -420,28 +422,45 @@ class Run:
         undone = error is self._rolled_back or not isinstance(error, Exception)
         if undone and not self._acted:
             outcome = Outcome.FAIL  # torn down, or rolled back, before any phase was done
-        yield from self._pause(code_of(error), outcome)
+        state = yield from self._pause(code_of(error), outcome)
         if not isinstance(error, Exception):
             return Finished(None, error)
         if outcome is Outcome.UNKNOWN or not self._resumable:
             logger.error("A phase of %s has no certain outcome: %r", self.definition.identity, error)
-            return Finished(uncertain_answer(policy, self.operation_id, None))
+            if state is State.IN_PROGRESS:  # it goes on by itself, and the answer of a retry says the same
+                return Finished(self._held())
+            dead = state is State.DEAD_LETTER
+            return Finished(uncertain_answer(policy, self.operation_id, self.expires_at, dead=dead))
         if isinstance(error, NotExecuted):
             return Finished(self._unfinished(policy, error))
         return Finished(None, error)
 
-    def _pause(self, code: str, outcome: Outcome) -> Flow[None]:
-        """An operation that has begun to act is resumed later; one that has not may simply be retried."""
+    def _pause(self, code: str, outcome: Outcome) -> Flow[State]:
+        """An operation that has begun to act is resumed later; one that has not may simply be retried.
+
+        Gives the state in which it waits.
+        """
         keys, phases, lease, provider_id = self.ways.keys, self.ways.phases, self.lease, self._provider_id
         if not self._resumable or (outcome is Outcome.UNKNOWN and not self._acted):
             yield from self._settle(lambda: keys.lose(lease, code, provider_id=provider_id))
-        elif not self._acted:
+            return State.UNKNOWN
+        if not self._acted:
             yield from self._settle(lambda: keys.fail(lease, code))
-        elif self.attempts >= self.definition.max_attempts:
+            return State.FAILED_RETRYABLE
+        if self.attempts >= self.definition.max_attempts:
             logger.error("%s has been tried %d times; an operator must look", self, self.attempts)
             yield from self._settle(lambda: phases.give_up(lease, error_code=code, actor=self._actor))
-        else:
-            yield from self._let_go(self._backoff_ms(), code)
+            return State.DEAD_LETTER
+        yield from self._let_go(self._backoff_ms(), code)
+        return State.IN_PROGRESS
+
+    def _held(self) -> Answer:
+        """409: it is not finished, and goes on by itself."""
+        verdict = Outstanding(self.operation_id, self.expires_at)
+        return verdict_answer(verdict, self.definition.rules.policy)
+
+    def _dated(self, answer: Answer) -> Answer:
+        return with_expiry(answer, self.definition.rules.policy, self.expires_at)
 
     def _settle(self, factory: Callable[[], Program[Any]]) -> Flow[None]:
         """Records what became of the operation; if it cannot be done now, in the background."""
@@ -463,14 +482,16 @@ class Run:
             return unavailable(policy, error)
         detail = "The operation has begun and is not finished. Retry with the same key to go on from there."
         code = "store_unavailable" if isinstance(error, StoreError) else None
-        return refuse(Refusal(503, detail, code, policy.retry_after, self.operation_id), policy)
+        return refuse(
+            Refusal(503, detail, code, policy.retry_after, self.operation_id, self.expires_at), policy
+        )
 
     def _overtaken(self) -> Flow[Finished]:
         """Somebody else has the operation: its record says what the client gets."""
         policy = self.definition.rules.policy
         record = yield from ask(lambda: self.ways.keys.read(self.lease.scope, self.lease.key))
         if record is None:
-            return Finished(uncertain_answer(policy, self.operation_id, None))
+            return Finished(uncertain_answer(policy, self.operation_id, self.expires_at))
         if record.state is State.COMPLETED:
             return Finished(verdict_answer(Withheld(record) if record.withheld else Replay(record), policy))
         if record.state is State.IN_PROGRESS:

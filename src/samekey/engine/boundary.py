@@ -7,7 +7,10 @@ the run, and the caller of the handler finishes the operation when the handler r
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -24,8 +27,6 @@ class Place(StrEnum):
 class Boundary:
     """One run of one handler. Safe between threads."""
 
-    __slots__ = ("_abandoned", "_lock", "arguments", "error", "place", "proof", "said", "sending", "value")
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._abandoned = False
@@ -36,17 +37,66 @@ class Boundary:
         """What it was called with, by name: a framework may let it set the status through one of them."""
         self.error: BaseException | None = None
         """What it raised."""
+        self._home: object = None
+        self._inside = 0
+        self.window_open = True
+        """Nothing has happened yet, for all that can be seen."""
         self.said: int | None = None
         """The status that a bare ASGI or WSGI application gave by itself, without a framework."""
-        self.sending = False
-        """It is just sending, as a bare ASGI application does: what comes now is its own answer."""
+        self.sent_all = False
+        """A bare ASGI application has sent its whole answer, and may still run."""
         self.proof: BaseException | None = None
         """What was raised inside ``before_effect()``."""
 
-    def enter(self, arguments: dict[str, Any] | None = None) -> None:
-        """Right before the handler is called."""
-        self.arguments = arguments or {}
-        self.place = Place.RUNNING
+    def enter(self, arguments: dict[str, Any] | None = None) -> bool:
+        """Right before the handler is called. False: it must not be, because nobody waits any more."""
+        with self._lock:
+            if self._abandoned:
+                return False
+            self.arguments = arguments or {}
+            self.place = Place.RUNNING
+            self._home = _here()
+            return True
+
+    @contextmanager
+    def nothing_yet(self) -> Iterator[None]:
+        """A block of which the handler says that nothing has happened yet.
+
+        An error that leaves it is proof only while nothing can have happened before, and only on the
+        handler's own way: what runs beside it may have acted.
+        """
+        self._inside += 1
+        try:
+            yield
+        except BaseException as error:
+            if self.window_open and self._home == _here():
+                self.proof = error
+            raise
+        finally:
+            self._inside -= 1
+        self._close_window()
+
+    def may_act(self) -> None:
+        """The handler asks for what it needs to act: a key for a provider, a place for the provider's id."""
+        if not self._inside:
+            self._close_window()
+
+    def _close_window(self) -> None:
+        self.window_open = False
+        self.proof = None
+
+    def is_proof(self) -> bool:
+        """Whether what the handler raised left it straight from ``before_effect()``."""
+        if self.error is None or self.error is not self.proof:
+            return False
+        seen, trace = set[int](), self.error.__traceback__
+        while trace is not None:
+            # A frame that stands there twice caught the error, went on, and raised it again.
+            if id(trace.tb_frame) in seen:
+                return False
+            seen.add(id(trace.tb_frame))
+            trace = trace.tb_next
+        return True
 
     def returned(self, value: Any = None) -> bool:
         """True: nobody waits for the answer any more, so whoever called the handler finishes."""
@@ -61,7 +111,17 @@ class Boundary:
             return self._abandoned
 
     def abandon(self) -> bool:
-        """The edge waits no longer. True: the handler still runs, and its caller will finish."""
+        """The edge waits no longer. True: the handler still runs, and its caller will finish; or it has not
+        begun, and will not."""
         with self._lock:
-            self._abandoned = self.place is Place.RUNNING
+            self._abandoned = self.place in (Place.NOT_BEGUN, Place.RUNNING)
             return self._abandoned
+
+
+def _here() -> object:
+    """The task or thread that runs now."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident() if task is None else task

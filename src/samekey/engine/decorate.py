@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
-from ..errors import ConfigurationError
-from .boundary import Boundary
+from ..core.states import Mode
+from ..errors import ConfigurationError, NotExecuted
+from .boundary import Boundary, Place
 from .exchange import Exchange, Unguarded, current_exchange
 from .input import Captured, capture
 from .operation import Running, _current
@@ -96,8 +97,9 @@ def _undecorated() -> tuple[Engine, Rules, Exchange] | None:
     exchange = current_exchange.get()
     if not isinstance(exchange, Exchange) or exchange.engine is None or exchange.rules is None:
         return None
-    if exchange.running is not None or exchange.answer is not None:
-        return None
+    running = exchange.running
+    if running is not None and running.boundary.place is Place.RUNNING:
+        return None  # a part of the handler that is guarded already
     return exchange.engine, exchange.rules, exchange
 
 
@@ -110,9 +112,12 @@ def _run(
         return exchange.decided(begun)
     boundary = begun.boundary
     token = _current.set(begun.operation)
-    boundary.enter(kwargs)
+    if not boundary.enter(kwargs):
+        engine.unwanted(begun)
     try:
         value = handler(*_as_wsgi(boundary, args), **kwargs)
+        if inspect.isawaitable(value):
+            must_have_run(value)  # a generator may be an answer, a coroutine that nobody awaits may not
     except BaseException as error:
         if boundary.raised(error):
             engine.finish(begun, exchange.handled(None))
@@ -124,50 +129,74 @@ def _run(
     return value
 
 
+def must_have_run(value: Any) -> Any:
+    """What a sync function returned. A coroutine or a generator has not run yet, and nobody would run it."""
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        if inspect.iscoroutine(value) or inspect.isgenerator(value):
+            value.close()
+        raise NotExecuted(
+            f"The function gave {type(value).__name__}, so nothing was run. Guard the function that does the "
+            "work itself: an async one declared with async def (in a call: await once_async(…)), and no "
+            "generator."
+        )
+    return value
+
+
 def _as_wsgi(boundary: Boundary, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A decorated function may be a bare application: then the status that it starts with is its own word."""
-    if len(args) != 2 or not isinstance(args[0], dict) or "wsgi.input" not in args[0]:
+    if len(args) < 2 or not isinstance(args[-2], dict) or "wsgi.input" not in args[-2]:
         return args
-    environ, start_response = args
+    start_response = args[-1]
 
     def start(status: str, *more: Any) -> Any:
         code = status.split(" ", 1)[0]
         boundary.said = int(code) if code.isdigit() else None
         return start_response(status, *more)
 
-    return environ, start
+    return (*args[:-1], start)
 
 
-def _as_asgi(boundary: Boundary, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_asgi(
+    boundary: Boundary, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same for ASGI, where the application also sends its answer while it still runs."""
-    if len(args) != 3 or not isinstance(args[0], MutableMapping) or "type" not in args[0]:
-        return args
-    scope, receive, send = args
+    by_name = "scope" in kwargs and "send" in kwargs
+    if not by_name and len(args) < 3:
+        return args, kwargs
+    scope, send = (kwargs["scope"], kwargs["send"]) if by_name else (args[-3], args[-1])
+    if not isinstance(scope, MutableMapping) or "type" not in scope:
+        return args, kwargs
 
     async def send_own(message: Any) -> None:
         if message["type"] == "http.response.start":
             boundary.said = message["status"]
-        boundary.sending = True
-        try:
-            await send(message)
-        finally:
-            boundary.sending = False
+        elif message["type"] == "http.response.body":
+            boundary.sent_all = not message.get("more_body", False)
+        await send(message)
 
-    return scope, receive, send_own
+    return (args, {**kwargs, "send": send_own}) if by_name else ((*args[:-1], send_own), kwargs)
 
 
 async def _run_async(
     engine: Engine, rules: Rules, exchange: Exchange, handler: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """``_run`` for async handlers."""
+    if rules.mode in (Mode.ATOMIC, Mode.DEFERRED) and "wsgi.input" in exchange.context:
+        raise ConfigurationError(
+            f"{getattr(handler, '__qualname__', handler)} is async and {rules.mode}, but a WSGI server calls "
+            "it in an event loop of its own, which is gone before the transaction can end. Nothing was run. "
+            "Declare it with def."
+        )
     begun = await engine.begin_async(exchange, rules)
     if isinstance(begun, Answer):
         return exchange.decided(begun)
     boundary = begun.boundary
     token = _current.set(begun.operation)
-    boundary.enter(kwargs)
+    if not boundary.enter(kwargs):
+        await engine.unwanted_async(begun)
+    args, kwargs = _as_asgi(boundary, args, kwargs)
     try:
-        value = await handler(*_as_asgi(boundary, args), **kwargs)
+        value = await handler(*args, **kwargs)
     except BaseException as error:
         if boundary.raised(error):
             await engine.finish_async(begun, exchange.handled(None))
@@ -197,6 +226,9 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
             if isinstance(begun, Answer):
                 return exchange.decided(begun)
 
+            if not begun.boundary.enter():
+                await engine.unwanted_async(begun)
+
             async def run(begun: Running = begun) -> Finished:
                 with _phases(engine, exchange, begun) as ended:
                     captured = Captured(begun.tenant, value, *shape)
@@ -219,6 +251,8 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
             begun = engine.begin(exchange, definition.rules)
             if isinstance(begun, Answer):
                 return exchange.decided(begun)
+            if not begun.boundary.enter():
+                engine.unwanted(begun)
             with _phases(engine, exchange, begun) as ended:
                 finished = ended(engine.run_phased(begun, definition, Captured(begun.tenant, value, *shape)))
             return _respond(exchange, finished)
@@ -261,7 +295,6 @@ def identity(handler: Any) -> tuple[int, int]:
 @contextmanager
 def _phases(engine: Engine, exchange: Exchange, running: Running) -> Iterator[Callable[[Finished], Finished]]:
     """The boundary of a phased run. It records its own end, so the edge has nothing left to record."""
-    running.boundary.enter()
 
     def ended(finished: Finished) -> Finished:
         exchange.answer = finished.answer
@@ -292,6 +325,12 @@ def check_undecorated(handler: Any) -> None:
         )
     if getattr(handler, GUARD, None) is not None:
         raise ConfigurationError(f"{handler!r} is declared twice; keep one decorator of samekey.")
+    function = inspect.unwrap(handler)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{function.__qualname__} is a generator: it would run after its guard has ended. Decorate a "
+            "function that returns its answer; a stream may be a part of that answer."
+        )
 
 
 _PHASED_METHOD = (

@@ -12,9 +12,10 @@ import hmac
 import inspect
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..core.claim import Claim, owner_of, scope_of, scope_part
 from ..core.decide import (
@@ -35,6 +36,7 @@ from ..drivers.encrypted import Cipher
 from ..drivers.run import run, run_in, run_in_async
 from ..errors import (
     AmbiguousProviderId,
+    Answered,
     ConfigurationError,
     CorruptRecord,
     DefinitionChanged,
@@ -48,7 +50,7 @@ from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.queries import Queries
-from .anonymous import Anonymous
+from .anonymous import Anonymous, anonymous_operation
 from .asking import Asking
 from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
@@ -65,7 +67,7 @@ from .keeper import Keeper
 from .leased import Leased
 from .lookups import LookupLimit
 from .migrating import migrate_patiently
-from .operation import Running
+from .operation import Running, _current
 from .phased import Definition, PhasedWay, Run
 from .phases import AsyncPhasedOperation, PhasedOperation
 from .proven import ProvenAtomic, ProvenDeferred
@@ -79,6 +81,7 @@ logger = logging.getLogger("samekey")
 
 T = TypeVar("T")
 
+_TOO_LATE = "The request was answered before its handler was reached, so the handler was not run."
 _DRAIN_BEAT = 0.05
 """Seconds between looks at what a shutdown waits for."""
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
@@ -195,8 +198,8 @@ class Engine:
         begun = self.drive(self._begin(exchange, rules, connection))
         if isinstance(begun, Running):
             begun.sync = True
-            if begun.to_finish:
-                exchange.running = begun
+            if begun.to_finish and not exchange.take(begun):
+                self.unwanted(begun)
             if rules.mode is Mode.DEFERRED:
                 begun.operation._enqueue = functools.partial(self._enqueue, begun)
         return begun
@@ -208,11 +211,24 @@ class Engine:
             connection = await connection
         begun = await self._hold(self._begin(exchange, rules, connection), connection)
         if isinstance(begun, Running):
-            if begun.to_finish:
-                exchange.running = begun
+            if begun.to_finish and not exchange.take(begun):
+                await self.unwanted_async(begun)
             if rules.mode is Mode.DEFERRED:
                 begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
         return begun
+
+    def unwanted(self, begun: Running) -> NoReturn:
+        """Gives back what was claimed for a request that has been answered meanwhile; the handler must not
+        run."""
+        self.drive(self._way(begun).give_back(begun))
+        self.found(begun)
+        raise Answered(_TOO_LATE)
+
+    async def unwanted_async(self, begun: Running) -> NoReturn:
+        """``unwanted`` for async code."""
+        await self.drive_async(self._way(begun).give_back(begun))
+        self.found(begun)
+        raise Answered(_TOO_LATE)
 
     async def claim_key_async(
         self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any
@@ -381,6 +397,15 @@ class Engine:
         except StoreError as error:
             logger.error("The store could not be used, so nothing was run: %s", error)
             return unavailable(rules.policy, error)
+
+    @contextmanager
+    def without_key(self, endpoint: str) -> Iterator[None]:
+        """Around an undecorated handler whose key is optional and was not sent."""
+        token = _current.set(anonymous_operation(Mode.LEASED, endpoint))
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     def claim_key(
         self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any

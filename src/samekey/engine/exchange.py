@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.fingerprint import RequestParts
@@ -63,9 +64,24 @@ class Exchange:
     routed: bool = True
     """A handler, not a router, will give the answer, for all that is known."""
 
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
     running: Running | None = None
     answer: Answer | None = None
     """The answer that the key decided; nothing was run."""
+
+    def take(self, running: Running) -> bool:
+        """A guard has claimed. False: the edge has let go of the request meanwhile, so nothing may run."""
+        with self._lock:
+            if not self._closed:
+                self.running = running
+            return not self._closed
+
+    def let_go(self) -> bool:
+        """The edge has nothing to wait for. False: a guard has claimed after all."""
+        with self._lock:
+            self._closed = self.running is None
+            return self._closed
 
     def decided(self, answer: Answer) -> Any:
         self.answer = answer
@@ -82,7 +98,7 @@ class Exchange:
                 boundary.error,
                 streamed=streamed,
                 refusal=self.framework.refusal(boundary.error),
-                before_effect=boundary.error is boundary.proof,
+                before_effect=boundary.is_proof(),
                 routed=self.routed,
             )
         return Handled(page, streamed=streamed, own=self._is_own(boundary, page), routed=self.routed)

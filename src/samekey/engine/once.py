@@ -44,6 +44,7 @@ from ..errors import (
     StillRunning,
     StoreUnavailable,
 )
+from .decorate import must_have_run
 from .exchange import Exchange
 from .operation import Running, _current
 from .rules import Rules, rules_from
@@ -94,9 +95,9 @@ class Once:
             return _earlier(begun)
         begun.sync = True
         token = _current.set(begun.operation)
+        begun.boundary.enter()
         try:
-            result = function()
-            _must_be_sync(result)
+            result = must_have_run(function())
         except BaseException as error:
             engine.finish(begun, _raised(begun, error))
             raise
@@ -115,10 +116,10 @@ class Once:
         if not isinstance(begun, Running):
             return _earlier(begun)
         token = _current.set(begun.operation)
+        begun.boundary.enter()
         try:
             result = function()
-            if inspect.isawaitable(result):
-                result = await result
+            result = await result if inspect.isawaitable(result) else must_have_run(result)
         except BaseException as error:
             await engine.finish_async(begun, _raised(begun, error))
             raise
@@ -233,15 +234,8 @@ class Arguments:
 
 
 def _raised(begun: Running, error: BaseException) -> Handled:
-    return Handled(None, error, before_effect=error is begun.boundary.proof)
-
-
-def _must_be_sync(result: Any) -> None:
-    """A coroutine that nobody awaits has not run."""
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise ConfigurationError("The function is async, so nothing was run. Use: await once_async(…).")
+    begun.boundary.raised(error)
+    return Handled(None, error, before_effect=begun.boundary.is_proof())
 
 
 def _storable(key: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from .steps import Steps
 
 if TYPE_CHECKING:
     from .way import Finished, Handled
+
+logger = logging.getLogger("samekey")
 
 
 class Operation:
@@ -54,6 +57,7 @@ class Operation:
 
     @provider_id.setter
     def provider_id(self, value: str | None) -> None:
+        self._boundary.may_act()
         self._provider_id = None if value is None else checked_provider_id(value)
         step = next(reversed(self._sent), "")
         if value is not None or step in self._sent:
@@ -91,6 +95,7 @@ class Operation:
                 f"The step {step!r} of a deferred operation needs a name without #: that is how its jobs are "
                 "counted."
             )
+        self._boundary.may_act()
         key = downstream_key(self._claim.scope, self._claim.key, step)
         known = self._sent.get(step)
         if known is None or known.downstream_key is None:
@@ -134,11 +139,13 @@ class Operation:
             order = prices[request.sku]      # a bug here may be retried
         charge = provider.charge(order)      # after an error here the outcome is unknown
         """
-        try:
+        if not self._boundary.window_open:
+            logger.warning(
+                "before_effect() was entered after something may have happened: it proves nothing there. Put "
+                "everything that comes before the effect into one block."
+            )
+        with self._boundary.nothing_yet():
             yield
-        except BaseException as error:
-            self._boundary.proof = error
-            raise
 
     def __repr__(self) -> str:
         return f"<Operation {self.id} {self.mode}>"

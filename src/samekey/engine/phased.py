@@ -75,8 +75,11 @@ class PhasedWay:
         work = yield from _readable(lambda: self.phases.begin(lease, operation_id, stored))
         if work.input is None:
             # The lease was lost before anything could be kept; the first phase will find that out.
-            return Run(self, definition, lease, operation_id, captured, work, attempts)
-        return self._run(lease, operation_id, work.input, work, attempts)
+            attempt = Run(self, definition, lease, operation_id, captured, work, attempts)
+        else:
+            attempt = self._run(lease, operation_id, work.input, work, attempts)
+        attempt.expires_at = running.expires_at
+        return attempt
 
     def not_begun(self, lease: Lease, definition: Definition, error: Exception) -> Flow[Finished]:
         """Not a single phase could be run: the operation stays as it was."""
@@ -84,7 +87,7 @@ class PhasedWay:
         if isinstance(error, AttemptsUsedUp):
             yield from ask(lambda: self.phases.give_up(lease, error_code="attempts_used_up"))
             logger.error("%s", error)
-            return Finished(uncertain_answer(policy, None, None))
+            return Finished(uncertain_answer(policy, None, None, dead=True))
         if isinstance(error, NotSerialisable):
             yield from ask(lambda: self.keys.fail(lease, "not_serialisable"))
             return Finished(None, error)

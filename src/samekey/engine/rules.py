@@ -86,7 +86,9 @@ def rules_from(policy: Policy, mode: Mode, options: dict[str, Any]) -> Rules:
                 f"for all: Idempotency(url, policy=ietf({name}=…))."
             )
     merged = policy.override(**options)
-    own.setdefault("required", merged.required)
+    if mode is Mode.DEFERRED and own.get("required") is False:
+        raise ConfigurationError("Deferred work needs a key: without one its outcome could not be asked for.")
+    own.setdefault("required", merged.required or mode is Mode.DEFERRED)
     if mode in (Mode.REPEATABLE, Mode.PHASED):
         # Safe to repeat by declaration; phases keep their effects apart from whatever else may fail.
         own.setdefault("on_error", "retry")

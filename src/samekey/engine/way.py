@@ -162,6 +162,14 @@ class Way(Protocol):
         """Makes the outcome durable, then says what to send."""
 
 
+def undone(handled: Handled, policy: Policy) -> Answer | None:
+    """What the client of atomic work gets that was rolled back: never the success that it would have been."""
+    answer = handled.answer
+    if answer is None or answer.status >= 400 or answer.status in (307, 308):
+        return answer
+    return refuse(Refusal(500, "The operation was rolled back: nothing was done."), policy)
+
+
 def keep(answer: Answer, handled: Handled, policy: Policy) -> Answer | None:
     """What is stored of an answer; None if it was streamed or is too large."""
     if handled.streamed or len(answer.body) > policy.max_answer:

@@ -192,7 +192,7 @@ def _ask(guard: Guard, reached: Reached) -> tuple[Rules | str, str]:
     try:
         guarded = guards.for_route(route, path)
         if guarded is not None:
-            return guarded.rules or "handler", ""
+            return "handler" if guarded.decorated else guarded.rules or "handler", ""
         if guards.is_exempt(route, path):
             return "exempt", ""
     except ConfigurationError as error:
