@@ -39,6 +39,7 @@ class Boundary:
         """What it raised."""
         self._home: object = None
         self._inside = 0
+        self._straight = False
         self.window_open = True
         """Nothing has happened yet, for all that can be seen."""
         self.said: int | None = None
@@ -87,16 +88,7 @@ class Boundary:
 
     def is_proof(self) -> bool:
         """Whether what the handler raised left it straight from ``before_effect()``."""
-        if self.error is None or self.error is not self.proof:
-            return False
-        seen, trace = set[int](), self.error.__traceback__
-        while trace is not None:
-            # A frame that stands there twice caught the error, went on, and raised it again.
-            if id(trace.tb_frame) in seen:
-                return False
-            seen.add(id(trace.tb_frame))
-            trace = trace.tb_next
-        return True
+        return self._straight and self.error is not None and self.error is self.proof
 
     def returned(self, value: Any = None) -> bool:
         """True: nobody waits for the answer any more, so whoever called the handler finishes."""
@@ -108,6 +100,7 @@ class Boundary:
         """True as for ``returned``."""
         with self._lock:
             self.place, self.error = Place.RAISED, error
+            self._straight = _left_straight(error)
             return self._abandoned
 
     def abandon(self) -> bool:
@@ -116,6 +109,17 @@ class Boundary:
         with self._lock:
             self._abandoned = self.place in (Place.NOT_BEGUN, Place.RUNNING)
             return self._abandoned
+
+
+def _left_straight(error: BaseException) -> bool:
+    """Whether nobody on the way caught the error, went on, and raised it again: then a frame stands twice."""
+    seen, trace = set[int](), error.__traceback__
+    while trace is not None:
+        if id(trace.tb_frame) in seen:
+            return False
+        seen.add(id(trace.tb_frame))
+        trace = trace.tb_next
+    return True
 
 
 def _here() -> object:
