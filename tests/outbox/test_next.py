@@ -11,7 +11,9 @@ import pytest
 
 from samekey import Idempotency, JobContext, current_operation
 from samekey.core.claim import downstream_key
+from samekey.drivers.run import run
 from samekey.errors import ConfigurationError
+from samekey.workers.reaper import Reaper
 from samekey.wsgi import IdempotencyMiddleware
 from tests.edges.callers import WsgiClient
 from tests.outbox.world import NO_PAUSE, Outbox, order, tenant_of
@@ -100,6 +102,50 @@ def test_an_operation_enqueues_with_a_delay(outbox: Outbox) -> None:
     assert WsgiClient(app, outbox.threads).send(order("k")).status == 202
     (late,) = outbox.ask("select due_at - created_at from {jobs}")[0]
     assert late == 90_000
+
+
+def test_a_job_that_was_put_off_for_days_is_not_given_up_before_it_is_due(outbox: Outbox) -> None:
+    """Its operation has waited too long only once the job itself has."""
+    outbox.idempotency.job("renewal")(lambda job, _: {"renewed": True})
+    app = flask.Flask(__name__)
+
+    @app.post("/orders")
+    @outbox.idempotency.deferred
+    def place() -> Any:
+        operation = current_operation()
+        operation.connection.execute("insert into orders values ('trial')")
+        operation.enqueue("renewal", None, delay=timedelta(days=3))
+        return flask.Response("", status=202)
+
+    app.wsgi_app = IdempotencyMiddleware(  # type: ignore[method-assign]
+        app.wsgi_app, idempotency=outbox.idempotency, tenant=tenant_of
+    )
+    client = WsgiClient(app, outbox.threads)
+    assert client.send(order("k")).status == 202
+    upkeep, day_ms = outbox.idempotency.store.tending, 24 * 3600 * 1000
+
+    def late() -> int:
+        return run(outbox.idempotency.drivers.sync, lambda: upkeep.to_time_out(timeout_ms=day_ms))
+
+    def days_pass(days: float) -> None:
+        gone = int(days * day_ms)
+        outbox.ask(
+            f"update {{keys}} set created_at = created_at - {gone}, last_run_at = last_run_at - {gone}, "
+            f"expires_at = expires_at - {gone}"
+        )
+        outbox.ask(f"update {{jobs}} set created_at = created_at - {gone}, due_at = due_at - {gone}")
+
+    reaper = Reaper(outbox.idempotency)
+    for _ in range(3):  # 1.2, 2.4 and 3.6 days: at the last it has been due for half a day
+        days_pass(1.2)
+        assert late() == 0
+        outbox.run(reaper.run_once())
+        assert (outbox.states(), outbox.job().state) == ([("pending", None)], "live")
+        assert client.send(order("k")).status == 202
+    days_pass(0.5)
+    assert late() == 1
+    outbox.run(reaper.run_once())
+    assert (outbox.states(), outbox.job().state) == ([("completed", "timed_out")], "cancelled")
 
 
 def test_what_cannot_be_enqueued_is_refused(outbox: Outbox) -> None:

@@ -106,11 +106,14 @@ delete from {evidence} where operation_id in (:ids)
 
 -- name: find_abandoned
 -- Pending operations that have waited too long and of which no worker has ever begun anything. What was begun
--- may have happened, so its client must not be told that it will not.
+-- may have happened, so its client must not be told that it will not. A job
+-- waits from when it is due: one that was put off for three days has not waited yet.
 select k.scope, k.`key`, k.id from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
     and not exists (
-        select 1 from {jobs} as j where j.operation_id = k.id and j.first_run_at is not null
+        select 1 from {jobs} as j where j.operation_id = k.id and (
+            j.first_run_at is not null or (j.state = 'live' and j.due_at > {now} - :timeout_ms)
+        )
     )
 order by k.last_run_at limit :batch
 
@@ -118,7 +121,9 @@ order by k.last_run_at limit :batch
 select count(*) from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
     and not exists (
-        select 1 from {jobs} as j where j.operation_id = k.id and j.first_run_at is not null
+        select 1 from {jobs} as j where j.operation_id = k.id and (
+            j.first_run_at is not null or (j.state = 'live' and j.due_at > {now} - :timeout_ms)
+        )
     )
 
 -- name: cancel_jobs
