@@ -215,6 +215,14 @@ class JobContext:
                 source=one.source,
             )
 
+    def mark(self) -> tuple[int, int]:
+        """How much there is to be written by now."""
+        return len(self._next), len(self._writes)
+
+    def cut_back(self, mark: tuple[int, int]) -> None:
+        """Forgets what came after the mark: a write may enqueue, and is run again when its try was lost."""
+        del self._next[mark[0] :], self._writes[mark[1] :]
+
     @property
     def writes(self) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
         return self._writes

@@ -7,14 +7,17 @@ A thread cannot be stopped: one that goes on after its time is counted as hangin
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger("samekey")
+
+T = TypeVar("T")
 
 FAREWELL = 1.0
 """Seconds that what was cancelled has for its clean-up."""
@@ -89,23 +92,29 @@ class Apart:
             self._hanging[thread] = name
             raise
 
-    async def call_async(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """An async function: its result, or what it raised; ``Ended`` where that would end the loop."""
-        try:
-            return await function(*arguments)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise Ended(error) from error  # nobody cancelled it: it raised that by itself
-        except Exception:
-            raise
-        except BaseException as error:
-            raise Ended(error) from error
+    async def call_any(self, name: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
+        """A user's function of whatever kind: its result, and whether it was an async one.
 
-    async def at_most(self, longest: timedelta, name: str, work: Any) -> Any:
-        """The coroutine's result. What neither ends in time nor lets itself be cancelled is let go of."""
-        task = asyncio.ensure_future(work)
+        A decorator or an object may hide that it is async, so what it gives decides: whatever can be awaited
+        is awaited, and never taken for a result. Only for what ``at_most`` waits for.
+        """
+        hidden = not inspect.iscoroutinefunction(function)
+        result = await (self.call(name, function, *arguments) if hidden else function(*arguments))
+        awaited = not hidden
+        while inspect.isawaitable(result):
+            given, awaited = result, True
+            result = await given
+            if result is given:  # a pool, say, which gives itself
+                break
+        return result, awaited
+
+    async def at_most(self, longest: timedelta, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, or what it raised; ``Ended`` where that would end the loop.
+
+        What neither ends in time nor lets itself be cancelled is let go of.
+        """
+        task = asyncio.ensure_future(_contained(work))
+        task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
         try:
             await asyncio.wait({task}, timeout=longest.total_seconds())
             if task.done():
@@ -132,3 +141,18 @@ class Apart:
         self._let_go.pop(task, None)
         if not task.cancelled():
             task.exception()  # seen, so that it is not reported as lost
+
+
+async def _contained(work: Coroutine[Any, Any, T]) -> T:
+    """A task that raises SystemExit ends its loop; one that raises a cancellation looks like our own stop."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Ended(error) from error  # nobody cancelled it: it raised that by itself
+    except Exception:
+        raise
+    except BaseException as error:
+        raise Ended(error) from error

@@ -38,6 +38,16 @@ def name_of(job: Job) -> str:
     return f"job {job.name} {job.id}"
 
 
+class NotAwaited(Exception):
+    """A sync job was given an async write, which nobody can await there."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(
+            f"The job was done, but its write {getattr(function, '__name__', function)!r} is async and the "
+            "job is not: nothing of it was written. Make both async, or neither."
+        )
+
+
 class Performer:
     """Runs jobs that have been taken and entered."""
 
@@ -56,10 +66,11 @@ class Performer:
         # Its time for the work, its time for the writes, and what another worker grants it anyway.
         self._keeper.watch(lease, 2 * milliseconds(definition.timeout) + self._lease_ms)
         try:
-            result = await self._call(job, definition, context, envelope.payload)
+            work = self._apart.call_any(name_of(job), definition.function, context, envelope.payload)
+            result, awaited = await self._apart.at_most(definition.timeout, name_of(job), work)
             answer = self._answer(result) if job.answers else None
-            await self._settle(job, definition, context, answer, lease)
-        except (NotSerialisable, EscapedTransaction) as error:
+            await self._settle(job, definition, context, answer, lease, awaited)
+        except (NotSerialisable, EscapedTransaction, NotAwaited) as error:
             # The effect has happened and no further attempt can give a better result.
             await self.bury(job, _kept(str(error)), context.provider_id)
         except LeaseLost:
@@ -94,15 +105,6 @@ class Performer:
         yield from self._outbox.bury(job, error=error)
         return (yield from self._engine.resolver.apply_waiting(job.operation_id))
 
-    async def _call(self, job: Job, definition: JobDefinition, context: JobContext, payload: Any) -> Any:
-        """The job's own function, for its own time and no longer."""
-        function, name = definition.function, name_of(job)
-        if inspect.iscoroutinefunction(function):
-            work = self._apart.call_async(function, context, payload)
-        else:
-            work = self._apart.call(name, function, context, payload)
-        return await self._apart.at_most(definition.timeout, name, work)
-
     def _answer(self, result: Any) -> Answer | None:
         """What is stored of a result; None if it is too large to keep."""
         answer = replayable(answer_of(result))
@@ -115,12 +117,14 @@ class Performer:
         context: JobContext,
         answer: Answer | None,
         lease: Lease,
+        awaited: bool,
     ) -> None:
         """Records what was done. The effect is out there, so a store that hiccups is asked again."""
-        name = name_of(job)
+        name, before = name_of(job), context.mark()
         for pause in (*SETTLE_PAUSES, None):
+            context.cut_back(before)  # what the writes of a try that does not count have added
             try:
-                if inspect.iscoroutinefunction(definition.function):
+                if awaited:
                     work = self._record(job, context, answer)
                 else:
                     # In a thread of its own: its writes want a sync connection and may block.
@@ -160,7 +164,7 @@ class Performer:
             if context.writes:
                 proof = run_in(session, self._outbox.open_writes())
                 for function, args, kwargs in context.writes:
-                    function(session.connection, *args, **kwargs)
+                    _written(function, function(session.connection, *args, **kwargs))
                 still = session.in_transaction()
                 run_in(session, self._outbox.close_writes(proof, in_transaction=still))
             run_in(session, context.enqueue_next(self._outbox))
@@ -184,6 +188,14 @@ class Performer:
         """What the provider made is known even if the job failed after it."""
         if provider_id is not None:
             await run_async(self._driver, lambda: self._outbox.note_provider_id(job, provider_id))
+
+
+def _written(function: Any, given: Any) -> None:
+    """Where there is no loop, what a write gives cannot be awaited: it would be lost without a word."""
+    if inspect.isawaitable(given):
+        if inspect.iscoroutine(given):
+            given.close()
+        raise NotAwaited(function)
 
 
 def _pause_ms(backoff: Backoff, attempts: int) -> int:

@@ -7,7 +7,6 @@ asked again later, with a growing pause, and at last becomes a dead letter for a
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
 from collections.abc import Callable
@@ -197,18 +196,13 @@ class Reconciler:
         """The lookup's own word, in bounded time. One that will not end is no longer waited for."""
         name = f"lookup of operation {record.id}"
         try:
-            return await self.slots.apart.at_most(self._timeout, name, self._call(lookup, record, name))
+            apart = self.slots.apart
+            found, _ = await apart.at_most(self._timeout, name, apart.call_any(name, lookup, record))
+            return found
         except TimeoutError as error:
             if str(error):
                 raise
             raise LookupFailed(f"It did not answer within {self._timeout.total_seconds():g} s.") from None
-
-    async def _call(self, lookup: Lookup, record: Record, name: str) -> Any:
-        """A lookup of any kind."""
-        if inspect.iscoroutinefunction(lookup):
-            return await self.slots.apart.call_async(lookup, record)
-        result = await self.slots.apart.call(name, lookup, record)
-        return await result if inspect.isawaitable(result) else result
 
     def _hangs(self) -> None:
         self._engine.events.emit("worker.hanging", service="reconciler")
