@@ -393,12 +393,14 @@ class Idempotency(Engine):
         where jobs take long: it can be scaled, and restarted, by itself.
 
         Tables that do not fit are told here, at the start. A store that is away is not: the services come to
-        life when it is there. ``healthy``, ``state`` and ``troubles`` of what this gives say how they are.
+        life when it is there and its tables fit, also if they are migrated later.
+        ``healthy``, ``state`` and ``troubles`` of what this gives say how they are.
         Leaving it takes no longer than ``Services.grace`` and a moment.
         """
         service = WorkerService(self, services)
         await service.check()
         running = asyncio.create_task(service.run(handle_signals=False), name="samekey background")
+        service.started(running)
         try:
             yield service
         finally:

@@ -67,6 +67,58 @@ def test_background_work_comes_to_life_when_the_store_does(
     assert "The store failed" in caplog.text and "cannot be reached" in caplog.text
 
 
+def test_background_work_waits_for_a_migration_that_comes_after_the_store(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Database and application start together: first there is no server, then there are no tables."""
+    monkeypatch.setattr(service_module.STARTING.__class__, "pause_ms", lambda *_: 20)
+    with FaultProxy.before(postgres_url) as proxy:
+        proxy.refuse()
+        idempotency = Idempotency(proxy.url_for(postgres_url), timeout=1)
+
+        async def story() -> None:
+            async with idempotency.background(Services(sweeper_interval=OFTEN)) as service:
+                assert service.state == "starting"
+                await asyncio.to_thread(proxy.accept)
+                await until(lambda: "samekey migrate" in service.troubles.get("store", ""))
+                assert (service.state, service.healthy) == ("starting", False)
+                await asyncio.to_thread(migrated, postgres_url)
+                await until(lambda: service.healthy)
+            await idempotency.aclose()
+
+        asyncio.run(story())
+    assert "samekey migrate" in caplog.text
+
+
+def migrated(url: str) -> None:
+    ready = Idempotency(url)
+    run(ready.drivers.sync, lambda: migrate(ready.queries))
+    ready.close()
+
+
+@pytest.mark.parametrize("how", ["raises", "cancelled"])
+def test_background_work_that_ends_by_itself_says_so_at_once(
+    how: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    idempotency = Idempotency(sqlite_url)
+
+    async def broken(_: WorkerService) -> None:
+        raise RuntimeError("a bug") if how == "raises" else asyncio.CancelledError
+
+    monkeypatch.setattr(WorkerService, "_run_loops", broken)
+
+    async def story() -> None:
+        async with idempotency.background() as service:
+            await until(lambda: "service" in service.troubles)
+            assert not service.healthy
+            assert [one.levelname for one in caplog.records] == ["CRITICAL"]
+
+    with pytest.raises((RuntimeError, asyncio.CancelledError)):
+        asyncio.run(story())
+    assert "has ended by itself" in caplog.text
+    idempotency.close()
+
+
 @pytest.mark.parametrize("thrown", [SystemExit, asyncio.CancelledError, RuntimeError, GeneratorExit])
 def test_a_service_that_is_thrown_out_of_its_loop_is_started_anew(
     sqlite_url: str,

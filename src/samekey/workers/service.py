@@ -105,6 +105,7 @@ class WorkerService:
         self._completer: Completer | None = None
         self._reconciler: Reconciler | None = None
         self._stopping = asyncio.Event()
+        self._asked_to_stop = False
         self._own_process = False
         self._exit_code = 0
         self.state: State = "starting"
@@ -125,7 +126,24 @@ class WorkerService:
 
     def stop(self) -> None:
         """Asks for a clean stop."""
+        self._asked_to_stop = True
         self._stopping.set()
+
+    def started(self, running: asyncio.Task[int]) -> None:
+        """Whoever runs it in a task of theirs has its end noticed, where nobody has asked for it."""
+        running.add_done_callback(self._ended)
+
+    def _ended(self, running: asyncio.Task[int]) -> None:
+        if self._asked_to_stop:
+            return
+        error = None if running.cancelled() else running.exception()
+        sentence = "it was cancelled" if running.cancelled() else f"{type(error).__name__}: {error}"
+        self.troubles["service"] = f"It has ended by itself: {sentence}"
+        logger.critical(
+            "The background work has ended by itself; nothing is done until the application starts again: %s",
+            sentence,
+            exc_info=error,
+        )
 
     async def check(self) -> None:
         """Asks the store once, so that tables which do not fit are told at the start.
@@ -166,7 +184,11 @@ class WorkerService:
                 return
             try:
                 asking.result()
-            except StoreError as error:
+            except Exception as error:
+                # Tables that do not fit end a process of our own, whose supervisor sees it. Inside an
+                # application nobody would: there a migration is waited for, as a store that is away is.
+                if self._own_process and not isinstance(error, StoreError):
+                    raise
                 tries += 1
                 pause = max(0.05, STARTING.pause_ms(tries, 1) / 1000)
                 self._note("store", error, f"asked again in {pause:g} s")
