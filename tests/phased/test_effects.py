@@ -209,20 +209,18 @@ def test_not_executed_after_another_phase_is_resumed(
     assert (len(provider.journal()), count(world.url, "rides", "k1")) == (1, 1)
 
 
-def test_a_call_that_never_connected_is_as_if_it_had_not_been_meant(
+def test_a_call_that_could_not_connect_proves_nothing_by_itself(
     world: World, provider: Provider, client: ProviderClient
 ) -> None:
+    """Its client may have tried before and have lost the answer; the user's own word is needed."""
     nobody = ProviderClient(f"127.0.0.1:{free_port()}")
 
     async def ride(op: Any, _input: Any) -> Any:
-        call = nobody.charge if op.attempts == 1 else client.charge
-        return await now(op.effect("charge", world.outside(call), "k1"))
+        return await now(op.effect("charge", world.outside(nobody.charge), "k1"))
 
     world.define(ride)
-    failed = world.post("k1")
-    assert failed.status == 500 and state_of(world.url, "k1") == "failed_retryable"
-    assert world.post("k1").json() == {"id": "ch_1"}
-    assert provider.calls == 1
+    assert world.post("k1").code == "outcome_unknown" and state_of(world.url, "k1") == "unknown"
+    assert provider.calls == 0
 
 
 def test_a_second_caller_does_not_take_back_the_intent_of_the_first(
@@ -271,7 +269,7 @@ def test_an_error_of_which_nothing_is_known_is_not_taken_for_a_failure(
 def test_the_users_own_rule_comes_first(world: World, provider: Provider, client: ProviderClient) -> None:
     provider.next.append("fail")
 
-    def classify(result: Any) -> Outcome | None:
+    def classify(status: int | None, result: BaseException | None) -> Outcome | None:
         return Outcome.FAIL if isinstance(result, ProviderFailed) else None
 
     world.define(charge_only(world, client.charge), classify=classify)
@@ -286,7 +284,7 @@ def test_an_error_that_the_users_rule_remembers_is_final(
     provider.next.append("fail")
     world.define(
         charge_only(world, client.charge),
-        classify=lambda result: Outcome.REMEMBER if isinstance(result, ProviderFailed) else None,
+        classify=lambda _, error: Outcome.REMEMBER if isinstance(error, ProviderFailed) else None,
     )
     assert world.post("k1").status == 500
     again = world.post("k1")

@@ -374,7 +374,7 @@ def test_once_async_takes_a_lambda_that_gives_a_coroutine(idempotency: Idempoten
 
 def test_a_coroutine_that_nobody_awaits_is_not_taken_for_a_result(idempotency: Idempotency) -> None:
     work = Calls("async", 7)
-    with pytest.raises(ConfigurationError, match="once_async"):
+    with pytest.raises(NotExecuted, match="once_async"):
         idempotency.once(tenant="acme", key="k1", run=work.coroutine)
     assert work.count == 0
     assert state_of(idempotency.url, "k1") == "failed_retryable"

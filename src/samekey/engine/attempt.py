@@ -404,7 +404,7 @@ class Run:
                 return Finished(refuse(Refusal(500, "The operation cannot go on yet."), policy), error)
             case NotSettled():
                 yield from self._let_go(error.wait_ms, "not_settled", counted=False)
-                return Finished(self._held())
+                return Finished(uncertain_answer(policy, self.operation_id, self.expires_at))
             case StoreError():
                 if not self._recording:
                     yield from self._let_go(self._backoff_ms() if self._unattended else 0, code_of(error))
@@ -427,8 +427,6 @@ class Run:
             return Finished(None, error)
         if outcome is Outcome.UNKNOWN or not self._resumable:
             logger.error("A phase of %s has no certain outcome: %r", self.definition.identity, error)
-            if state is State.IN_PROGRESS:  # it goes on by itself, and the answer of a retry says the same
-                return Finished(self._held())
             dead = state is State.DEAD_LETTER
             return Finished(uncertain_answer(policy, self.operation_id, self.expires_at, dead=dead))
         if isinstance(error, NotExecuted):
@@ -453,11 +451,6 @@ class Run:
             return State.DEAD_LETTER
         yield from self._let_go(self._backoff_ms(), code)
         return State.IN_PROGRESS
-
-    def _held(self) -> Answer:
-        """409: it is not finished, and goes on by itself."""
-        verdict = Outstanding(self.operation_id, self.expires_at)
-        return verdict_answer(verdict, self.definition.rules.policy)
 
     def _dated(self, answer: Answer) -> Answer:
         return with_expiry(answer, self.definition.rules.policy, self.expires_at)
