@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samekey import Idempotency, StoreUnavailable
-from samekey.core.claim import scope_of, scope_part
+from samekey.core.claim import call_part, scope_of
 from samekey.drivers.run import ATTEMPTS, run
 from samekey.stores.sql.migrations import migrate
 from samekey.testing.processes import wait_until
@@ -17,7 +17,7 @@ RESERVE = r"[\s\S]*insert into [\s\S]*on conflict \(scope, key\) do nothing[\s\S
 def test_a_claim_whose_reply_was_lost_does_not_keep_its_key(postgres_url: str) -> None:
     direct = Idempotency(postgres_url)
     run(direct.drivers.sync, lambda: migrate(direct.queries))
-    scope = scope_of(scope_part("t"))
+    scope = scope_of(call_part("t"))
 
     def is_free() -> bool:
         return run(direct.drivers.sync, lambda: direct.keys.read(scope, "k")) is None
