@@ -479,14 +479,15 @@ class FaultProxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _end(self) -> None:
-        # A connection accepted just now takes a few turns of the loop to become a task.
-        for _ in range(10):
+        # A connection accepted just now takes a few turns of the loop to become a task, and what is cancelled
+        # takes one more to close its socket.
+        for _ in range(20):
             await asyncio.sleep(0)
             await self._cut_all()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
 
     async def _pass(self) -> None:
         if self._latency:
