@@ -167,3 +167,58 @@ def test_what_a_write_enqueues_is_enqueued_once_however_often_it_is_recorded(
     assert not lost
     assert sorted(job.name for job in outbox.jobs()) == ["charge", "order"]
     assert (len(charged), outbox.orders()) == (1, ["written", "row"])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Response(200, "\ud800"),
+        Response(200, 1, {"x-name": "\u2192"}),
+        Response(99),
+        Response("201"),  # type: ignore[arg-type]
+        Response(200, 1, {"x": 1}),  # type: ignore[dict-item]
+    ],
+    ids=["half a character", "header text", "status", "status text", "header number"],
+)
+def test_a_result_that_cannot_be_kept_never_repeats_the_effect(outbox: Outbox, result: Response) -> None:
+    ran: list[int] = []
+
+    @outbox.idempotency.job("charge", backoff=NO_PAUSE)
+    def charge(job: JobContext, _: Any) -> Response:
+        ran.append(job.attempts)
+        return result
+
+    outbox.place("charge")
+    outbox.work(rounds=3)
+    assert (outbox.job().state, ran) == ("dead", [1])
+    assert "cannot be kept" in (outbox.job().error or "")
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class WordlessExit(BaseException):
+    __str__ = Wordless.__str__
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("error", [Wordless, WordlessExit])
+def test_an_error_that_cannot_be_told_is_a_failure_like_any_other(
+    outbox: Outbox, kind: str, error: type[BaseException]
+) -> None:
+    def charge(job: JobContext, _: Any) -> None:
+        raise error
+
+    async def charge_async(job: JobContext, _: Any) -> None:
+        raise error
+
+    function = charge if kind == "sync" else charge_async
+    outbox.idempotency.job("charge", max_attempts=2, timeout=5, backoff=NO_PAUSE)(function)
+    outbox.place("charge")
+    worker = outbox.work(rounds=2)
+    dead = outbox.job()
+    assert (dead.state, dead.attempts) == ("dead", 2)
+    assert f"{error.__name__} (which cannot be told" in (dead.error or "")
+    assert not worker.slots.apart.hanging

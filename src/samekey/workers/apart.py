@@ -27,7 +27,15 @@ class Ended(Exception):
     """It raised what is no ordinary error: SystemExit, KeyboardInterrupt, a cancellation of its own."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(f"It raised {type(error).__name__}: {error}")
+        super().__init__(f"It raised {told(error)}")
+
+
+def told(error: BaseException) -> str:
+    """An error in words. Its own text is a user's code too, and may raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (which cannot be told: its __str__ raises)"
 
 
 class Apart:
@@ -128,8 +136,8 @@ class Apart:
         hang = self.hanging
         if hang[name]:
             self._hangs()
-            told = ", ".join(f"{what} ({count})" for what, count in sorted(hang.items()))
-            logger.error("%d of this worker's calls hang and cannot be stopped: %s", hang.total(), told)
+            names = ", ".join(f"{what} ({count})" for what, count in sorted(hang.items()))
+            logger.error("%d of this worker's calls hang and cannot be stopped: %s", hang.total(), names)
         raise TimeoutError
 
     async def farewell(self) -> None:

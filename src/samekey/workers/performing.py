@@ -24,7 +24,7 @@ from ..engine.keeper import Keeper
 from ..errors import EscapedTransaction, LeaseLost, NotSerialisable, StoreError
 from ..response import answer_of
 from ..stores.sql.jobs import Job
-from .apart import Apart
+from .apart import Apart, told
 
 logger = logging.getLogger("samekey")
 
@@ -79,7 +79,7 @@ class Performer:
             sentence = str(error) or f"It took longer than {definition.timeout.total_seconds():g} s."
             await self._failed(job, definition, context, _kept(sentence))
         except Exception as error:
-            await self._failed(job, definition, context, _kept(f"{type(error).__name__}: {error}"))
+            await self._failed(job, definition, context, _kept(told(error)))
         finally:
             self._keeper.forget(lease)
 
@@ -107,7 +107,12 @@ class Performer:
 
     def _answer(self, result: Any) -> Answer | None:
         """What is stored of a result; None if it is too large to keep."""
-        answer = replayable(answer_of(result))
+        try:
+            answer = replayable(answer_of(result))
+        except NotSerialisable:
+            raise
+        except Exception as error:  # a status, header or text that no answer can have
+            raise NotSerialisable(f"The result cannot be kept as an answer: {told(error)}") from error
         return None if len(answer.body) > self._engine.policy.max_answer else answer
 
     async def _settle(
