@@ -21,6 +21,7 @@ from samekey import Executed, Idempotency, Input, NotExecuted, Response, ietf
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.program import Row, Statement
 from samekey.core.record import Record
+from samekey.core.states import Mode
 from samekey.engine.phased import Effect
 from samekey.engine.phases import AsyncPhasedOperation
 from samekey.errors import StoreError
@@ -40,6 +41,7 @@ class Bout:
     key: str
     operation_id: str
     path: str
+    mode: Mode = Mode.LEASED
 
 
 @dataclass(frozen=True)
@@ -133,11 +135,15 @@ class Node:
         column = self.engine.queries.column("key")
         return bool(await self.sql(f"select 1 from effects where {column} = :key{cast}", key=key))
 
-    async def _evidence(self, key: str) -> Any:
-        return Executed(Response(201, {"done": key})) if await self.happened(key) else NotExecuted
+    async def _evidence(self, key: str, mode: Mode) -> Any:
+        """About phased work it is what the call would have returned, and else the answer."""
+        if not await self.happened(key):
+            return NotExecuted
+        done = {"done": key}
+        return Executed(done if mode is Mode.PHASED else Response(201, done))
 
     async def _lookup(self, record: Record) -> Any:
-        return await self._evidence(record.key)
+        return await self._evidence(record.key, record.mode)
 
     # The roles
 
@@ -145,7 +151,7 @@ class Node:
         return await self.post(bout)
 
     async def webhook(self, bout: Bout) -> None:
-        evidence = await self._evidence(bout.key)
+        evidence = await self._evidence(bout.key, bout.mode)
         await self.engine.resolve_async(
             evidence,
             source="provider",

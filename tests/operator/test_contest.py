@@ -33,7 +33,7 @@ def left_behind(world: World, effects: list[str], kind: str, key: str) -> Bout:
         stored = StoredInput("ride", 1, Captured(TENANT, Given(given, {})).encode(None))
         lease = record.lease(MINUTE)
         world.run(lambda: world.phases.begin(lease, record.id, stored, now=world.now - HOUR))
-        return Bout(key, record.id, "/rides")
+        return Bout(key, record.id, "/rides", Mode.PHASED)
     if kind == "expired":
         return Bout(key, world.completed(key, at=-3 * DAY).id, "/payments")
     if kind == "died after its effect":
@@ -99,10 +99,15 @@ def assert_the_audit_makes_sense(world: World) -> None:
     """Nobody moved a record that was completed, but the reaper and a new life of an expired key."""
     lines = world.sql("select key, from_state, to_state, actor from {audit} order by key, id")
     finished: dict[str, int] = Counter()
-    for key, before, after, actor in lines:
+    for (key, before, after, actor), following in zip(lines, [*lines[1:], None], strict=True):
         if after == "completed":
             finished[key] += 1
         if before == "completed":
-            assert (after, actor) in {(None, "reaper"), ("in_progress", "request")}
+            assert (after, actor) in {(None, "reaper"), (None, "request"), ("in_progress", "request")}
+            if (after, actor) == (
+                None,
+                "request",
+            ):  # it makes room for its own new life, and for nothing else
+                assert tuple(following) == (key, None, "in_progress", "request")
             finished[key] -= 1
     assert set(finished.values()) == {1}

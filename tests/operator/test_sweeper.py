@@ -58,9 +58,11 @@ def test_phased_work_that_died_before_its_input_was_stored(world: World) -> None
 def test_an_input_of_a_former_life_does_not_count(world: World) -> None:
     record = world.phased("again", at=-3 * DAY)
     world.run(lambda: world.keys.fail(record.lease(MINUTE), "code", now=world.now - 3 * DAY))
-    assert world.phased("again", at=-HOUR, begun=False).id == record.id
-    assert world.count("inputs") == 1
+    again = world.phased("again", at=-HOUR, begun=False)
+    assert again.id != record.id  # an operation of its own: the former one is gone, and its input with it
+    assert (world.find(record), world.count("inputs")) == (None, 0)
     assert world.serve(Sweeper(world.engine).run_once) == 1
+    assert (world.read(again).state, world.read(again).error_code) == ("failed_retryable", "never_begun")
 
 
 def test_the_holder_who_was_only_slow_still_has_the_last_word(world: World) -> None:

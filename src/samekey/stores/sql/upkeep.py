@@ -54,18 +54,19 @@ class Upkeep:
         """
         yield BEGIN
         yield from act_as(self._queries, REAPER)
-        buried = yield self._queries.statement(
-            "bury_answers", now, batch=batch, keep_ms=keep_ms, soft=int(soft)
-        )
+        buried = [*(yield self._queries.statement("bury_answers", now, batch=batch, keep_ms=keep_ms))]
+        left, deleted = batch - len(buried), 0
+        if left and soft:
+            buried += yield self._queries.statement("bury_softly", now, batch=left, keep_ms=keep_ms)
+        elif left:
+            deleted = len((yield self._queries.statement("reap", now, batch=left)))
         yield from self._reap_parts([str(row[0]) for row in buried])
-        left = batch - len(buried)
-        deleted = (yield self._queries.statement("reap", now, batch=left)) if left and not soft else ()
         yield from act_end(self._queries)
-        left -= len(deleted)
+        left = batch - len(buried) - deleted
         yield from act_as(self._queries, Actor("reaper", "the tombstone's time is over"))
         forgotten = (yield self._queries.statement("reap_tombstones", now, batch=left)) if left else ()
         yield from act_end(self._queries)
-        return len(buried) + len(deleted) + len(forgotten)
+        return len(buried) + deleted + len(forgotten)
 
     def to_reap(self, *, now: int | None = None) -> Program[dict[str, int]]:
         """How many records are past retention, by state. Changes nothing."""

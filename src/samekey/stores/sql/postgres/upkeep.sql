@@ -4,7 +4,8 @@
 -- changes those. The array is filled once, before the change, and keeps the plan on the index of ids whatever
 -- the statistics say; joined to the table, a batch of unknown size may become a scan of all of it. What a row
 -- must be like is said inside, where it is checked under the lock; said again outside, it would bring a second
--- index in, and with it all rows that are not due.
+-- index in, and with it all rows that are not due. "offset 0" keeps a look at one operation's parts what it is: made
+-- into a join, it may read all of their table for one batch.
 
 -- name: sweep
 -- Moves records whose lease ran out, each by its mode, before a retry has to do it. Those of a mode that this version
@@ -27,7 +28,7 @@ where id = any(array(
     select k.id from {keys} as k
     where k.state in ({from:lease_end}) and k.mode = 'phased' and k.locked_until <= {now}
         and not exists (
-            select from {inputs} as i where i.operation_id = k.id
+            select from {inputs} as i where i.operation_id = k.id offset 0
         )
     order by k.locked_until limit :batch::bigint for update of k skip locked
 )) and {durable}
@@ -51,21 +52,35 @@ delete from {keys} where id = any(array(
     where k.state in ({from:expire}) and k.expires_at <= {now} and k.after_expiry = 'new'
         and not exists (
             select from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
+            offset 0
         )
     order by k.expires_at limit :batch::bigint for update of k skip locked
 ))
 returning id
 
 -- name: bury_answers
--- Keeps the fact and drops the answer, where something else than a second run follows expiry, or :soft says so. After
--- "gone" the tombstone stays for good: a key that was answered 410 never runs again.
+-- Keeps the fact and drops the answer, where something else than a second run follows expiry. After "gone" the
+-- tombstone stays for good: a key that was answered 410 never runs again.
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
     answer_body = null,
     expires_at = case after_expiry when 'gone' then {for_ever} else {now} + :keep_ms::bigint end
 where id = any(array(
     select id from {keys}
-    where state in ({from:expire}) and expires_at <= {now} and (after_expiry <> 'new' or :soft::bigint = 1)
+    where state in ({from:expire}) and expires_at <= {now} and after_expiry <> 'new'
+    order by expires_at limit :batch::bigint for update skip locked
+)) and {durable}
+returning id
+
+-- name: bury_softly
+-- The same of records that would be deleted. A statement of its own: each reads by its own index what it changes.
+update {keys} set
+    state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
+    answer_body = null,
+    expires_at = {now} + :keep_ms::bigint
+where id = any(array(
+    select id from {keys}
+    where state in ({from:expire}) and expires_at <= {now} and after_expiry = 'new'
     order by expires_at limit :batch::bigint for update skip locked
 )) and {durable}
 returning id
@@ -77,6 +92,7 @@ delete from {keys} where id = any(array(
     where k.state = 'expired' and k.expires_at <= {now} and k.after_expiry <> 'gone'
         and not exists (
             select from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
+            offset 0
         )
     order by k.expires_at limit :batch::bigint for update of k skip locked
 ))
@@ -111,6 +127,7 @@ where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms::bigint
         select from {jobs} as j where j.operation_id = k.id and (
             j.first_run_at is not null or (j.state = 'live' and j.due_at > {now} - :timeout_ms::bigint)
         )
+        offset 0
     )
 order by k.last_run_at limit :batch::bigint
 

@@ -51,14 +51,26 @@ delete from {keys} where state in ({from:expire}) and id in (
 returning id
 
 -- name: bury_answers
--- Keeps the fact and drops the answer, where something else than a second run follows expiry, or :soft says so. After
--- "gone" the tombstone stays for good: a key that was answered 410 never runs again.
+-- Keeps the fact and drops the answer, where something else than a second run follows expiry. After "gone" the
+-- tombstone stays for good: a key that was answered 410 never runs again.
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
     answer_body = null, expires_at = case after_expiry when 'gone' then {for_ever} else {now} + :keep_ms end
 where state in ({from:expire}) and id in (
     select id from {keys}
-    where state in ({from:expire}) and expires_at <= {now} and (after_expiry <> 'new' or :soft = 1)
+    where state in ({from:expire}) and expires_at <= {now} and after_expiry <> 'new'
+    order by expires_at limit :batch
+)
+returning id
+
+-- name: bury_softly
+-- The same of records that would be deleted. A statement of its own: each reads by its own index what it changes.
+update {keys} set
+    state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
+    answer_body = null, expires_at = {now} + :keep_ms
+where state in ({from:expire}) and id in (
+    select id from {keys}
+    where state in ({from:expire}) and expires_at <= {now} and after_expiry = 'new'
     order by expires_at limit :batch
 )
 returning id

@@ -45,8 +45,11 @@ create unique index keys_id on {schema}.keys (id);
 
 -- The sweeper: leases that ran out.
 create index keys_lease on {schema}.keys (locked_until) where state = 'in_progress';
--- The reaper: settled records past retention, and tombstones whose own time is over.
-create index keys_expiry on {schema}.keys (expires_at) where state in ('completed', 'failed_retryable');
+-- The reaper: settled records past retention, those to delete and those to bury, and tombstones whose own time is over.
+create index keys_expiry on {schema}.keys (expires_at)
+    where state in ('completed', 'failed_retryable') and after_expiry = 'new';
+create index keys_burial on {schema}.keys (expires_at)
+    where state in ('completed', 'failed_retryable') and after_expiry <> 'new';
 create index keys_tombstones on {schema}.keys (expires_at) where state = 'expired';
 -- The reconciler: outcomes to find out.
 create index keys_reconcile on {schema}.keys (reconcile_after) where state = 'unknown';

@@ -45,8 +45,11 @@ create unique index samekey_keys_id on samekey_keys (id);
 
 -- The sweeper: leases that ran out.
 create index samekey_keys_lease on samekey_keys (locked_until) where state = 'in_progress';
--- The reaper: settled records past retention, and tombstones whose own time is over.
-create index samekey_keys_expiry on samekey_keys (expires_at) where state in ('completed', 'failed_retryable');
+-- The reaper: settled records past retention, those to delete and those to bury, and tombstones whose own time is over.
+create index samekey_keys_expiry on samekey_keys (expires_at)
+    where state in ('completed', 'failed_retryable') and after_expiry = 'new';
+create index samekey_keys_burial on samekey_keys (expires_at)
+    where state in ('completed', 'failed_retryable') and after_expiry <> 'new';
 create index samekey_keys_tombstones on samekey_keys (expires_at) where state = 'expired';
 -- The reconciler: outcomes to find out.
 create index samekey_keys_reconcile on samekey_keys (reconcile_after) where state = 'unknown';
