@@ -66,8 +66,8 @@ def test_every_service_does_its_work_inside_an_application(url: str) -> None:
             await idempotency.once_async(tenant="t", key="lost", run=unknown)
         assert await state("lost") is State.UNKNOWN
         async with idempotency.background(services):
-            # The reconciler finds out what was lost. When its time has come the reaper leaves only the fact: a
-            # lookup is asked before the key may run again.
+            # The reconciler finds out what was lost. When its time has come the reaper leaves only the fact:
+            # a lookup is asked before the key may run again.
             await until("lost", State.COMPLETED, State.EXPIRED)
             await until("lost", State.EXPIRED)
             # The sweeper frees what hung past its longest run; it too is forgotten in the end.
