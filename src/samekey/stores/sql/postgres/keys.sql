@@ -278,7 +278,7 @@ select set_config('lock_timeout', :patience_ms::text, true)
 -- name: migration_waits_for
 -- Whose transactions hold locks on the tables, or on the migration itself.
 select distinct on (a.pid) a.pid::bigint, coalesce(nullif(a.application_name, ''), a.usename::text, '?'),
-    coalesce(a.state, '?'), extract(epoch from clock_timestamp() - a.xact_start)::bigint
+    coalesce(a.state, '?'), extract(epoch from statement_timestamp() - a.xact_start)::bigint
 from pg_locks as l
 join pg_stat_activity as a on a.pid = l.pid
 left join pg_class as c on c.oid = l.relation
