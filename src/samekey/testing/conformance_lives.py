@@ -34,7 +34,8 @@ class LifeConformance:
     def test_what_failed_is_kept_from_then_on(self, store: Subject) -> None:
         claim = new_claim()
         hold(store, claim)
-        store.run(lambda: store.keys.fail(lease_of(must_read(store, claim), claim), "x", now=NOW + 3 * DAY))
+        lease = lease_of(must_read(store, claim), claim)
+        store.run(lambda: store.keys.fail(lease, "x", now=NOW + 3 * DAY))
         assert must_read(store, claim).expires_at == NOW + 3 * DAY + claim.ttl_ms
 
     def test_what_follows_expiry_is_the_records_own(self, store: Subject) -> None:
