@@ -300,7 +300,7 @@ def test_atomic_work_may_use_a_connection_of_the_users(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as mine:
 
         def book() -> str:
-            assert current_operation().connection is mine
+            assert current_operation().connection.info.backend_pid == mine.info.backend_pid  # a face of it
             mine.execute("insert into rides values ('k1')")
             return "booked"
 

@@ -19,8 +19,8 @@ from ..errors import (
 
 _ACL: Final = (
     "Let the user run scripts on samekey's keys: ACL SETUSER name ~samekey:* +@scripting +@hash +@set "
-    "+@sortedset +@string +@keyspace +@connection +time +info +wait +cluster|slots, and +config|get for the check at "
-    "the start."
+    "+@sortedset +@string +@keyspace +@connection +time +info +wait +cluster|slots, and +config|get for the "
+    "check at the start."
 )
 _CLUSTER: Final = "This server is a node of a Redis Cluster: write redis+cluster://… in the URL."
 

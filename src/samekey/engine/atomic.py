@@ -28,6 +28,7 @@ from ..errors import (
     EscapedTransaction,
     HandlerError,
     NothingWritten,
+    OperationOver,
     SamekeyError,
     StoreError,
     StreamedAnswer,
@@ -90,7 +91,9 @@ class _Atomic(ABC):
             return Finished(with_expiry(answer, policy, running.expires_at), StreamedAnswer(STREAMED))
         if running.outcome is not Outcome.REMEMBER:
             escaped = yield from self._undo(running, None)
-            if escaped is None and self._gave_way(handled.error):
+            # Cut off because it ran too long: it was rolled back, and a retry finds out who was faster.
+            over = type(handled.error) is OperationOver
+            if escaped is None and (over or self._gave_way(handled.error)):
                 return Finished(unavailable(policy, TransactionConflict("the database gave it up")))
             told = replace(handled, answer=undone(handled, policy))
             return escaped or told.unremembered(
