@@ -35,7 +35,7 @@ from tests.matrix.rows import (
 
 Kind = Literal["starlette", "fastapi", "threadpool", "flask"]
 Mode = Literal["leased", "retry", "atomic", "undecorated"]
-DEADLINE = 0.2
+DEADLINE = 1.0
 """Seconds until a deadline of the matrix strikes. Handlers that wait for the test are still running then;
 whatever else is late on a slow machine is judged by the same rule."""
 

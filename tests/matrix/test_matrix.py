@@ -102,13 +102,17 @@ def test_never_two_effects_without_proof(
         send(client, play)
         wait_until(lambda play=play: settled(play))  # type: ignore[misc]
         answers = [send(client, play) for _ in range(3)]
-        assert all((got is not None and got.status < 500) or got is None for got in answers), (note, answers)
+        # A slow machine may meet the deadline itself, which answers 504 and says nothing of the operation.
+        fine = [got is None or got.status < 500 or got.status == 504 for got in answers]
+        assert all(fine), (note, answers)
         if mode == "atomic":
             assert play.store.effects(play.world) <= 1, (note, answers)
         else:
             assert play.effects <= 1 or row.frees(on_error), (note, answers)
         if play.runs > 1:
             last = answers[-1]
+            if last is not None and last.status == 504:
+                last = send(client, play)
             assert last is not None and last.replayed and last.json() == {"run": play.runs}, (note, answers)
             assert mode != "atomic" or play.store.effects(play.world) == 1, note
 

@@ -82,6 +82,8 @@ class Model:
             if now < entry.locked_until:
                 return "outstanding"
             if entry.mode == "phased":
+                if request.mode != "phased":
+                    return "modechanged"  # its phases are not for another kind of handler to begin anew
                 entry.attempt, entry.attempts = request.attempt, entry.attempts + 1
                 entry.locked_until = now + request.lease_ms
                 return "execute"
