@@ -13,6 +13,7 @@ MUTANTS: Final = [
     ("retry", "attempts = attempts + 1", "attempts = attempts"),
     ("resume", "attempt = :attempt,", ""),
     ("reuse", ":id, :tenant", "id, :tenant"),  # keep the old id
+    ("reuse", "attempt = :seen", ":seen <> ''"),
     ("end_lease", "locked_until = null", "locked_until = locked_until"),
     ("end_lease", "'unknown'", "'failed_retryable'"),
     ("renew", "(scope, key, attempt) in", "(scope, key, scope) not in"),

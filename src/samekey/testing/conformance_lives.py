@@ -6,7 +6,8 @@ import dataclasses
 from functools import partial
 
 from ..core.claim import AfterExpiry
-from ..core.decide import Execute, Gone, Outstanding, Replay
+from ..core.decide import Ask, Execute, Gone, Outstanding, Replay
+from ..core.program import Program
 from .conformance_claims import GONE, POLICY, claim_at, complete, hold, lose
 from .conformance_subject import DAY, HOUR, NOW, Subject, lease_of, must_read, new_claim, retry_of
 
@@ -50,6 +51,35 @@ class LifeConformance:
                 again = dataclasses.replace(retry_of(claim), after_expiry=second)
                 decision = claim_at(store, again, late, policy)
                 assert isinstance(decision, Gone if first == "gone" else Execute | Outstanding), decision
+
+    def test_a_life_that_came_in_between_is_decided_about_by_itself(self, store: Subject) -> None:
+        """Another life began, was done and expired between a decision and its statement; it asks first."""
+        claim = new_claim()
+        hold(store, claim)
+        complete(store, claim)
+        between = dataclasses.replace(retry_of(claim), after_expiry="ask")
+        late = retry_of(claim)
+
+        def meanwhile() -> Program[object]:
+            decision = yield from store.keys.claim(between, POLICY, now=NOW + 2 * DAY)
+            assert isinstance(decision, Execute)
+            lease = decision.record.lease(between.lease_ms)
+            return (yield from store.keys.complete(lease, None, now=NOW + 2 * DAY))
+
+        def race() -> Program[object]:
+            program = store.keys.claim(late, POLICY, now=NOW + 10 * DAY)
+            statement, waits = next(program), True
+            while True:
+                if statement.name == "reuse" and waits:
+                    waits = False
+                    yield from meanwhile()
+                rows = yield statement
+                try:
+                    statement = program.send(rows)
+                except StopIteration as done:
+                    return done.value
+
+        assert isinstance(store.run(race), Ask)
 
     def test_each_life_of_a_key_is_an_operation_of_its_own(self, store: Subject) -> None:
         claim = new_claim()
