@@ -28,7 +28,7 @@ torture: $(VENV)/.installed
 	@for seed in $(SEEDS); do \
 		for more in "" "--url postgresql:" "--url mysql:" "--ttl 15"; do echo $$seed $$more; done; \
 	done \
-		| xargs -P 2 -L 1 $(BIN)/samekey torture service --seconds $(SECONDS) --seed
+		| xargs -P 2 -L 1 $(BIN)/python -m lab.torture service --seconds $(SECONDS) --seed
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

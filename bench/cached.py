@@ -25,14 +25,14 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from bench.http import CONNECTIONS, client, prepare
+from lab.processes import ServedApp, Spawned, serve_asgi, spawn
+from lab.servers.postgres import PostgresServer
+from lab.servers.redis import RedisServer
 from samekey import Idempotency
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.program import Row, Statement
 from samekey.drivers.asyncpg import AsyncpgDriver
 from samekey.tenants import single_tenant
-from samekey.testing.postgres import PostgresServer
-from samekey.testing.processes import ServedApp, Spawned, serve_asgi, spawn
-from samekey.testing.redis import RedisServer
 
 BUSY = 4
 """Connections that keep the database busy with questions of their own."""

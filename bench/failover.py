@@ -26,15 +26,15 @@ from typing import Final, Literal
 
 import psycopg
 
+from lab.processes import PATIENCE, Spawned, spawn, wait_until
+from lab.servers.postgres import PostgresServer
+from lab.servers.postgres_pair import PostgresPair
 from samekey import Idempotency, current_operation
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.errors import OutcomeUnknown
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.postgres import PostgresServer
-from samekey.testing.postgres_pair import PostgresPair
-from samekey.testing.processes import PATIENCE, Spawned, spawn, wait_until
 
 Mode = Literal["atomic", "leased"]
 MODES: Final[tuple[Mode, ...]] = ("atomic", "leased")

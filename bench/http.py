@@ -16,12 +16,12 @@ import uuid
 
 import psycopg
 
+from lab.processes import serve_asgi
+from lab.servers.postgres import PostgresServer
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.postgres import PostgresServer
-from samekey.testing.processes import serve_asgi
 
 BODY = b'{"amount": 1999, "currency": "EUR", "customer": "cus_8Qw1"}'
 CONNECTIONS = 32

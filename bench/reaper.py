@@ -11,13 +11,13 @@ import time
 
 import psycopg
 
+from lab.servers.postgres import PostgresServer
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
 from samekey.stores.sql.upkeep import Upkeep
-from samekey.testing.postgres import PostgresServer
 
 FILL = """
 insert into samekey.keys (

@@ -26,6 +26,8 @@ from typing import Any, Final, Literal
 
 import psycopg
 
+from lab.processes import Racers, Turn, children_of
+from lab.servers.postgres import PostgresServer, Setting
 from samekey.core.claim import Claim
 from samekey.core.policy import ietf
 from samekey.core.record import Answer, Lease
@@ -36,8 +38,6 @@ from samekey.drivers.url import drivers_for
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.postgres import PostgresServer, Setting
-from samekey.testing.processes import Racers, Turn, children_of
 
 Kind = Literal["insert", "claim", "complete", "replay"]
 KINDS: Final[tuple[Kind, ...]] = ("insert", "claim", "complete", "replay")

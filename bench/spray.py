@@ -12,12 +12,12 @@ import statistics
 import time
 from multiprocessing.synchronize import Event
 
+from lab.servers.postgres import PostgresServer
 from samekey import Idempotency, ietf
 from samekey.core.claim import scope_part
 from samekey.drivers.run import run
 from samekey.errors import LimitExceeded
 from samekey.stores.sql.migrations import migrate
-from samekey.testing.postgres import PostgresServer
 
 CAP = 1000
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from samekey.testing import mariadb
-from samekey.testing.postgres import NamedServer, PostgresUnavailable, find_server
+from lab.servers import mariadb
+from lab.servers.postgres import NamedServer, PostgresUnavailable, find_server
 
 if os.environ.get("CI"):
     # The same examples in every run, so that a failure belongs to the change; elsewhere they are new.

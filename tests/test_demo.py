@@ -24,8 +24,8 @@ from examples.demo.client import Client
 from examples.demo.show import Screen, path_of
 from examples.demo.stage import Stage
 from examples.demo.tour import Step, Tour, chosen
+from lab.processes import alive, kill9, wait_until
 from samekey.stores.sql.operator import Transition
-from samekey.testing.processes import alive, kill9, wait_until
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 240.0

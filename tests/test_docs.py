@@ -36,6 +36,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import samekey.testing
+from lab.processes import serve_asgi, serve_wsgi, wait_until
+from lab.torture.__main__ import app as torture
 from samekey import (
     ConfigurationError,
     FingerprintRules,
@@ -56,7 +58,6 @@ from samekey.engine.rules import _AT_THE_EDGE, Rules
 from samekey.errors import SignatureRefused
 from samekey.stores.sql.queries import queries_for
 from samekey.tenants import single_tenant
-from samekey.testing.processes import serve_asgi, serve_wsgi, wait_until
 from samekey.workers.reconciler import Reconciler
 from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
 from tests.matrix import rows as matrix
@@ -465,8 +466,9 @@ def test_examples_of_testing(
         "tmp_path": tmp_path,
         "my_queries": queries_for("sqlite"),
     }
-    for code in blocks("docs/testing.md", "python"):
-        run_block(code, names)
+    for page in ("docs/lab.md", "docs/testing.md"):
+        for code in blocks(page, "python"):
+            run_block(code, names)
     assert len(_paid(store)) > 5, "the crashes were enumerated"
     assert hasattr(names["TestMyDriver"], "store")
     driver.close()
@@ -506,6 +508,7 @@ RUN_HERE = {
     "README.md",
     "architecture.md",
     "cli.md",
+    "lab.md",
     "limits.md",
     "modes.md",
     "settings.md",
@@ -566,8 +569,9 @@ def _check_command(words: list[str]) -> None:
         makefile = (ROOT / "Makefile").read_text()
         for target in arguments:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
-    elif program == "samekey":
-        command = _named_by(arguments)
+    elif program == "samekey" or arguments[:2] == ["-m", "lab.torture"]:
+        group: Any = typer.main.get_command(torture)
+        command = _named_by(arguments) if program == "samekey" else group.commands[arguments[2]]
         options = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
         given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
         assert given <= options, " ".join(words)
@@ -632,7 +636,7 @@ def _shown(parameter: Any) -> str:
 
 
 def test_the_commands_of_groups_are_found() -> None:
-    assert {"migrate", "worker", "ledger compare", "torture outbox"} <= _commands().keys()
+    assert {"migrate", "worker", "ledger compare"} <= _commands().keys()
 
 
 @pytest.mark.parametrize("name", _commands())
@@ -648,7 +652,7 @@ def test_every_command_and_option_is_documented(name: str) -> None:
 def test_every_section_of_a_command_is_exact() -> None:
     """Where cli.md has a section of its own, its table is that of the command, and no more."""
     sections = re.findall(r"^## samekey ([\w ]+)$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
-    assert {"migrate", "worker", "torture outbox"} <= set(sections)
+    assert {"migrate", "worker"} <= set(sections)
     for name in sections:
         text = section("docs/cli.md", f"## samekey {name}")
         described = {row: cells for row, cells in rows(text).items() if row != "--help"}
@@ -787,6 +791,17 @@ def test_every_module_for_tests_is_documented() -> None:
     public = {name for name in modules if "_" not in name}  # the others are parts of one of these
     text = (ROOT / "docs/testing.md").read_text()
     assert set(re.findall(r"^## samekey\.testing\.(\w+)$", text, re.MULTILINE)) == public
+
+
+def test_every_option_of_the_torture_is_documented() -> None:
+    """It is no command of the package, so it has a page of its own."""
+    text = (ROOT / "docs/torture.md").read_text()
+    group: Any = typer.main.get_command(torture)
+    assert set(group.commands) == {"service", "outbox"}
+    for name, command in group.commands.items():
+        assert f"python -m lab.torture {name}" in text
+        missing = {shown for shown in map(_shown, command.params) if f"`{shown}" not in text} - {"--help"}
+        assert not missing, name
 
 
 # ------------------------------------------------------------------ links and words

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import httpx2 as httpx
 
-from samekey.testing.provider import Entry
+from examples.provider import Entry
 
 from .calm import DEFERRED, held_order, pay
 from .client import Background, code, has_status, is_replay, same

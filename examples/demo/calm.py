@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from samekey.testing.processes import wait_until
+from lab.processes import wait_until
 
 from .client import Background, code, has_status, is_replay, same
 from .stage import ANN, BOB, PATIENCE, Account

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import httpx2 as httpx
 
-from samekey.testing.processes import wait_until
+from lab.processes import wait_until
 
 from .show import Screen
 from .stage import PATIENCE, Account, Stage

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from samekey.cli.target import Found, Store, open_store
-from samekey.testing.processes import (
+from examples.provider import Entry, Provider
+from lab.processes import (
     GuardedProcess,
     ProcessFailed,
     ServedApp,
@@ -25,7 +25,7 @@ from samekey.testing.processes import (
     serve_asgi,
     wait_until,
 )
-from samekey.testing.provider import Entry, Provider
+from samekey.cli.target import Found, Store, open_store
 
 ROOT = Path(__file__).parent.parent.parent
 TARGET = "examples.payments.app:idempotency"

@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx2 as httpx
 
+from examples.provider import Kind
+from lab.processes import ProcessFailed, wait_until
 from samekey.cli.target import Found
 from samekey.errors import SamekeyError
-from samekey.testing.processes import ProcessFailed, wait_until
-from samekey.testing.provider import Kind
 
 from .client import Client
 from .show import Screen, path_of

@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import JSONResponse
 
-from samekey import Declined, Evidence, Executed
-
 # It stands for the provider's own SDK.
-from samekey.testing.provider import SIGNATURE, verify_signature
+from examples.provider import SIGNATURE, verify_signature
+from samekey import Declined, Evidence, Executed
 
 from . import transfers
 from .provider import NAME, Entry, ProviderTrouble, entry_of

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from samekey.testing.postgres import NamedServer
-from samekey.testing.redis import RedisServer, RedisUnavailable
+from lab.servers.postgres import NamedServer
+from lab.servers.redis import RedisServer, RedisUnavailable
 from tests.cached.world import World, migrated
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lab.servers.redis import RedisServer
 from samekey.core.claim import Claim
 from samekey.core.decide import Decision, Replay
 from samekey.core.program import Row, Statement
@@ -20,7 +21,6 @@ from samekey.drivers.run import run_async
 from samekey.drivers.url import drivers_for
 from samekey.engine.breaker import Breaker
 from samekey.testing.conformance_subject import retry_of
-from samekey.testing.redis import RedisServer
 from tests.cached.world import POLICY, World
 
 KEYS = 20

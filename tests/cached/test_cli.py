@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lab.servers.redis import RedisServer
 from samekey.core.decide import Replay, Uncertain, Withheld
 from samekey.testing.conformance_subject import executed, lease_of, new_claim
-from samekey.testing.redis import RedisServer
 from tests.cached.world import World
 from tests.operator.command import samekey
 

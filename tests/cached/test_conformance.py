@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.servers.redis import RedisServer
 from samekey.engine.store import open_store
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import AsyncSubject, StoreConformance, SyncSubject
-from samekey.testing.redis import RedisServer
 
 Kind = tuple[str, bool]
 

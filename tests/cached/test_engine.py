@@ -10,10 +10,10 @@ import pytest
 import redis
 from cryptography.fernet import Fernet
 
+from lab.proxy import FaultProxy
 from samekey import ConfigurationError, Idempotency, current_operation
 from samekey.encryption import fernet
 from samekey.errors import StillRunning
-from samekey.testing.proxy import FaultProxy
 
 SECRET = "4242-4242-4242-4242"
 

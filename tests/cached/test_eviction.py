@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.servers.redis import RedisServer
 from samekey.core.claim import Claim
 from samekey.core.decide import Replay, Withheld
 from samekey.drivers.cache_scripts import BLOCK
 from samekey.errors import StoreUnavailable
-from samekey.testing.redis import RedisServer
 from tests.cached.world import ANN, ANSWER, World
 
 

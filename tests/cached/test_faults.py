@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from lab.processes import wait_until
+from lab.proxy import FaultProxy
+from lab.servers.redis import RedisServer
 from samekey.core.decide import Execute, Replay
 from samekey.engine.breaker import THRESHOLD
 from samekey.errors import StoreUnavailable
 from samekey.testing.conformance_subject import new_claim, retry_of
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import FaultProxy
-from samekey.testing.redis import RedisServer
 from tests.cached.world import ANSWER, World
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psycopg
 
-from samekey.testing.processes import Racers
-from samekey.testing.redis import RedisServer
+from lab.processes import Racers
+from lab.servers.redis import RedisServer
 from tests.cached.racing import ask
 from tests.cached.world import migrated
 

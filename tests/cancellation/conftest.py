@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from samekey.testing.proxy import FaultProxy
+from lab.proxy import FaultProxy
 from tests.cancellation.world import Store
 from tests.redis.conftest import redis_server, redis_url
 

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import psycopg
 
+from lab.servers import mariadb
 from samekey import Idempotency, OutcomeUnknown, StillRunning, current_operation, ietf
 from samekey.core.claim import call_part, scope_of, scope_part
 from samekey.core.record import Record
 from samekey.core.states import State
 from samekey.drivers.run import run
-from samekey.testing import mariadb
 from samekey.testing.cancellation import Cancelled, Moment
 
 Mode = Literal["leased", "atomic"]

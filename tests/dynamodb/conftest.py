@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.servers.dynamodb import CREDENTIALS, DynamoUnavailable, NamedServer, find_server
 from samekey.drivers.run import run
 from samekey.drivers.url import Drivers, drivers_for
 from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.dynamodb.table import migrate
-from samekey.testing.dynamodb import CREDENTIALS, DynamoUnavailable, NamedServer, find_server
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.processes import wait_until
 from samekey import ietf
 from samekey.core.program import Program
 from samekey.core.record import Answer, Lease
@@ -25,7 +26,6 @@ from samekey.testing.crash import (
     enumerate_cuts,
     enumerate_kills,
 )
-from samekey.testing.processes import wait_until
 from tests.dynamodb.crash_scenarios import SCOPE, effects, end_lease, guarded_request, state_of
 from tests.dynamodb.subjects import SyncDynamoSubject
 from tests.stores.crash_scenarios import PAID

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import pytest
 
+from lab.processes import wait_until
+from lab.servers.dynamodb import NamedServer
 from samekey import ietf
 from samekey.core.decide import Execute, Outstanding
 from samekey.core.program import Program
@@ -30,8 +32,6 @@ from samekey.errors import (
 from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.keys import Keys
 from samekey.testing.conformance import new_claim, retry_of
-from samekey.testing.dynamodb import NamedServer
-from samekey.testing.processes import wait_until
 from tests.dynamodb.sour import Date, Hang, Lose, Refuse, Sour, sour
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+from lab.processes import Racers, Turn
 from samekey import ietf
 from samekey.core.decide import Decision
 from samekey.core.states import Mode
@@ -17,7 +18,6 @@ from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.keys import Keys
 from samekey.testing.conformance import new_claim
 from samekey.testing.conformance_subject import DAY, NOW
-from samekey.testing.processes import Racers, Turn
 
 KEYS, POLICY = Keys(DynamoStatements()), ietf()
 LEASE = 60_000

@@ -12,12 +12,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from lab.processes import ServedApp, serve_asgi
+from lab.servers.dynamodb import NamedServer
 from samekey import Executed, Idempotency, Response
 from samekey.core.record import Record
 from samekey.engine.reconcile import Resolution
 from samekey.errors import ConfigurationError
-from samekey.testing.dynamodb import NamedServer
-from samekey.testing.processes import ServedApp, serve_asgi
 from samekey.workers.reconciler import Reconciler
 from samekey.workers.sweeper import Sweeper
 from tests.dynamodb.conftest import migrated

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lab.servers.dynamodb import NamedServer
 from samekey import Idempotency
 from samekey.drivers.dynamodb_url import DynamoURL
 from samekey.drivers.run import run
@@ -15,7 +16,6 @@ from samekey.engine.store import store_on
 from samekey.errors import ConfigurationError, SchemaMismatch, StoreUnavailable
 from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.dynamodb.table import DEFINITION, check, migrate
-from samekey.testing.dynamodb import NamedServer
 from tests.dynamodb.subjects import plain_client
 from tests.operator.command import samekey
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samekey.testing import mariadb
+from lab.servers import mariadb
 from tests.edges.apps import Kind, Setup, build
 from tests.edges.callers import Client, LoopThread
 from tests.edges.world import Store, Stores, World

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samekey.testing.processes import wait_until
+from lab.processes import wait_until
 from tests.edges.apps import FRAMEWORKS, Kind
 from tests.edges.callers import Client, Got
 from tests.edges.conftest import Build

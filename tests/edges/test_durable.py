@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from lab.processes import wait_until
 from samekey import current_operation
 from samekey.asgi import IdempotencyMiddleware
-from samekey.testing.processes import wait_until
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.apps import Kind, tenant_of
 from tests.edges.callers import (

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from samekey.testing.processes import ServedApp, children_of, serve_asgi, serve_wsgi, wait_until
+from lab.processes import ServedApp, children_of, serve_asgi, serve_wsgi, wait_until
 
 ROOT = Path(__file__).parents[2]
 MEGABYTE = 1024 * 1024

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.processes import wait_until
+from lab.proxy import FaultProxy
 from samekey import ietf
 from samekey.engine.breaker import Breaker
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import FaultProxy
 from tests.edges.apps import Kind
 from tests.edges.callers import Got, LoopThread
 from tests.edges.conftest import Build

@@ -13,11 +13,11 @@ from typing import Any
 
 import psycopg
 
+from lab.servers import mariadb
 from samekey import Idempotency, Operation, Policy, current_operation, ietf, stripe, stripe_v2
 from samekey.core.claim import scope_part
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import migrate
-from samekey.testing import mariadb
 from tests.edges.callers import LoopThread, Pairs
 
 JSON: Pairs = ((b"content-type", b"application/json"),)

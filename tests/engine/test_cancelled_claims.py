@@ -9,14 +9,14 @@ from typing import Any, Literal
 import psycopg
 import pytest
 
+from lab.processes import wait_until
+from lab.proxy import FaultProxy
 from samekey import Idempotency, StoreUnavailable
 from samekey.core.claim import call_part, scope_of
 from samekey.core.record import Record
 from samekey.core.states import State
 from samekey.drivers.run import run, run_in
 from samekey.testing.conformance import new_claim
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import FaultProxy
 
 Mode = Literal["leased", "repeatable", "atomic"]
 SCOPE = scope_of(call_part("t"))

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from lab.processes import wait_until
 from samekey.core.program import Program, Row, Statement
 from samekey.core.record import Lease
 from samekey.engine.keeper import AT_ONCE, Keeper
 from samekey.engine.late import MOST
 from samekey.errors import StoreError, StoreUnavailable
-from samekey.testing.processes import wait_until
 
 
 class Store:

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from lab.processes import wait_until
 from samekey import Idempotency
 from samekey.core.claim import Claim
 from samekey.core.program import Program
@@ -16,7 +17,6 @@ from samekey.drivers.run import run, run_in
 from samekey.engine.keeper import Keeper
 from samekey.stores.sql.jobs import Job
 from samekey.testing.conformance import new_claim
-from samekey.testing.processes import wait_until
 from tests.taking import begin
 
 PAID = Answer(201, (), b"{}")

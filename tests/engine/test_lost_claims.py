@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from lab.processes import wait_until
+from lab.proxy import FaultProxy, cut_after
 from samekey import Idempotency, StoreUnavailable
 from samekey.core.claim import call_part, scope_of
 from samekey.drivers.run import ATTEMPTS, run
 from samekey.stores.sql.migrations import migrate
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import FaultProxy, cut_after
 
 RESERVE = r"[\s\S]*insert into [\s\S]*on conflict \(scope, key\) do nothing[\s\S]*"
 

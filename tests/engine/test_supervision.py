@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lab.proxy import FaultProxy
 from samekey import Idempotency, OutcomeUnknown
 from samekey.drivers.run import run
 from samekey.engine.events import Event
 from samekey.stores.sql.migrations import migrate
-from samekey.testing.proxy import FaultProxy
 from samekey.workers import service as service_module
 from samekey.workers.service import Services, WorkerService
 from samekey.workers.sweeper import Sweeper

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lab.processes import PATIENCE
 from samekey import Idempotency, current_operation, ietf
 from samekey.engine.rules import seconds
 from samekey.tenants import single_tenant
-from samekey.testing.processes import PATIENCE
 from tests.fire.checkpoints import POLL, Checkpoints, Journal, current_key, with_checkpoints
 
 World = Literal["asgi", "wsgi"]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from lab.processes import PATIENCE, wait_until
 from samekey.core.program import Statement
 from samekey.drivers.url import Drivers
-from samekey.testing.processes import PATIENCE, wait_until
 
 current_key: ContextVar[str] = ContextVar("fire_key", default="")
 """The idempotency key of the request that this code works for."""

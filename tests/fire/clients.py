@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from samekey.testing.processes import LOOPBACK, PATIENCE
+from lab.processes import LOOPBACK, PATIENCE
 from tests.fire.apps import Guarded, Settings, build
 
 BODY = b'{"amount": 100}'

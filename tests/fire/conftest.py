@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from samekey.testing.postgres import PostgresServer, PostgresUnavailable
-from samekey.testing.processes import Racers
+from lab.processes import Racers
+from lab.servers.postgres import PostgresServer, PostgresUnavailable
 from tests.fire.apps import Settings, World
 from tests.fire.clients import Got
 from tests.fire.evidence import prepare

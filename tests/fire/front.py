@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samekey.testing.postgres import PostgresServer
-from samekey.testing.processes import ServedApp
-from samekey.testing.proxy import FaultProxy
+from lab.processes import ServedApp
+from lab.proxy import FaultProxy
+from lab.servers.postgres import PostgresServer
 from tests.fire.apps import Settings, World
 from tests.fire.checkpoints import Checkpoints
 from tests.fire.clients import AsgiClient, Got, HttpClient, WsgiClient, in_process

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from samekey.testing.processes import PATIENCE, ServedApp, serve_asgi, serve_wsgi
+from lab.processes import PATIENCE, ServedApp, serve_asgi, serve_wsgi
 from tests.fire.apps import Settings
 from tests.fire.clients import BODY, Client, Got, HttpClient
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import pytest
 
-from samekey.testing.processes import wait_until
+from lab.processes import wait_until
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import Client, in_process
 from tests.fire.evidence import Evidence, prepare

@@ -12,9 +12,9 @@ from typing import get_args
 
 import pytest
 
-from samekey.testing.postgres import PostgresServer
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import Action, cut_after, cut_and_delay, cut_before
+from lab.processes import wait_until
+from lab.proxy import Action, cut_after, cut_and_delay, cut_before
+from lab.servers.postgres import PostgresServer
 from tests.fire.apps import Mode, World
 from tests.fire.clients import Got, HttpClient
 from tests.fire.front import TIMEOUT, Front, front

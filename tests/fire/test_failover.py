@@ -17,6 +17,10 @@ import psycopg
 import pytest
 
 from bench.failover import fail_over, traffic
+from lab.processes import LOOPBACK, PATIENCE, wait_until
+from lab.proxy import FaultProxy
+from lab.servers.postgres import PostgresServer, PostgresUnavailable
+from lab.servers.postgres_pair import PostgresPair
 from samekey import Idempotency, current_operation, ietf
 from samekey.drivers.run import run, run_async
 from samekey.drivers.url import drivers_for
@@ -25,10 +29,6 @@ from samekey.errors import SamekeyError, StoreUnavailable
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
-from samekey.testing.postgres import PostgresServer, PostgresUnavailable
-from samekey.testing.postgres_pair import PostgresPair
-from samekey.testing.processes import LOOPBACK, PATIENCE, wait_until
-from samekey.testing.proxy import FaultProxy
 from tests.fire.evidence import prepare, query
 
 DRIVERS = ("psycopg", "asyncpg")

@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from samekey.testing.processes import ServedApp
+from lab.processes import ServedApp
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import HttpClient
 from tests.fire.evidence import Evidence

@@ -12,8 +12,8 @@ from typing import Any, get_args
 import psycopg
 import pytest
 
+from lab.processes import PATIENCE
 from samekey.errors import OperationOver, UnfinishedWork
-from samekey.testing.processes import PATIENCE
 from tests.fire.apps import Settings, World, build
 from tests.fire.checkpoints import current_key
 from tests.fire.evidence import query

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
+from lab.proxy import FaultProxy
 from samekey.errors import OpenTransaction, WrongIsolation
-from samekey.testing.proxy import FaultProxy
 from tests.fire.apps import Settings, World
 from tests.fire.checkpoints import current_key
 from tests.fire.clients import AsgiClient, Got, in_process

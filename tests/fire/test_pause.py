@@ -14,7 +14,7 @@ from typing import get_args
 
 import pytest
 
-from samekey.testing.processes import ServedApp, wait_until
+from lab.processes import ServedApp, wait_until
 from tests.fire.apps import Settings, World
 from tests.fire.checkpoints import Checkpoints
 from tests.fire.clients import AsgiClient, Got, HttpClient, WsgiClient, in_process

@@ -14,10 +14,10 @@ from typing import get_args
 
 import pytest
 
+from lab.processes import Racers, Turn
 from samekey import Idempotency
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import migrate
-from samekey.testing.processes import Racers, Turn
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import Client, Got, in_process
 from tests.fire.evidence import query

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from samekey.testing.processes import LOOPBACK, ServedApp, wait_until
+from lab.processes import LOOPBACK, ServedApp, wait_until
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import BODY, in_process
 from tests.fire.evidence import Evidence

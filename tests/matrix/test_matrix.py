@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from lab.processes import wait_until
 from samekey import Outcome
 from samekey.core.outcome import OnError, judge
 from samekey.core.states import Mode as Ways
 from samekey.engine.way import Handled
-from samekey.testing.processes import wait_until
 from tests.edges.callers import AsgiClient, Got, LoopThread, Request, WsgiClient
 from tests.edges.world import Stores, World
 from tests.matrix.rows import AROUND, ROWS, Around, Raises, ReturnsNonsense, Row, Stays

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from samekey.testing import mariadb
-from samekey.testing.postgres import NamedServer
+from lab.servers import mariadb
+from lab.servers.postgres import NamedServer
 from tests.operator.world import TABLES, World
 from tests.thrift import leave_out
 

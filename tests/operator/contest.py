@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from lab.processes import Turn
 from samekey import Executed, Idempotency, Input, NotExecuted, Response, ietf
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.program import Row, Statement
@@ -26,7 +27,6 @@ from samekey.engine.phased import Effect
 from samekey.engine.phases import AsyncPhasedOperation
 from samekey.errors import StoreError
 from samekey.tenants import single_tenant
-from samekey.testing.processes import Turn
 from samekey.workers.completer import Completer
 from samekey.workers.reaper import Reaper
 from samekey.workers.reconciler import Reconciler

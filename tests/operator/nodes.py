@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from lab.processes import Turn
 from samekey import Idempotency, ietf
 from samekey.drivers.run import run, run_async
 from samekey.stores.sql.upkeep import Upkeep
-from samekey.testing.processes import Turn
 from samekey.workers.reaper import Reaper
 from samekey.workers.sweeper import Sweeper
 from tests.taking import begin

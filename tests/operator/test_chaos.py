@@ -15,11 +15,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from lab.processes import GuardedProcess, wait_until
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.processes import GuardedProcess, wait_until
 
 SECONDS = float(os.environ.get("SAMEKEY_CHAOS_SECONDS", "8"))
 ROOT = Path(__file__).parents[2]

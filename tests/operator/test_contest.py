@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from lab.processes import Racers
 from samekey.core.states import Mode
 from samekey.engine.input import Captured, Given, Input
 from samekey.stores.sql.phases import StoredInput
-from samekey.testing.processes import Racers
 from tests.operator.contest import ROLES, Bout, Node, Said, fight, leave
 from tests.operator.world import DAY, HOUR, MINUTE, TENANT, World
 

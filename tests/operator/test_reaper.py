@@ -9,13 +9,13 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from lab.processes import Racers
 from samekey import Idempotency, ietf
 from samekey.core.decide import Execute, Gone
 from samekey.core.states import Mode
 from samekey.drivers.run import run, run_in
 from samekey.engine.events import Event
 from samekey.stores.protocols import Actor
-from samekey.testing.processes import Racers
 from samekey.workers.reaper import Reaper
 from tests.operator import nodes
 from tests.operator.world import DAY, HOUR, MINUTE, World, claim_of

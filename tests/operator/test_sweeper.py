@@ -9,13 +9,13 @@ from collections import Counter
 import psycopg
 import pytest
 
+from lab.processes import Racers
 from samekey import Idempotency
 from samekey.core.decide import Execute
 from samekey.core.policy import ietf
 from samekey.core.states import Mode
 from samekey.drivers.run import run
 from samekey.engine.events import Event
-from samekey.testing.processes import Racers
 from samekey.workers.sweeper import Sweeper
 from tests.operator import nodes
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World, claim_of

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
+from lab.processes import Racers
 from samekey.core.record import Answer
 from samekey.stores.sql.upkeep import JobHeld
-from samekey.testing.processes import Racers
 from samekey.workers.outbox import OutboxWorker
 from samekey.workers.reaper import Reaper
 from tests.operator import nodes

@@ -13,9 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from lab.servers.postgres import NamedServer
 from samekey.core.program import Statement, Value
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.postgres import NamedServer
 from tests.operator.world import World
 
 QUERIES = queries_for("postgres")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from lab.servers import mariadb
 from samekey import Evidence, Idempotency, Policy, Resolution
 from samekey.core.claim import Claim, call_part, downstream_base, scope_of, scope_part
 from samekey.core.decide import Execute
@@ -30,7 +31,6 @@ from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.operator import Operator, Transition
 from samekey.stores.sql.phases import Phases, StoredInput
 from samekey.stores.sql.upkeep import Upkeep
-from samekey.testing import mariadb
 from tests.taking import begin
 
 T = TypeVar("T")

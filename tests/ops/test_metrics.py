@@ -35,6 +35,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
+from lab.proxy import FaultProxy
 from samekey import Idempotency, NotExecuted, OutcomeUnknown, current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.ledger import Entry
@@ -50,7 +51,6 @@ from samekey.ops import metrics
 from samekey.ops.metrics import BUCKETS, COUNTERS, INSTRUMENTS, Figures, instrument
 from samekey.ops.prometheus import metrics_app, metrics_wsgi_app, serve
 from samekey.stores.sql.migrations import migrate
-from samekey.testing.proxy import FaultProxy
 from samekey.workers.ledger import LedgerCheck
 from samekey.workers.reaper import Reaper
 from samekey.workers.reconciler import Reconciler

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samekey.testing.provider import Provider
+from examples.provider import Provider
 from tests.edges.callers import LoopThread
 from tests.outbox.world import Outbox
 from tests.thrift import leave_out

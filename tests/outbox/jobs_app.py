@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from examples.provider import ProviderClient
 from samekey import Backoff, Idempotency, JobContext, Response
-from samekey.testing.provider import ProviderClient
 
 STORE, PROVIDER, MARKS = "OUTBOX_TEST_STORE", "OUTBOX_TEST_PROVIDER", "OUTBOX_TEST_MARKS"
 QUICK = Backoff(first=timedelta(milliseconds=10), longest=timedelta(milliseconds=10))

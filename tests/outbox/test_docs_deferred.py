@@ -14,14 +14,15 @@ import typer.main
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from lab.torture.__main__ import app as torture
+from lab.torture.outbox.command import figures
+from lab.torture.outbox.run import Verdict
 from samekey import Backoff, Idempotency
 from samekey.asgi import IdempotencyMiddleware
 from samekey.cli.app import app as command_line
-from samekey.cli.torture import figures
 from samekey.drivers import listen
 from samekey.engine.jobs import JobDefinition
 from samekey.tenants import single_tenant
-from samekey.testing.torture import Verdict
 from samekey.workers import outbox, wake, watchdog
 from samekey.workers.outbox import OutboxWorker
 from tests.edges.callers import AsgiClient, LoopThread, Request
@@ -84,15 +85,15 @@ def test_the_code_runs(names: dict[str, Any], loop: LoopThread) -> None:
 
 def test_the_commands_exist() -> None:
     group: Any = typer.main.get_command(command_line)
+    torture_group: Any = typer.main.get_command(torture)
     lines = [line for code in blocks("sh") for line in code.splitlines()]
     lines += [
         line.removeprefix("$ ") for code in blocks("console") for line in code.splitlines() if line[0] == "$"
     ]
     assert len(lines) >= 4
     for line in lines:
-        program, *words = line.split()
-        assert program == "samekey"
-        command = group
+        words = line.replace("python -m lab.torture", "torture").split()
+        command = {"samekey": group, "torture": torture_group}[words.pop(0)]
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]
         known = {option for parameter in command.params for option in parameter.opts}
@@ -101,7 +102,8 @@ def test_the_commands_exist() -> None:
 
 def test_options_in_the_text_exist() -> None:
     group: Any = typer.main.get_command(command_line)
-    commands = (group.commands["worker"], group.commands["torture"].commands["outbox"])
+    torture_group: Any = typer.main.get_command(torture)
+    commands = (group.commands["worker"], torture_group.commands["outbox"])
     known = {
         option
         for command in commands

@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from samekey.testing.processes import GuardedProcess, ServedApp, serve_asgi, wait_until
-from samekey.testing.provider import Provider
+from examples.provider import Provider
+from lab.processes import GuardedProcess, ServedApp, serve_asgi, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 

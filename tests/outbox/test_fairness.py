@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from lab.processes import wait_until
+from lab.proxy import FaultProxy
 from samekey import Backoff, JobContext
 from samekey.core.claim import scope_part
 from samekey.errors import StoreUnavailable
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import FaultProxy
 from samekey.workers.places import Places
 from samekey.workers.service import Services, WorkerService
 from tests.edges.callers import LoopThread

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from examples.provider import Fault, Provider
+from lab.processes import Turn, race, wait_until
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.stores.sql.jobs import Jobs
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.processes import Turn, race, wait_until
-from samekey.testing.provider import Fault, Provider
 from samekey.workers.watchdog import STUCK
 from tests.outbox.workers import ROOT, Workers
 from tests.outbox.world import Outbox, order

@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from samekey.testing.processes import GuardedProcess, wait_until
-from samekey.testing.provider import Charge
-from samekey.testing.torture import Books, CouldNotRun, Plan, Progress, Verdict, judge, torture_outbox
-from samekey.testing.torture_app import receipt
+from examples.provider import Charge
+from lab.processes import GuardedProcess, wait_until
+from lab.torture.outbox.run import Books, CouldNotRun, Plan, Progress, Verdict, judge, torture_outbox
+from lab.torture.outbox.shop import receipt
 
 # ------------------------------------------------------------------ the oracle
 
@@ -87,7 +87,7 @@ def test_every_figure_counts(name: str) -> None:
 
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "samekey.cli", "torture", "outbox", *arguments],
+        [sys.executable, "-m", "lab.torture", "outbox", *arguments],
         check=False,
         capture_output=True,
         text=True,
@@ -170,7 +170,7 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
 def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "SAMEKEY_TORTURE_KILL_EVERY": "0"}
     process = GuardedProcess(
-        [sys.executable, "-m", "samekey.cli", "torture", "outbox", "--jobs", "5", "--workers", "1"],
+        [sys.executable, "-m", "lab.torture", "outbox", "--jobs", "5", "--workers", "1"],
         log=tmp_path / "log",
         env=environment,
     )

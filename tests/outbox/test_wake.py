@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from lab.processes import wait_until
+from lab.proxy import FaultProxy
+from lab.servers.postgres import PostgresServer
 from samekey.drivers import listen
 from samekey.drivers.listen import PostgresListener
-from samekey.testing.postgres import PostgresServer
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import FaultProxy
 from samekey.workers import wake
 from samekey.workers.service import Services, WorkerService
 from samekey.workers.wake import Rhythm

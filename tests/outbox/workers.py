@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from samekey.testing.processes import GuardedProcess, wait_until
-from samekey.testing.provider import Provider
+from examples.provider import Provider
+from lab.processes import GuardedProcess, wait_until
 from tests.outbox import jobs_app
 from tests.outbox.world import Outbox
 

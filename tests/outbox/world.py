@@ -20,12 +20,12 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 
+from lab.servers import mariadb
 from samekey import Backoff, Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
 from samekey.drivers.run import run
 from samekey.stores.sql.jobs import Job
 from samekey.stores.sql.migrations import migrate
-from samekey.testing import mariadb
 from samekey.workers.outbox import OutboxWorker
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.callers import AsgiClient, Client, Got, LoopThread, Request, WsgiClient

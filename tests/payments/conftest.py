@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from samekey.testing import mariadb, postgres
+from lab.servers import mariadb, postgres
 from tests.payments.running import Service, service
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx2
 
-from samekey.testing.processes import GuardedProcess, ServedApp, free_port, serve_asgi, wait_until
-from samekey.testing.provider import Entry, Provider
+from examples.provider import Entry, Provider
+from lab.processes import GuardedProcess, ServedApp, free_port, serve_asgi, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 TARGET = "examples.payments.app:idempotency"

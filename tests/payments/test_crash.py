@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from samekey.testing.processes import pause, resume, wait_until
+from lab.processes import pause, resume, wait_until
 from tests.payments.running import Service, service, unique
 
 

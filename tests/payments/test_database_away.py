@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import FaultProxy, cut_after, cut_before
-from samekey.testing.service.links import MySQLProxy
+from lab.processes import wait_until
+from lab.proxy import FaultProxy, cut_after, cut_before
+from lab.torture.service.links import MySQLProxy
 from tests.payments.running import Service, service, unique
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from samekey.testing.provider import Fault
+from examples.provider import Fault
 from tests.payments.running import BOB, Service, unique
 
 

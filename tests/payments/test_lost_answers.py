@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from samekey.testing.provider import SIGNATURE, Entry, sign
+from examples.provider import SIGNATURE, Entry, sign
 from tests.payments.running import SECRET, Service, unique
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from examples.payments.database import Database
 from examples.payments.settings import DEMO_ACCOUNTS, Settings
-from samekey.testing.processes import GuardedProcess
+from lab.processes import GuardedProcess
 from tests.payments.running import ROOT, Service
 
 
@@ -89,7 +89,7 @@ def test_every_route_is_guarded(sqlite_url: str) -> None:
 
 
 def test_the_ledgers_agree_and_a_stranger_is_noticed(running: Service) -> None:
-    from samekey.testing.provider import ProviderClient
+    from examples.provider import ProviderClient
 
     running.paid()
     assert running.provider.entries()

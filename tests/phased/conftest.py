@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from samekey.testing import mariadb
-from samekey.testing.postgres import NamedServer
+from lab.servers import mariadb
+from lab.servers.postgres import NamedServer
 from tests.phased.provider import Provider, ProviderClient
 from tests.phased.world import World, clear, execute, hang_up, prepare
 from tests.thrift import leave_out

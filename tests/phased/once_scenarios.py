@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from lab.processes import Turn
 from samekey import Idempotency, StillRunning
-from samekey.testing.processes import Turn
 from tests.phased.world import execute
 
 

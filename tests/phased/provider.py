@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
+from lab.processes import wait_until
 from samekey import NOT_FOUND, Effect, NotExecuted
-from samekey.testing.processes import wait_until
 
 
 class ProviderFailed(Exception):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from lab.processes import Turn, race, wait_until
 from samekey import Backoff, Response
 from samekey.testing.crash import Crash
-from samekey.testing.processes import Turn, race, wait_until
 from samekey.workers.completer import Completer
 from tests.phased.provider import Provider, ProviderClient
 from tests.phased.world import World, column, count, end_lease, execute, kept, now, ride_body, state_of

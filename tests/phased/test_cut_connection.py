@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from lab.proxy import FaultProxy, cut_before
 from samekey import Response
-from samekey.testing.proxy import FaultProxy, cut_before
 from tests.phased.world import World, clear, count, now, state_of
 
 INSERT = r"insert into rides[\s\S]*"

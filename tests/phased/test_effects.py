@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from lab.processes import free_port, wait_until
 from samekey import NOT_FOUND, Backoff, Effect, NotExecuted, OutcomeUnknown, Response
 from samekey.core.outcome import Outcome
 from samekey.errors import ConnectionLost
 from samekey.testing.crash import Crash
-from samekey.testing.processes import free_port, wait_until
 from tests.phased.provider import Provider, ProviderClient, ProviderFailed
 from tests.phased.world import (
     World,

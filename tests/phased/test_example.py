@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlparse
 import httpx2
 import pytest
 
-from samekey.testing.processes import GuardedProcess, serve_asgi, wait_until
+from lab.processes import GuardedProcess, serve_asgi, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 RIDE = {"pick_up": "Bern", "drop_off": "Thun", "card": "4242"}

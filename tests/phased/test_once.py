@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from lab.processes import race, spawn, wait_until
 from samekey import (
     ConfigurationError,
     Idempotency,
@@ -29,7 +30,6 @@ from samekey import (
 )
 from samekey.asgi import IdempotencyMiddleware
 from samekey.errors import NotSerialisable
-from samekey.testing.processes import race, spawn, wait_until
 from tests.edges.callers import LoopThread
 from tests.phased.once_scenarios import holds_on, one_of_many
 from tests.phased.world import column, count, execute, state_of

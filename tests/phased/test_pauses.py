@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from lab.processes import Racers, Turn, resume, wait_until
 from samekey.testing.crash import Points
-from samekey.testing.processes import Racers, Turn, resume, wait_until
 from tests.edges.callers import Got
 from tests.phased.crash_scenarios import PROVIDERS
 from tests.phased.provider import Provider, ProviderClient

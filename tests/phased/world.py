@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import psycopg
 
+from lab.servers import mariadb
 from samekey import Idempotency, Response
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import migrate
-from samekey.testing import mariadb
 from samekey.testing.crash import Points
 from samekey.workers.completer import Completer
 from tests.edges.callers import Got, LoopThread, Request, call_asgi, call_wsgi

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from samekey.testing.redis import NamedServer, RedisCluster, RedisUnavailable, find_server
+from lab.servers.redis import NamedServer, RedisCluster, RedisUnavailable, find_server
 
 
 def unavailable(error: RedisUnavailable) -> NoReturn:

@@ -7,6 +7,9 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from examples.provider import ProviderClient
+from lab.processes import Turn
+from lab.servers.redis import connect
 from samekey import (
     Executed,
     Idempotency,
@@ -19,9 +22,6 @@ from samekey import (
 )
 from samekey.core.claim import call_part, downstream_key, scope_of
 from samekey.errors import StoreError
-from samekey.testing.processes import Turn
-from samekey.testing.provider import ProviderClient
-from samekey.testing.redis import connect
 
 SCOPE = scope_of(call_part("t"))
 LEASE = 1.0

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from examples.provider import ProviderClient, ProviderError
 from samekey import Executed, Idempotency, NotExecuted, OutcomeUnknown, current_operation
 from samekey import Response as Stored
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.record import Record
-from samekey.testing.provider import ProviderClient, ProviderError
 
 idempotency = Idempotency(os.environ.get("SHOP_STORE", "redis://127.0.0.1:1"))
 provider = ProviderClient(os.environ.get("SHOP_PROVIDER", "http://127.0.0.1:1"))

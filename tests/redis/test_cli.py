@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
+from lab.servers.redis import RedisServer, connect
 from samekey import Idempotency, OutcomeUnknown, current_operation
 from samekey.core.states import State
 from samekey.drivers.run import run
 from samekey.encryption import fernet
 from samekey.stores.protocols import Actor
-from samekey.testing.redis import RedisServer, connect
 from tests.operator.command import Ran, samekey
 from tests.redis.looking import records
 from tests.redis.subjects import RedisSubject, plain_client

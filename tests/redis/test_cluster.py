@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
+from examples.provider import Provider, ProviderClient
+from lab.processes import Racers, spawn, wait_until
+from lab.servers.redis import NamedServer, RedisCluster, RedisServer, RedisUnavailable, connect
 from samekey import Idempotency, OutcomeUnknown, StillRunning, StoreUnavailable, current_operation
 from samekey.core.claim import downstream_base
 from samekey.drivers.redis_plan import Layout
 from samekey.drivers.redis_url import PARTITIONS
 from samekey.drivers.run import run
-from samekey.testing.processes import Racers, spawn, wait_until
-from samekey.testing.provider import Provider, ProviderClient
-from samekey.testing.redis import NamedServer, RedisCluster, RedisServer, RedisUnavailable, connect
 from tests.redis.conftest import unavailable
 from tests.redis.load import SCOPE, find_out, race_once, send_all
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.servers.redis import NamedServer, RedisCluster, RedisServer, bundled_binary
 from samekey.testing.conformance import KeyStoreConformance, Subject
-from samekey.testing.redis import NamedServer, RedisCluster, RedisServer, bundled_binary
 from tests.redis.subjects import AsyncRedisSubject, SyncRedisSubject
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from lab.processes import wait_until
 from samekey import ietf
 from samekey.core.program import Program
 from samekey.core.record import Answer, Lease
@@ -26,7 +27,6 @@ from samekey.testing.crash import (
     enumerate_cuts,
     enumerate_kills,
 )
-from samekey.testing.processes import wait_until
 from tests.redis.crash_scenarios import SCOPE, effects, end_lease, guarded_request, state_of
 from tests.stores.crash_scenarios import PAID
 

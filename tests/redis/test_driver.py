@@ -18,6 +18,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from lab.processes import free_port, wait_until
+from lab.proxy import FaultProxy
+from lab.servers.redis import RedisServer, RedisUnavailable, connect
 from samekey.drivers.redis import AsyncRedisDriver, RedisDriver
 from samekey.drivers.redis_errors import translate
 from samekey.drivers.redis_url import RedisURL, read_url
@@ -31,9 +34,6 @@ from samekey.errors import (
     StoreError,
     StoreUnavailable,
 )
-from samekey.testing.processes import free_port, wait_until
-from samekey.testing.proxy import FaultProxy
-from samekey.testing.redis import RedisServer, RedisUnavailable, connect
 from tests.redis.asking import KEYS, STYLES, asking, claim, read
 
 

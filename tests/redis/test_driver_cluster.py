@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.processes import free_port, wait_until
+from lab.servers.redis import NamedServer, RedisCluster, RedisServer, connect
 from samekey.core.claim import Claim
 from samekey.core.decide import Execute
 from samekey.drivers.redis import RedisDriver
@@ -20,8 +22,6 @@ from samekey.errors import (
 )
 from samekey.testing.conformance import new_claim
 from samekey.testing.conformance_claims import POLICY
-from samekey.testing.processes import free_port, wait_until
-from samekey.testing.redis import NamedServer, RedisCluster, RedisServer, connect
 from tests.redis.asking import KEYS, STYLES, asking, claim, read
 from tests.redis.subjects import plain_client
 

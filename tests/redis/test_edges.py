@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
+from lab.processes import wait_until
+from lab.servers.redis import NamedServer, RedisServer
 from samekey import (
     ConfigurationError,
     Evidence,
@@ -31,8 +33,6 @@ from samekey.drivers.redis_plan import Batch
 from samekey.drivers.run import run, run_async
 from samekey.encryption import fernet
 from samekey.engine.reconcile import Resolution
-from samekey.testing.processes import wait_until
-from samekey.testing.redis import NamedServer, RedisServer
 from samekey.workers.reaper import Reaper
 from samekey.workers.reconciler import Reconciler
 from samekey.workers.sweeper import Sweeper

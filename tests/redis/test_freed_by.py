@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from lab.servers.dynamodb import CREDENTIALS
+from lab.servers.dynamodb import find_server as find_dynamodb
+from lab.servers.redis_server import find_server as find_redis
 from samekey import Idempotency, NotExecuted, current_operation
 from samekey.engine.reconcile import Resolution
 from samekey.errors import SamekeyError
-from samekey.testing.dynamodb import CREDENTIALS
-from samekey.testing.dynamodb import find_server as find_dynamodb
-from samekey.testing.redis_server import find_server as find_redis
 from tests.dynamodb.conftest import migrated
 
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from samekey.testing.processes import GuardedProcess, serve_asgi, wait_until
-from samekey.testing.provider import Provider
+from examples.provider import Provider
+from lab.processes import GuardedProcess, serve_asgi, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 

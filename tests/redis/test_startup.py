@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.servers.redis import RedisCluster, RedisServer, connect
 from samekey import ConfigurationError, Idempotency
 from samekey.drivers.run import run
 from samekey.errors import SchemaMismatch
 from samekey.stores.redis.check import check
 from samekey.stores.redis.scripts import SERVER_FACTS, RedisStatements
-from samekey.testing.redis import RedisCluster, RedisServer, connect
 
 SOUND = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always", "save": ""}
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from lab.servers.redis import NamedServer
 from samekey import ietf
 from samekey.core.claim import Claim
 from samekey.core.decide import Execute
@@ -19,7 +20,6 @@ from samekey.stores.redis.scripts import RedisStatements
 from samekey.stores.redis.upkeep import RedisUpkeep
 from samekey.testing.conformance import new_claim, retry_of
 from samekey.testing.conformance_subject import DAY, HOUR, NOW, SECOND
-from samekey.testing.redis import NamedServer
 from tests.redis.looking import assert_in_order, names, records
 from tests.redis.subjects import SyncRedisSubject
 

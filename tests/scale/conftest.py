@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from samekey.testing.pgbouncer import PgBouncer, PgBouncerUnavailable
-from samekey.testing.postgres import NamedServer
+from lab.servers.pgbouncer import PgBouncer, PgBouncerUnavailable
+from lab.servers.postgres import NamedServer
 from tests.edges.callers import LoopThread
 
 SERVER_CONNECTIONS = 3

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from samekey.testing import debian, pgbouncer
-from samekey.testing.pgbouncer import PgBouncerUnavailable, find_pgbouncer
+from lab.servers import debian, pgbouncer
+from lab.servers.pgbouncer import PgBouncerUnavailable, find_pgbouncer
 
 
 @pytest.mark.parametrize(

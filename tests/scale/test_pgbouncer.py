@@ -18,6 +18,8 @@ import asyncpg
 import psycopg
 import pytest
 
+from lab.processes import wait_until
+from lab.servers.pgbouncer import PgBouncer
 from samekey import Idempotency, current_operation
 from samekey.drivers import listen
 from samekey.drivers.run import run
@@ -25,8 +27,6 @@ from samekey.drivers.url import drivers_for
 from samekey.errors import StoreError
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.pgbouncer import PgBouncer
-from samekey.testing.processes import wait_until
 from samekey.workers.service import Services, WorkerService
 from tests.edges.callers import LoopThread
 from tests.fire.apps import Settings

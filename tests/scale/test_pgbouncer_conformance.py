@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.servers.pgbouncer import PgBouncer
+from lab.servers.postgres import NamedServer
 from samekey.drivers.url import drivers_for
 from samekey.testing.conformance import StoreConformance, Subject
-from samekey.testing.pgbouncer import PgBouncer
-from samekey.testing.postgres import NamedServer
 from tests.stores.conftest import migrated
 from tests.stores.test_conformance import async_subject, sync_subject
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from lab.servers import mariadb
+from lab.servers.postgres import NamedServer
 from samekey.drivers.run import run
 from samekey.drivers.url import Drivers, drivers_for
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
-from samekey.testing import mariadb
-from samekey.testing.postgres import NamedServer
 from tests.stores.crash_scenarios import execute, prepare
 
 

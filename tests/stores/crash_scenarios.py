@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from lab.servers.mariadb import connected
 from samekey import Idempotency
 from samekey.core.fingerprint import RequestParts
 from samekey.core.record import Answer
@@ -25,7 +26,6 @@ from samekey.engine.way import Handled
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.crash import Points
-from samekey.testing.mariadb import connected
 
 PAID = Answer(201, ((b"content-type", b"text/plain"),), b"paid")
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from samekey.testing.mariadb import connected
+from lab.servers.mariadb import connected
 
 COLUMNS = """
     select table_name, ordinal_position, column_name, data_type, is_nullable, column_default,

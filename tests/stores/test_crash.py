@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.processes import wait_until
+from lab.servers import mariadb
+from lab.servers.postgres import NamedServer
 from samekey import ietf
 from samekey.core.program import Program
 from samekey.core.record import Answer, Lease
@@ -24,7 +27,6 @@ from samekey.drivers.url import drivers_for
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.migrations import check, migrate, migrations
 from samekey.stores.sql.queries import Queries, queries_for
-from samekey.testing import mariadb
 from samekey.testing.conformance import new_claim
 from samekey.testing.crash import (
     Crash,
@@ -37,8 +39,6 @@ from samekey.testing.crash import (
     enumerate_cuts,
     enumerate_kills,
 )
-from samekey.testing.postgres import NamedServer
-from samekey.testing.processes import wait_until
 from tests.stores.conftest import migrated
 from tests.stores.crash_scenarios import (
     PAID,

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from lab.processes import LOOPBACK, Turn, free_port, race, wait_until
+from lab.servers.mariadb import MariaDBServer, ask, connected
 from samekey import Idempotency, ietf
 from samekey.core.decide import Execute, Outstanding
 from samekey.core.states import Mode
@@ -30,8 +32,6 @@ from samekey.errors import StoreError
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
-from samekey.testing.mariadb import MariaDBServer, ask, connected
-from samekey.testing.processes import LOOPBACK, Turn, free_port, race, wait_until
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare, state_of
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")

@@ -18,6 +18,7 @@ import pytest
 from psycopg.adapt import Dumper, Loader
 from psycopg.rows import dict_row, namedtuple_row, scalar_row
 
+from lab.servers.postgres import NamedServer
 from samekey import Idempotency, ietf
 from samekey.core.decide import Decision, Execute
 from samekey.core.program import Program
@@ -37,7 +38,6 @@ from samekey.errors import (
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
-from samekey.testing.postgres import NamedServer
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare
 from tests.stores.hostile import SETTINGS, Connection, atomic, atomic_async, claim_rules, with_setting
 from tests.stores.schemas import execute

@@ -15,6 +15,7 @@ import pytest
 from pymysql.constants import CLIENT  # type: ignore[import-untyped]
 from pymysql.cursors import DictCursor, SSCursor  # type: ignore[import-untyped]
 
+from lab.servers.mariadb import NamedServer, connected
 from samekey import Idempotency
 from samekey.core.record import Answer
 from samekey.drivers.run import run_in
@@ -24,7 +25,6 @@ from samekey.engine.way import Handled
 from samekey.errors import ConfigurationError, ConnectionLost, OpenTransaction
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.mariadb import NamedServer, connected
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare
 from tests.stores.hostile import claim_rules
 

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 from pymysql.constants import CLIENT  # type: ignore[import-untyped]
 
+from lab.processes import Turn, race, wait_until
+from lab.servers.mariadb import NamedServer, ask, connected
 from samekey import Idempotency, ietf
 from samekey.core.decide import Decision, Execute, Outstanding
 from samekey.core.record import Lease
@@ -33,8 +35,6 @@ from samekey.stores.sql.migrations import check, migrate
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import SyncSubject, new_claim, retry_of, run_all
 from samekey.testing.crash import Points, WatchedDriver, enumerate_crashes
-from samekey.testing.mariadb import NamedServer, ask, connected
-from samekey.testing.processes import Turn, race, wait_until
 from tests.stores.conftest import migrated
 from tests.stores.crash_scenarios import PAID, exchange_of, prepare
 from tests.stores.schemas import describe

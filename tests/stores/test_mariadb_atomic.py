@@ -13,6 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from lab.processes import wait_until
+from lab.servers.mariadb import MariaDBServer, NamedServer, ask, connected
 from samekey import Idempotency
 from samekey.core.record import Answer, Lease
 from samekey.core.states import Mode
@@ -30,8 +32,6 @@ from samekey.errors import (
 )
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.mariadb import MariaDBServer, NamedServer, ask, connected
-from samekey.testing.processes import wait_until
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare, state_of
 
 QUERIES = queries_for("mysql")

@@ -13,6 +13,8 @@ import pymysql  # type: ignore[import-untyped]
 import pytest
 from typer.testing import CliRunner
 
+from lab.processes import wait_until
+from lab.servers import mariadb
 from samekey import Idempotency
 from samekey.cli.app import app
 from samekey.drivers.mysql import target_of
@@ -21,8 +23,6 @@ from samekey.engine.migrating import migrate_patiently
 from samekey.errors import StoreBusy
 from samekey.stores.sql import migrations as module
 from samekey.stores.sql.migrations import Migration
-from samekey.testing import mariadb
-from samekey.testing.processes import wait_until
 
 ALTER = {
     "postgres": "alter table {schema}.keys add column extra bigint;\n",

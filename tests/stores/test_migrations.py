@@ -13,6 +13,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from lab.processes import Turn, race
+from lab.servers import mariadb
+from lab.servers.postgres import NamedServer
 from samekey import Idempotency, ietf
 from samekey.core.decide import Execute
 from samekey.core.record import Answer
@@ -25,10 +28,7 @@ from samekey.stores.sql import migrations as module
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.migrations import Migration, check, code_version, migrate, migrations, script
 from samekey.stores.sql.queries import Queries, queries_for
-from samekey.testing import mariadb
 from samekey.testing.conformance import new_claim
-from samekey.testing.postgres import NamedServer
-from samekey.testing.processes import Turn, race
 from tests.stores.crash_scenarios import exchange_of
 from tests.stores.schemas import describe, execute, execute_script
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from lab.model import Model, Request
 from samekey import ietf
 from samekey.core.claim import AfterExpiry, Claim, TtlFrom
 from samekey.core.decide import Decision, Execute
@@ -34,7 +35,6 @@ from samekey.stores.sql.queries import Queries, queries_for
 from samekey.stores.sql.upkeep import Upkeep
 from samekey.testing.conformance import Subject, SyncSubject, new_claim
 from samekey.testing.conformance_subject import NOW
-from samekey.testing.model import Model, Request
 from tests.stores.conftest import migrated
 from tests.stores.mutants import MUTANTS, mutated
 

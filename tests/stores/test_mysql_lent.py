@@ -13,6 +13,8 @@ import pytest
 from pymysql.connections import Connection as PlainConnection  # type: ignore[import-untyped]
 from pymysql.cursors import Cursor, DictCursor, SSCursor  # type: ignore[import-untyped]
 
+from lab.processes import wait_until
+from lab.servers.mariadb import NamedServer, connected
 from samekey import Idempotency
 from samekey.core.states import Mode
 from samekey.drivers.mysql_text import ends_transaction, is_plain
@@ -23,8 +25,6 @@ from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled
 from samekey.errors import CommitRefused, OperationOver, StoreUnavailable
-from samekey.testing.mariadb import NamedServer, connected
-from samekey.testing.processes import wait_until
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of
 
 INSERT = "insert into effects values (%s)"

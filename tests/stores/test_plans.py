@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from lab.servers.postgres import NamedServer
 from samekey.core.claim import lock_number
 from samekey.core.program import Statement, Value
 from samekey.core.record import Answer
@@ -21,7 +22,6 @@ from samekey.drivers.url import drivers_for
 from samekey.stores.keys import answer_values, claim_values
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
-from samekey.testing.postgres import NamedServer
 from tests.stores.conftest import migrated
 from tests.stores.schemas import execute
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from lab.proxy import FaultProxy
 from samekey import Idempotency
 from samekey.core.program import Statement
 from samekey.drivers.asyncpg import AsyncpgDriver
 from samekey.drivers.url import drivers_for
 from samekey.errors import ConnectionLost, OperationOver, SamekeyError
 from samekey.stores.sql.queries import queries_for
-from samekey.testing.proxy import FaultProxy
 from tests.stores.postgres_sessions import Watched, asyncpg_driver, new_key, psycopg_driver, until
 
 INSERT = "insert into lent_effects (key) values ($1)"

@@ -13,12 +13,12 @@ import pymysql  # type: ignore[import-untyped]
 import pytest
 from pymysql.cursors import SSCursor  # type: ignore[import-untyped]
 
+from lab.processes import wait_until
+from lab.servers.mariadb import NamedServer, ask, connected
 from samekey import Idempotency, current_operation
 from samekey.drivers.mysql_text import is_plain, may_hide_an_end
 from samekey.drivers.pymysql import PyMySQLDriver
 from samekey.errors import EscapedTransaction, OperationOver, OutcomeUnknown, SamekeyError, TransactionGone
-from samekey.testing.mariadb import NamedServer, ask, connected
-from samekey.testing.processes import wait_until
 from tests.stores.crash_scenarios import effects, execute, prepare
 
 INSERT = "insert into effects values (%s)"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lab.processes import wait_until
 from samekey import Idempotency
 from samekey.core.states import Mode
 from samekey.drivers.sqlite import SQLiteDriver, SQLiteSession
@@ -22,7 +23,6 @@ from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled
 from samekey.errors import CommitRefused, OperationOver
-from samekey.testing.processes import wait_until
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of
 
 INSERT = "insert into t values (1)"

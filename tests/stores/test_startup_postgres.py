@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from lab.processes import LOOPBACK, free_port
+from lab.servers.postgres import PostgresServer, PostgresUnavailable
 from samekey import Idempotency, current_operation
 from samekey.drivers import asyncpg as asyncpg_driver
 from samekey.drivers import psycopg as psycopg_driver
@@ -27,8 +29,6 @@ from samekey.drivers import sqlstate
 from samekey.drivers.run import run
 from samekey.errors import ConfigurationError, ReadOnlyStore, SamekeyError, SchemaMismatch
 from samekey.stores.sql.migrations import migrate
-from samekey.testing.postgres import PostgresServer, PostgresUnavailable
-from samekey.testing.processes import LOOPBACK, free_port
 from tests.operator.command import samekey
 
 ROLES = """

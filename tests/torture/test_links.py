@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pymysql  # type: ignore[import-untyped]
 import pytest
 
-from samekey.testing.mariadb import NamedServer, ask, connected
-from samekey.testing.processes import wait_until
-from samekey.testing.proxy import cut_after, cut_and_delay, cut_before
-from samekey.testing.service.faults import WRITES
-from samekey.testing.service.links import MySQLProxy
+from lab.processes import wait_until
+from lab.proxy import cut_after, cut_and_delay, cut_before
+from lab.servers.mariadb import NamedServer, ask, connected
+from lab.torture.service.faults import WRITES
+from lab.torture.service.links import MySQLProxy
 
 LOST = (pymysql.err.Error, OSError, EOFError)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from samekey.testing.service.mishaps import Book, Inside, Order, Outside
+from lab.torture.service.mishaps import Book, Inside, Order, Outside
 
 GUARDED = {"type": "http", "headers": [(b"idempotency-key", b"k")]}
 

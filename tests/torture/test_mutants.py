@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from samekey.testing.service.evidence import counted
-from samekey.testing.service.mishaps import MISHAPS
-from samekey.testing.service.plan import Plan, load_of, only
-from samekey.testing.service.run import torture_service
+from lab.torture.service.evidence import counted
+from lab.torture.service.mishaps import MISHAPS
+from lab.torture.service.plan import Plan, load_of, only
+from lab.torture.service.run import torture_service
 from tests.torture.mutants import MUTANTS, VARIABLE
 
 FOCUSED = Plan(

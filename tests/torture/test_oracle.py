@@ -1,4 +1,4 @@
-"""The oracle of ``samekey torture service``: a good run has no findings, and every rule can fail.
+"""The oracle of ``python -m lab.torture service``: a good run has no findings, and every rule can fail.
 
 All of it is made up: histories, a ledger and views, each with one thing wrong.
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from samekey.testing.provider import Entry
-from samekey.testing.service.evidence import (
+from examples.provider import Entry
+from lab.torture.service.evidence import (
     Comparison,
     Evidence,
     Finding,
@@ -22,9 +22,9 @@ from samekey.testing.service.evidence import (
     View,
     counted,
 )
-from samekey.testing.service.histories import Body, Exchange, Histories, Intent, Kind
-from samekey.testing.service.oracle import judge
-from samekey.testing.service.report import recoveries
+from lab.torture.service.histories import Body, Exchange, Histories, Intent, Kind
+from lab.torture.service.oracle import judge
+from lab.torture.service.report import recoveries
 
 
 @dataclass

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from samekey.testing.service.evidence import Finding
-from samekey.testing.service.faults import Befell
-from samekey.testing.service.histories import Histories
-from samekey.testing.service.plan import DATABASE_FAULTS, RESTARTS, WEIGHTS, Plan, only, schedule
-from samekey.testing.service.report import Report
+from lab.torture.service.evidence import Finding
+from lab.torture.service.faults import Befell
+from lab.torture.service.histories import Histories
+from lab.torture.service.plan import DATABASE_FAULTS, RESTARTS, WEIGHTS, Plan, only, schedule
+from lab.torture.service.report import Report
 from tests.torture.test_oracle import good
 
 

@@ -1,4 +1,4 @@
-"""``samekey torture service`` itself: short real runs on each store, and runs that cannot be."""
+"""``python -m lab.torture service`` itself: short real runs on each store, and runs that cannot be."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from samekey.testing.mariadb import MariaDBServer, NamedServer
-from samekey.testing.service.nodes import CouldNotRun
-from samekey.testing.service.plan import DATABASE_FAULTS, Plan, only, with_second_lives
-from samekey.testing.service.run import torture_service
+from lab.servers.mariadb import MariaDBServer, NamedServer
+from lab.torture.service.nodes import CouldNotRun
+from lab.torture.service.plan import DATABASE_FAULTS, Plan, only, with_second_lives
+from lab.torture.service.run import torture_service
 
-COMMAND = [sys.executable, "-m", "samekey.cli", "torture", "service"]
+COMMAND = [sys.executable, "-m", "lab.torture", "service"]
 
 
 def run_command(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -93,7 +93,7 @@ def test_a_broken_promise_is_told_with_its_seed() -> None:
     *_, broken, seed, command = ran.stdout.splitlines()
     assert broken.startswith("BROKEN: ") and "refused_without_cause" in broken
     assert seed == "seed 5; run it again with:"
-    assert command.strip().startswith("samekey torture service --seconds 3 --seed 5 --clients 24")
+    assert command.strip().startswith("python -m lab.torture service --seconds 3 --seed 5 --clients 24")
     assert "422 as if the key were taken, with another tenant's key" in ran.stdout
 
 

@@ -15,7 +15,6 @@ from .reap import reap_command
 from .reconcile import reconcile_command
 from .spec import spec_command
 from .sweep import sweep_command
-from .torture import torture_app
 from .worker import worker_command
 
 app = typer.Typer(
@@ -33,7 +32,6 @@ def root() -> None:
 
 app.command("migrate")(migrate_command)
 app.command("worker")(worker_command)
-app.add_typer(torture_app, name="torture")
 app.add_typer(ledger_app, name="ledger")
 app.command("coverage")(coverage_command)
 app.command("spec")(spec_command)

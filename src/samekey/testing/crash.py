@@ -41,7 +41,6 @@ from typing import Any, NoReturn, Protocol
 from ..drivers.url import Drivers
 from ..errors import ConnectionLost
 from .crash_drivers import AsyncWatchedDriver, WatchedDriver
-from .processes import spawn
 
 __all__ = [
     "AsyncWatchedDriver",
@@ -195,15 +194,22 @@ def enumerate_kills(scenario: Callable[..., object], *args: Any) -> Iterator[Cra
     The scenario and its arguments must be picklable. One interpreter is started, which imports everything
     and then forks for every run, so a run costs milliseconds.
     """
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    with spawn(_serve, theirs, scenario, args), ours:
-        theirs.close()
+    spawned = multiprocessing.get_context("spawn")  # fork would copy the threads' locks, held
+    ours, theirs = spawned.Pipe()
+    server = spawned.Process(target=_serve, args=(theirs, scenario, args), daemon=True)
+    server.start()
+    theirs.close()
+    try:
         for expected in _order(ours, _label(), None).passed:
             label = _label()
             report = _order(ours, label, expected.number)
             if report.status != -signal.SIGKILL:
                 raise NotReproducible(f"The process was not killed at {expected}: {report}")
             yield Crashed(_struck(expected, report.struck), label)
+    finally:
+        ours.close()
+        server.kill()
+        server.join()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Throwaway database servers on loopback, for tests, the demo and the torture."""

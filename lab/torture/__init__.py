@@ -1,0 +1,1 @@
+"""Real processes under load and faults, judged from outside. ``python -m lab.torture --help`` says how."""
