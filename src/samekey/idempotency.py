@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from .core.backoff import Backoff
 from .core.ledger import FIELDS, Comparison, Field, Ledgers
@@ -18,6 +18,7 @@ from .engine.extending import Extension, extend
 from .engine.input import model_of
 from .engine.jobs import JobDefinition
 from .engine.once import Once, decorator
+from .engine.options import LeasedOptions, OnceOptions, PhasedOptions, TransactionOptions
 from .engine.phased import Definition
 from .engine.reconcile import Resolution
 from .engine.resolving import Named, resolve
@@ -56,9 +57,9 @@ class Idempotency(Engine):
     def atomic(self, handler: Handler) -> Handler: ...
 
     @overload
-    def atomic(self, **options: Any) -> Callable[[Handler], Handler]: ...
+    def atomic(self, **options: Unpack[TransactionOptions]) -> Callable[[Handler], Handler]: ...
 
-    def atomic(self, handler: Handler | None = None, **options: Any) -> Any:
+    def atomic(self, handler: Handler | None = None, **options: Unpack[TransactionOptions]) -> Any:
         """The handler's writes on ``current_operation().connection`` commit together with its answer.
 
         Options: ``on_4xx="commit"``, ``strict=True``, ``classify``, ``required``, ``connection`` (a
@@ -71,9 +72,9 @@ class Idempotency(Engine):
     def leased(self, handler: Handler) -> Handler: ...
 
     @overload
-    def leased(self, **options: Any) -> Callable[[Handler], Handler]: ...
+    def leased(self, **options: Unpack[LeasedOptions]) -> Callable[[Handler], Handler]: ...
 
-    def leased(self, handler: Handler | None = None, **options: Any) -> Any:
+    def leased(self, handler: Handler | None = None, **options: Unpack[LeasedOptions]) -> Any:
         """For handlers with effects outside the database: the claim commits before the handler runs.
 
         Options: ``lease``, ``max_run`` and ``ttl`` (seconds or a timedelta), ``on_error="retry"`` or
@@ -93,9 +94,9 @@ class Idempotency(Engine):
     def deferred(self, handler: Handler) -> Handler: ...
 
     @overload
-    def deferred(self, **options: Any) -> Callable[[Handler], Handler]: ...
+    def deferred(self, **options: Unpack[TransactionOptions]) -> Callable[[Handler], Handler]: ...
 
-    def deferred(self, handler: Handler | None = None, **options: Any) -> Any:
+    def deferred(self, handler: Handler | None = None, **options: Unpack[TransactionOptions]) -> Any:
         """The handler writes and enqueues a job in one transaction and answers 202; a worker does the job.
 
         Write through ``current_operation().connection`` and enqueue with ``current_operation().enqueue``.
@@ -110,7 +111,7 @@ class Idempotency(Engine):
         version: int = 1,
         max_attempts: int = 10,
         backoff: Backoff | None = None,
-        **options: Any,
+        **options: Unpack[PhasedOptions],
     ) -> Callable[[Handler], Handler]:
         """A function of ``(op, input)`` made of named phases, which goes on where it stopped.
 
@@ -195,7 +196,7 @@ class Idempotency(Engine):
         """
         self.ledgers.append(Ledgers(ours, theirs, report, fields, name))
 
-    def _declare(self, handler: Any, mode: Mode, options: dict[str, Any]) -> Any:
+    def _declare(self, handler: Any, mode: Mode, options: Mapping[str, Any]) -> Any:
         rules = rules_from(self.policy, mode, options)
         self.store.must_carry(mode, rules.policy)
         if handler is not None:
@@ -213,7 +214,7 @@ class Idempotency(Engine):
         payload: Any = None,
         name: str = "",
         mode: Literal["leased", "repeatable", "atomic"] = "leased",
-        **options: Any,
+        **options: Unpack[OnceOptions],
     ) -> Any:
         """Runs ``run()`` once for this key and gives its result, now and every later time.
 
@@ -233,7 +234,7 @@ class Idempotency(Engine):
         payload: Any = None,
         name: str = "",
         mode: Literal["leased", "repeatable", "atomic"] = "leased",
-        **options: Any,
+        **options: Unpack[OnceOptions],
     ) -> Any:
         """``once`` for async code, whatever ``run`` is: a lambda that gives a coroutine, for one."""
         once = Once(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)
@@ -247,7 +248,7 @@ class Idempotency(Engine):
         payload: Callable[..., Any] | None = None,
         name: str | None = None,
         mode: Literal["leased", "repeatable", "atomic"] = "leased",
-        **options: Any,
+        **options: Unpack[OnceOptions],
     ) -> Callable[[Handler], Handler]:
         """Guards a function. ``tenant``, ``key`` and ``payload`` take its arguments."""
         return decorator(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)

@@ -19,7 +19,7 @@ import pytest
 
 from samekey.core import outcome as module
 from samekey.core.outcome import Ending, OnError, Outcome, judge, of_error, of_status
-from samekey.core.policy import Remember
+from samekey.core.settings import Remember
 from samekey.errors import EscapedTransaction, NotExecuted, OutcomeUnknown, StoreUnavailable
 
 REMEMBER, RELEASE, FAIL, UNKNOWN = Outcome.REMEMBER, Outcome.RELEASE, Outcome.FAIL, Outcome.UNKNOWN

@@ -117,7 +117,8 @@ def test_every_single_choice_can_be_overridden(profile: Callable[..., Policy], s
     assert getattr(changed, setting) == OVERRIDES[setting]
     for other in SETTINGS - {setting}:
         assert getattr(changed, other) == getattr(profile(), other)
-    assert profile().override(**{setting: OVERRIDES[setting]}) == changed
+    given: Any = {setting: OVERRIDES[setting]}
+    assert profile().override(**given) == changed
 
 
 def test_an_override_leaves_the_policy_that_it_was_made_from_alone() -> None:
@@ -144,8 +145,9 @@ def test_an_unknown_setting_is_refused_with_the_known_ones(make: Callable[..., P
 
 @pytest.mark.parametrize(("name", "seconds"), [("ttl", 7200), ("lease", 0.5), ("max_run", 90.5), ("wait", 3)])
 def test_a_duration_may_be_a_number_of_seconds(name: str, seconds: float) -> None:
-    assert getattr(ietf(**{name: seconds}), name) == timedelta(seconds=seconds)
-    assert getattr(ietf().override(**{name: seconds}), name) == timedelta(seconds=seconds)
+    given: Any = {name: seconds}
+    assert getattr(ietf(**given), name) == timedelta(seconds=seconds)
+    assert getattr(ietf().override(**given), name) == timedelta(seconds=seconds)
 
 
 def test_durations_in_milliseconds_are_whole_and_exact() -> None:
@@ -158,8 +160,9 @@ def test_durations_in_milliseconds_are_whole_and_exact() -> None:
 @pytest.mark.parametrize("name", ["ttl", "lease", "max_run", "wait"])
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e300])
 def test_a_duration_without_an_end_is_refused(name: str, value: float) -> None:
+    given: Any = {name: value}
     with pytest.raises(ConfigurationError, match=rf"^{name} must be a duration with an end"):
-        ietf(**{name: value})
+        ietf(**given)
 
 
 @pytest.mark.parametrize("minutes", [1, 59])

@@ -122,7 +122,7 @@ def test_under_stripe_a_refusal_is_its_error_envelope(
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("verdict", ALL, ids=lambda verdict: type(verdict).__name__)
 @pytest.mark.parametrize("on_in_progress", ["reject", "accept", "wait"])
-def test_k5_the_key_never_appears_in_an_answer(profile: str, verdict: Verdict, on_in_progress: str) -> None:
+def test_k5_the_key_never_appears_in_an_answer(profile: str, verdict: Verdict, on_in_progress: Any) -> None:
     answer = verdict_answer(verdict, PROFILES[profile].override(on_in_progress=on_in_progress))
     everything = b"\n".join([answer.body, *(part for pair in answer.headers for part in pair)])
     for secret in (KEY, STORED.scope, STORED.tenant, STORED.attempt, STORED.fingerprint.hex()):
@@ -174,7 +174,7 @@ STATUS_LINK: dict[str, set[type]] = {
 @pytest.mark.parametrize("on_in_progress", ["reject", "accept"])
 @pytest.mark.parametrize("verdict", ALL, ids=lambda verdict: type(verdict).__name__)
 def test_a_link_leads_to_the_status_where_there_is_an_operation(
-    verdict: Verdict, on_in_progress: str
+    verdict: Verdict, on_in_progress: Any
 ) -> None:
     answer = verdict_answer(verdict, ietf(on_in_progress=on_in_progress))
     known = not (isinstance(verdict, Outstanding) and verdict.operation_id is None)
@@ -352,7 +352,7 @@ def test_d4_accept_of_atomic_work_is_202_without_a_place_to_look(profile: str) -
 
 
 @pytest.mark.parametrize("on_in_progress", ["reject", "wait"])
-def test_d4_without_accept_it_is_409(on_in_progress: str) -> None:
+def test_d4_without_accept_it_is_409(on_in_progress: Any) -> None:
     for operation_id in (ID, None):
         verdict = Outstanding(operation_id, STORED.expires_at)
         assert verdict_answer(verdict, ietf(on_in_progress=on_in_progress)).status == 409

@@ -16,7 +16,7 @@ DAY = 86_400_000
 
 
 @pytest.mark.parametrize("ttl_from", ["completion", "creation"])
-def test_the_lookup_is_asked_before_an_expired_key_runs_again(dynamodb_url: str, ttl_from: str) -> None:
+def test_the_lookup_is_asked_before_an_expired_key_runs_again(dynamodb_url: str, ttl_from: Any) -> None:
     idempotency = Idempotency(dynamodb_url)
     findings: list[Any] = [StillUnknown, Executed(Response(200, 7), provider_id="ch_1"), NotExecuted]
     ran: list[int] = []

@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
+from samekey.engine.options import LeasedOptions, TransactionOptions
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.callers import AsgiApp, AsgiClient, Client, LoopThread, WsgiApp, WsgiClient
 from tests.edges.world import Reply, Store, World
@@ -50,10 +51,14 @@ def tenant_of(context: Any) -> str | None:
 class Setup:
     """How an application is guarded, beyond the defaults."""
 
-    leased: dict[str, Any] = field(default_factory=dict)
-    atomic: dict[str, Any] = field(default_factory=dict)
+    leased: LeasedOptions = field(default_factory=LeasedOptions)
+    atomic: TransactionOptions = field(default_factory=TransactionOptions)
     routes: dict[str, Any] = field(default_factory=dict)
     undecorated: Literal["guard", "pass"] = "guard"
+
+    @property
+    def optional(self) -> LeasedOptions:
+        return {**self.leased, "required": False}
 
 
 def build(
@@ -111,7 +116,7 @@ def _handlers(store: Store, world: World, setup: Setup) -> dict[str, Any]:
     async def atomic(request: Request) -> Response:
         return starlette_response(await world.perform_async(store, "atomic"))
 
-    @idempotency.leased(required=False, **setup.leased)
+    @idempotency.leased(**setup.optional)
     async def optional(request: Request) -> Response:
         return starlette_response(await world.perform_async(store, "optional"))
 
@@ -159,7 +164,7 @@ def _sync_handlers(
     def atomic() -> Any:
         return respond(world.perform(store, "atomic"))
 
-    @idempotency.leased(required=False, **setup.leased)
+    @idempotency.leased(**setup.optional)
     def optional() -> Any:
         return respond(world.perform(store, "optional"))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from samekey import OutcomeUnknown, current_operation
+from samekey.engine.options import TransactionOptions
 from samekey.errors import CommitRefused, NothingWritten
 from tests.edges.apps import FRAMEWORKS, Kind, Setup
 from tests.edges.callers import Got
@@ -30,7 +31,7 @@ def both(request: pytest.FixtureRequest) -> Stores:
 @pytest.fixture
 def play(builder: Build, both: Stores) -> Play:
     def send(
-        kind: Kind, *script: Act, times: int = 2, options: dict[str, Any] | None = None, **policy: Any
+        kind: Kind, *script: Act, times: int = 2, options: TransactionOptions | None = None, **policy: Any
     ) -> tuple[list[Got], Store, World]:
         world, store = World(*script), both.get(**policy)
         client = builder(kind, store, world, Setup(atomic=options or {}))

@@ -11,6 +11,7 @@ import pytest
 from flask.views import MethodView, View
 
 from samekey import ConfigurationError, Idempotency, current_operation
+from samekey.core.outcome import OnError
 from samekey.errors import Answered
 from samekey.wsgi import IdempotencyMiddleware
 from tests.edges.apps import tenant_of
@@ -166,7 +167,7 @@ def test_what_a_view_may_return(service: Service) -> None:
     ],
 )
 def test_abort_is_the_frameworks_own_exception(
-    service: Service, status: int, on_error: str, again: int
+    service: Service, status: int, on_error: OnError, again: int
 ) -> None:
     """Below 500 it is an answer. From 500 on it is an error like any other (X2)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def _rows(*, postgres: bool = False) -> Iterator[pytest.ParameterSet]:
 def _play(builder: Build, stores: Stores, kind: Kind, mode: str, scenario: Scenario) -> None:
     store = stores.get(scenario.profile, **scenario.policy)
     world = World(*scenario.script)
-    options = dict(scenario.options)
+    options: Any = dict(scenario.options)
     setup = Setup(leased=options, atomic=options if mode == "atomic" else {}, routes=dict(scenario.routes))
     client = builder(kind, store, world, setup)
     for ask, expect in scenario.steps:

@@ -20,6 +20,7 @@ from starlette.routing import Mount, Route, Router
 
 from samekey import ConfigurationError, current_operation
 from samekey.asgi import IdempotencyMiddleware
+from samekey.core.outcome import OnError
 from tests.edges.apps import tenant_of
 from tests.edges.callers import AsgiClient, Client, LoopThread
 from tests.edges.counting import touches
@@ -212,7 +213,7 @@ def test_handled_exceptions(mode: str, store: Store, loop: LoopThread, world: Wo
     ],
 )
 def test_the_frameworks_own_http_exception(
-    status: int, on_error: str, again: int, serve: Serve, store: Store, world: World
+    status: int, on_error: OnError, again: int, serve: Serve, store: Store, world: World
 ) -> None:
     """Below 500 it is an answer. From 500 on it is an error like any other (X2)."""
 

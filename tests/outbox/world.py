@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 import flask
 import psycopg
@@ -24,6 +24,7 @@ from lab.servers import mariadb
 from samekey import Backoff, Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
 from samekey.drivers.run import run
+from samekey.engine.options import TransactionOptions
 from samekey.stores.sql.jobs import Job
 from samekey.stores.sql.migrations import migrate
 from samekey.workers.outbox import OutboxWorker
@@ -89,7 +90,7 @@ class Outbox:
 
     # ---------------------------------------------------------------- the shop
 
-    def client(self, kind: Kind, act: Act | None = None, **options: Any) -> Client:
+    def client(self, kind: Kind, act: Act | None = None, **options: Unpack[TransactionOptions]) -> Client:
         """A client of a new application: ``POST /orders`` does as it is told."""
         told = act or Act()
         insert = "insert into orders values ('written')"

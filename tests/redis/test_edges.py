@@ -102,7 +102,8 @@ def test_the_scenario_table(
 ) -> None:
     store = Store(opened(scenario.profile, **scenario.policy), "redis", "")
     world = World(*scenario.script)
-    setup = Setup(leased=dict(scenario.options), routes=dict(scenario.routes))
+    options: Any = dict(scenario.options)
+    setup = Setup(leased=options, routes=dict(scenario.routes))
     client = build(kind, store, world, loop, threads, setup)
     for ask, expect in scenario.steps:
         expect.check(client.send(ask.request("/edge", world.name)))

@@ -30,7 +30,8 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from ..errors import EscapedTransaction, NotExecuted, OutcomeUnknown
-from .policy import NEVER_REMEMBERED, ROUTER_REFUSALS, Remember
+from .policy import NEVER_REMEMBERED, ROUTER_REFUSALS
+from .settings import Remember
 
 
 class Outcome(StrEnum):

@@ -17,14 +17,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Unpack
 
 from ..errors import ConfigurationError
 from .fingerprint import FingerprintRules
 from .freshness import longest_fresh
 from .header import KeyRules
-
-Remember = Literal["successes", "definite", "everything"]
+from .settings import Remember, Settings
 
 NEVER_REMEMBERED = frozenset({401, 403, 408, 413, 415, 425, 429})
 """Refusals that say nothing about the operation: come back logged in, later, smaller …"""
@@ -105,7 +104,7 @@ class Policy:
         for problem in _problems(self):
             raise ConfigurationError(problem)
 
-    def override(self, **changes: Any) -> Policy:
+    def override(self, **changes: Unpack[Settings]) -> Policy:
         """This policy with some choices replaced; unknown names are refused. Durations may be seconds."""
         return _override(self, changes)
 
@@ -118,12 +117,12 @@ class Policy:
         return milliseconds(self.lease)
 
 
-def ietf(**overrides: Any) -> Policy:
+def ietf(**overrides: Unpack[Settings]) -> Policy:
     """The Internet-Draft: 400 without a key, 422 for another request, 409 while it runs."""
     return _override(Policy(), overrides)
 
 
-def stripe(**overrides: Any) -> Policy:
+def stripe(**overrides: Unpack[Settings]) -> Policy:
     """Stripe's API v1: keys are optional, every answer counts once execution began, 500 included."""
     base = Policy(
         profile="stripe",
@@ -137,7 +136,7 @@ def stripe(**overrides: Any) -> Policy:
     return _override(base, overrides)
 
 
-def stripe_v2(**overrides: Any) -> Policy:
+def stripe_v2(**overrides: Unpack[Settings]) -> Policy:
     """Stripe's API v2: POST and DELETE, thirty days, and only successes are remembered."""
     base = stripe(
         profile="stripe_v2",
@@ -153,7 +152,7 @@ def milliseconds(span: timedelta) -> int:
     return span // timedelta(milliseconds=1)
 
 
-def _override(base: Policy, changes: dict[str, Any]) -> Policy:
+def _override(base: Policy, changes: Settings) -> Policy:
     known = {f.name for f in dataclasses.fields(Policy)}
     for name in changes:
         if name not in known:

@@ -47,6 +47,7 @@ from ..errors import (
 from .decorate import must_have_run
 from .exchange import Exchange
 from .operation import Running, _current
+from .options import OnceOptions
 from .rules import Rules, rules_from
 from .way import Finished, Handled
 
@@ -71,7 +72,7 @@ class Once:
         payload: Any,
         name: str,
         mode: str,
-        options: dict[str, Any],
+        options: OnceOptions,
     ) -> None:
         if mode not in _MODES:
             raise ConfigurationError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}.")
@@ -165,7 +166,7 @@ def decorator(
     payload: Callable[..., Any] | None,
     name: str | None,
     mode: str,
-    options: dict[str, Any],
+    options: OnceOptions,
 ) -> Callable[[Any], Any]:
     """Guards a function: ``tenant``, ``key`` and ``payload`` are functions of its arguments."""
 
@@ -181,7 +182,7 @@ def decorator(
                 payload=arguments(*args, **kwargs),
                 name=called,
                 mode=mode,
-                options=dict(options),
+                options=options,
             )
 
         if inspect.iscoroutinefunction(function):

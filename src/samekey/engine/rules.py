@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -12,11 +12,9 @@ from ..core.outcome import Classifier, Ending, OnError, Outcome, judge
 from ..core.policy import Policy
 from ..core.states import Mode
 from ..errors import ConfigurationError
+from .options import Connections
 
 logger = logging.getLogger("samekey")
-
-Connections = Callable[[Any], Any]
-"""Gives the connection for atomic work from the ASGI scope or WSGI environ; may be async."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +72,10 @@ _AT_THE_EDGE = frozenset(
 """Settings that are read before any handler is reached."""
 
 
-def rules_from(policy: Policy, mode: Mode, options: dict[str, Any]) -> Rules:
+def rules_from(policy: Policy, mode: Mode, given: Mapping[str, Any]) -> Rules:
     """Rules from a decorator's keywords: its own, and any setting of the policy that a handler can have."""
-    own = {name: options.pop(name) for name in list(options) if name in _OPTIONS[mode]}
+    own = {name: value for name, value in given.items() if name in _OPTIONS[mode]}
+    options: Any = {name: value for name, value in given.items() if name not in own}
     for name in options:
         if name in _ATOMIC | _LEASED:
             raise ConfigurationError(f"A {mode} handler has no {name!r}; it would have no effect.")
