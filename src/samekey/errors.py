@@ -27,6 +27,7 @@
     │   ├── OutcomeUnknown          raise it: nobody can tell, a retry must not run
     │   ├── CommitRefused           atomic work tried to end its transaction and was stopped
     │   ├── UnfinishedWork          atomic work returned while a statement was under way; rolled back
+    │   ├── FailedTransaction       atomic work went on after a statement that had failed; rolled back
     │   ├── EscapedTransaction      atomic work ended its own transaction
     │   ├── OperationOver           what an operation lent was used after its end
     │   │   └── TransactionGone     the database itself had rolled back; nothing was sent after that
@@ -217,6 +218,17 @@ class UnfinishedWork(HandlerError):
             "The handler returned while a statement was still under way on the connection that was lent to "
             "it, so everything was rolled back. Await every task and join every thread that uses it, and "
             "close every stream, copy or pipeline, before the handler returns."
+        )
+
+
+class FailedTransaction(HandlerError):
+    """A statement of the handler's failed and the handler went on. Everything was rolled back."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A statement of the handler's failed, and the handler went on. PostgreSQL refuses everything "
+            "after that up to the end of the transaction, so everything was rolled back. Let the error leave "
+            "the handler, or put a statement that may fail into a savepoint: with connection.transaction()."
         )
 
 

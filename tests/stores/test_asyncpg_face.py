@@ -227,6 +227,10 @@ async def prepare_by_text(connection: Any) -> None:
     await connection.execute("prepare mine as select 'secret'")
 
 
+async def prepare_within(connection: Any) -> None:
+    await connection.execute("do $$ begin execute 'prepare mine as select 1'; end $$")
+
+
 async def settings(connection: Any) -> None:
     await connection.execute("set application_name to 'mine'; set timezone to 'Pacific/Chatham'")
     await connection.execute("select set_config('my.tenant', 'secret', false)")
@@ -255,7 +259,7 @@ HEARD: list[str] = []
 @pytest.mark.parametrize(
     "leave",
     [
-        *(set_codec, log_queries, log_messages, listen, listen_by_text, prepare_by_text),
+        *(set_codec, log_queries, log_messages, listen, listen_by_text, prepare_by_text, prepare_within),
         *(settings, temporary_table, held_cursor, advisory_lock, sequence),
     ],
 )

@@ -193,6 +193,10 @@ def prepared(connection: Any) -> None:
     connection.execute("prepare mine as select 'secret'")
 
 
+def prepared_within(connection: Any) -> None:
+    connection.execute("do $$ begin execute 'prepare mine as select 1'; end $$")
+
+
 def settings(connection: Any) -> None:
     connection.execute("set application_name to 'mine'; set timezone to 'Pacific/Chatham'")
     connection.execute("select set_config('my.tenant', 'secret', false)")
@@ -218,7 +222,7 @@ def sequence(connection: Any) -> None:
 @pytest.mark.parametrize(
     "leave",
     [
-        *(adapters, factories, notices, notifications, prepared),
+        *(adapters, factories, notices, notifications, prepared, prepared_within),
         *(settings, temporary_table, held_cursor, advisory_lock, sequence),
     ],
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
+
+from .fork import anew_after_fork
 
 logger = logging.getLogger("samekey")
 
@@ -35,10 +36,10 @@ class Alarm:
     """The thread starts with the first appointment, also after a fork."""
 
     def __init__(self) -> None:
-        self._start_anew()
+        self.start_anew()
+        anew_after_fork(self)
 
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
+    def start_anew(self) -> None:
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, Appointment]] = []
         self.called_off = 0
@@ -47,8 +48,6 @@ class Alarm:
         self._thread: threading.Thread | None = None
 
     def after(self, seconds: float, call: Callable[[], None]) -> Appointment:
-        if self._pid != os.getpid():
-            self._start_anew()
         appointment = Appointment(self, call)
         with self._changed:
             if self.called_off > 100 and self.called_off > len(self._due) // 2:

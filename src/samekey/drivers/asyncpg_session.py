@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import asyncpg
@@ -26,8 +26,18 @@ from ..errors import (
     UnfinishedWork,
 )
 from .asyncpg_face import Lent, LentConnection
+from .caller import is_handlers
 from .pool import AsyncPool
-from .sqlstate import COMMIT_ROLLED_BACK, ESCAPED, RAN_TOO_LONG, RESET_ROLE, SESSION_ENDED, from_sqlstate
+from .sqlstate import (
+    COMMIT_ROLLED_BACK,
+    ESCAPED,
+    LEFT_NOTHING,
+    RAN_TOO_LONG,
+    RESET,
+    RESET_ROLE,
+    SESSION_ENDED,
+    from_sqlstate,
+)
 
 T = TypeVar("T")
 
@@ -36,11 +46,6 @@ CONNECTION_ERRORS = (
     asyncpg.PostgresConnectionError,
     OSError,
     asyncio.IncompleteReadError,
-)
-
-_RESET = (
-    "select pg_advisory_unlock_all(); close all; unlisten *; reset all; reset role; "
-    "reset session authorization; discard temp; discard sequences"
 )
 
 
@@ -116,14 +121,16 @@ class AsyncpgSession:
     async def execute(self, statement: Statement) -> Sequence[Row]:
         sql, parameters = statement.render("numeric")
         try:
-            self._check()
-            with bounded(self._connection, self._bound):
-                if self._pool is not None and self._lent.cut and self._lent.role:
-                    self._lent.role = False
-                    await self._connection.execute(RESET_ROLE)
-                rows: Sequence[Row] = await self._connection.fetch(
-                    sql, *parameters, record_class=asyncpg.Record
-                )
+            lending: AbstractContextManager[None] = self._lent.use() if is_handlers() else nullcontext()
+            with lending:
+                self._check()
+                with bounded(self._connection, self._bound):
+                    if self._pool is not None and self._lent.cut and self._lent.role:
+                        self._lent.role = False
+                        await self._connection.execute(RESET_ROLE)
+                    rows: Sequence[Row] = await self._connection.fetch(
+                        sql, *parameters, record_class=asyncpg.Record
+                    )
             return rows
         except Exception as error:
             if self._lent.escaped:
@@ -194,7 +201,7 @@ class AsyncpgSession:
         try:
             if keep and self._pool is not None:
                 with bounded(self._connection, self._bound):
-                    await self._connection.execute(_RESET)
+                    keep = await self._connection.execute(RESET) == LEFT_NOTHING
         except Exception:
             keep = False
         except BaseException:

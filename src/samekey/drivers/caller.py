@@ -7,6 +7,8 @@ is on its way then goes on to its end; what has not been sent yet is not sent fo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 
@@ -39,3 +41,22 @@ def leave_if_unwanted() -> None:
     who = caller.get()
     if who is not None and who.is_unwanted():
         raise NotSent
+
+
+_for_the_handler: ContextVar[bool] = ContextVar("samekey_for_the_handler", default=False)
+
+
+@contextmanager
+def for_the_handler() -> Iterator[None]:
+    """Around statements of ours that a handler causes, on the connection that it is lent: they are refused as
+    its own are once it has ended, also those of a thread or a task that it left behind."""
+    token = _for_the_handler.set(True)
+    try:
+        yield
+    finally:
+        _for_the_handler.reset(token)
+
+
+def is_handlers() -> bool:
+    """Whether what is sent now is sent for a handler."""
+    return _for_the_handler.get()

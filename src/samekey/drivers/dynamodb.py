@@ -11,7 +11,6 @@ boto3's client is botocore's, so boto3 itself is not needed.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import threading
 import time
@@ -32,6 +31,7 @@ from ..errors import ConfigurationError
 from .dynamodb_clock import Clock
 from .dynamodb_errors import THROTTLED, code_of, translate
 from .dynamodb_url import DynamoURL
+from .fork import anew_after_fork, leave_to_parent
 
 AT_ONCE: Final = 8
 """Requests of one statement that are made side by side: enough for the leases of a busy process, and for the
@@ -143,12 +143,14 @@ class DynamoDriver:
 
     def __init__(self, url: DynamoURL, clock: Clock, *, pool_size: int = 10, timeout: float = 5.0) -> None:
         self._access = _Access(url, clock, pool_size=pool_size, timeout=timeout)
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._made: Any = None
+        self.start_anew()
+        anew_after_fork(self)
+
+    def start_anew(self) -> None:
+        leave_to_parent(self._made)
+        self._lock = threading.Lock()
+        self._made = None
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         if self._access.needs_time(statement):
@@ -192,13 +194,11 @@ class DynamoDriver:
 
     def close(self) -> None:
         made, self._made = self._made, None
-        if made is not None and self._pid == os.getpid():
+        if made is not None:
             made.close()
 
     def _client(self) -> Any:
         """One for all threads of this process: it is safe for threads, its connections not for a fork."""
-        if self._pid != os.getpid():
-            self._start_anew()
         with self._lock:
             if self._made is None:
                 session = botocore.session.Session()
@@ -214,8 +214,12 @@ class AsyncDynamoDriver:
 
     def __init__(self, url: DynamoURL, clock: Clock, *, pool_size: int = 10, timeout: float = 5.0) -> None:
         self._access = _Access(url, clock, pool_size=pool_size, timeout=timeout)
-        self._pid = os.getpid()
         self._made: dict[asyncio.AbstractEventLoop, asyncio.Task[tuple[AsyncGenerator[Any, None], Any]]] = {}
+        anew_after_fork(self)
+
+    def start_anew(self) -> None:
+        leave_to_parent(self._made)
+        self._made = {}
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         if self._access.needs_time(statement):
@@ -271,14 +275,12 @@ class AsyncDynamoDriver:
 
     async def close(self) -> None:
         made = self._made.pop(asyncio.get_running_loop(), None)
-        if made is not None and self._pid == os.getpid():
+        if made is not None:
             with suppress(Exception):
                 await (await made)[0].aclose()
 
     async def _client(self) -> Any:
         """One for each event loop of this process."""
-        if self._pid != os.getpid():
-            self._pid, self._made = os.getpid(), {}
         loop = asyncio.get_running_loop()
         if loop not in self._made:
             self._made = {there: made for there, made in self._made.items() if not there.is_closed()}

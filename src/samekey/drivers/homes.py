@@ -8,12 +8,12 @@ connections. What is left of one that was just closed is ended without it, as so
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .fork import anew_after_fork, leave_to_parent
 from .pool import AsyncPool
 
 
@@ -48,24 +48,25 @@ class Homes:
     def __init__(self, make: Callable[[], Home], end: Callable[[Any], None]) -> None:
         self._make = make
         self._end = end
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
         self._leaving: list[Home] = []
         """Closed, and still in use: the loop finds their farewell for as long as they are kept."""
-        self._of_parent: list[object] = []
-        """After a fork: what is the parent's, and must not even be thrown away here."""
+        self._lock = threading.Lock()
+        anew_after_fork(self)
+
+    def start_anew(self) -> None:
+        leave_to_parent(self._homes, self._leaving)
+        self._lock, self._homes, self._leaving = threading.Lock(), {}, []
 
     def here(self) -> Home:
         """The pools of the running loop."""
         loop = asyncio.get_running_loop()
         found = self._homes.get(loop)
-        if found is None or self._pid != os.getpid():
+        if found is None:
             found = self._move_in(loop)
         return found
 
     def _move_in(self, loop: asyncio.AbstractEventLoop) -> Home:
-        self._leave_parent()
         home = self._make()
         home.farewell = _farewell(home)
         try:
@@ -83,7 +84,6 @@ class Homes:
 
     def close(self) -> None:
         """Closes the connections of every loop of this process, whichever loop this is called in."""
-        self._leave_parent()
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -105,11 +105,6 @@ class Homes:
     def _end_all(self, home: Home) -> None:
         for connection in home.empty():
             self._end(connection)
-
-    def _leave_parent(self) -> None:
-        if self._pid != os.getpid():
-            self._of_parent += [self._homes, self._leaving]
-            self._pid, self._lock, self._homes, self._leaving = os.getpid(), threading.Lock(), {}, []
 
 
 async def _farewell(home: Home) -> AsyncGenerator[None, None]:

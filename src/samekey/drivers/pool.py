@@ -9,13 +9,13 @@ Who takes a connection takes a place, and gives back exactly that one: giving ba
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from ..errors import StoreBusy
+from .fork import anew_after_fork, leave_to_parent
 
 C = TypeVar("C")
 
@@ -49,10 +49,14 @@ class Pool(Generic[C]):
         self._size = size
         self._keep = keep
         self._timeout = timeout
-        self._start_anew()
+        self._begin()
+        anew_after_fork(self)
 
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
+    def start_anew(self) -> None:
+        leave_to_parent(self._idle)
+        self._begin()
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[C] = []
         self._lent: dict[int, int] = {}
@@ -67,10 +71,6 @@ class Pool(Generic[C]):
 
     def take(self) -> C:
         """A connection that nobody else uses until it is given back. ``StoreBusy`` if none is free."""
-        if self._pid != os.getpid():
-            # Connections must not cross a fork. The parent's are left alone: closing them here would
-            # say goodbye on its socket, or drop its locks.
-            self._start_anew()
         if self._places is not None and not self._places.acquire(timeout=self._timeout):
             raise _none_free(self._timeout)
         try:
@@ -95,8 +95,10 @@ class Pool(Generic[C]):
 
     def give_back(self, connection: C) -> None:
         """For the next one; closed if it is no longer usable or there are enough."""
-        if self._pid != os.getpid():
-            return
+        with self._lock:
+            known = id(connection) in self._lent
+        if not known:
+            return  # it was given back, or it is the parent's
         keep = self._usable(connection)
         with self._lock:
             since = self._lent.pop(id(connection), None)
@@ -120,8 +122,6 @@ class Pool(Generic[C]):
 
     def forget(self, connection: C) -> None:
         """Gives back the place of a connection that its holder has ended, or leaves to its fate."""
-        if self._pid != os.getpid():
-            return
         with self._lock:
             known = self._lent.pop(id(connection), None) is not None
         if known:
@@ -135,15 +135,13 @@ class Pool(Generic[C]):
         """Closes every idle connection: after a restart of the server they are all dead."""
         with self._lock:
             idle, self._idle = self._idle, []
-        if self._pid == os.getpid():
-            for connection in idle:
-                self._close(connection)
+        for connection in idle:
+            self._close(connection)
 
     def close(self) -> None:
         """Closes every idle connection now, and those in use when they are given back."""
-        if self._pid == os.getpid():
-            self._closings += 1
-            self.drop_idle()
+        self._closings += 1
+        self.drop_idle()
 
 
 class AsyncPool(Generic[C]):

@@ -54,6 +54,22 @@ def face_of(connection: Connection, lent: Lent) -> Connection:
     return result
 
 
+def our_face(face: Connection) -> Connection:
+    """A face for one statement of ours: it goes the handler's way, into its pipeline too, and is cut with
+    the handler's; its text is not looked at."""
+    made: Any = object.__new__(type(face))
+    made.__dict__.update(face.__dict__)
+    made._samekey_ours = True
+    result: Connection = made
+    return result
+
+
+def behind(connection: Connection) -> Connection:
+    """The connection itself, where this is a face of one."""
+    real: Connection = getattr(connection, "_samekey_real", connection)
+    return real
+
+
 @cache
 def _face_class(kind: Any) -> Any:
     return type(f"Lent{kind.__name__}", (_Face, kind), {"__module__": kind.__module__})
@@ -64,6 +80,7 @@ class _Face:
 
     _samekey_lent: Lent
     _samekey_real: Connection
+    _samekey_ours = False
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Every statement of whoever has this face, or something that came from it, passes here.
@@ -73,7 +90,8 @@ class _Face:
         try:
             self._look_whether_it_stands()
             self._check()
-            self._look(gen)
+            if not self._samekey_ours:
+                self._look(gen)
         except BaseException:
             gen.close()
             raise

@@ -33,16 +33,22 @@ from ..errors import (
     UnfinishedWork,
 )
 from .alarm import ALARM, Appointment
+from .caller import is_handlers
 from .pool import Pool
-from .psycopg_face import Lent, face_of
-from .sqlstate import COMMIT_ROLLED_BACK, ESCAPED, RAN_TOO_LONG, RESET_ROLE, SESSION_ENDED, from_sqlstate
+from .psycopg_face import Lent, behind, face_of, our_face
+from .sqlstate import (
+    COMMIT_ROLLED_BACK,
+    ESCAPED,
+    LEFT_NOTHING,
+    RAN_TOO_LONG,
+    RESET,
+    RESET_ROLE,
+    SESSION_ENDED,
+    from_sqlstate,
+)
 
 Connection = psycopg.Connection[Any]
 
-_RESET = (
-    "select pg_advisory_unlock_all(); close all; unlisten *; reset all; reset role; "
-    "reset session authorization; discard temp; discard sequences"
-)
 _ADAPTERS = AdaptersMap(psycopg.adapters)
 """As they were when this module was loaded: a user's own must not change what we read and write."""
 
@@ -194,6 +200,9 @@ class PsycopgSession:
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         try:
+            if is_handlers():
+                # Through the face: whoever waits for the lock while the operation ends finds it cut.
+                return execute(our_face(self.connection), statement, self._bound)
             self._check()
             if self._pool is not None and self._lent.cut and self._lent.role:
                 self._lent.role = False
@@ -271,7 +280,7 @@ class PsycopgSession:
         keep = self._pool is None or (usable(connection) and not self._lent.traces)
         try:
             if keep and self._pool is not None:
-                send(connection, _RESET, self._bound)
+                keep = send(connection, RESET, self._bound) == LEFT_NOTHING
                 connection.prepare_threshold = getattr(connection, "usual_threshold", 5)
                 connection.prepared_max = 100
         except SamekeyError:
@@ -303,6 +312,7 @@ class PsycopgSession:
 
 def _close(connection: Connection) -> None:
     """Closes it, unless another thread is in the middle of using it: then only its line is cut."""
+    connection = behind(connection)
     if connection.lock.acquire(blocking=False):
         try:
             # Not by psycopg's own close, which gives a connection of the user's pool back to it.
@@ -339,13 +349,15 @@ def execute(connection: Connection, statement: Statement, bound: float) -> Seque
 
 
 def send(connection: Connection, text: str, bound: float) -> str | None:
-    """A text of ours; gives the server's answer to it."""
+    """A text of ours; gives the server's answer to its last statement."""
     with (
         _translated(),
         bounded(connection, bound),
         _OurCursor(connection, row_factory=tuple_row) as cursor,
     ):
         cursor.execute(text.encode(), prepare=False)
+        while cursor.nextset():
+            pass
         return cursor.statusmessage
 
 

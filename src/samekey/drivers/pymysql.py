@@ -24,6 +24,7 @@ from ..errors import (
     StoreUnavailable,
     TransactionConflict,
 )
+from .caller import is_handlers
 from .loan import Loan
 from .mysql import IN_TRANSACTION, MULTI_STATEMENTS, target_of
 from .mysql_errors import unreachable
@@ -194,6 +195,9 @@ class PyMySQLSession:
         return bool(wire.open) and bool(wire.server_status & IN_TRANSACTION)
 
     def execute(self, statement: Statement) -> Sequence[Row]:
+        if is_handlers():
+            with self._loan.use():
+                return self._within(statement)
         if statement.name != _LAST_BUT_THE_RECORD:
             return self._within(statement)
         try:
@@ -231,8 +235,9 @@ class PyMySQLSession:
             self._condemned = True  # the server is no longer the primary, if it ever was
             raise
         finally:
-            # What we write does not count as the handler's.
-            self._before += getattr(wire, "written", 0) - before
+            # What we write does not count as the handler's; what we write for it does.
+            if not is_handlers():
+                self._before += getattr(wire, "written", 0) - before
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         """Rolls back, and calls ``then``, if the handler has not ended by that time."""

@@ -7,7 +7,6 @@ twice: a lost reply is an error, and the runners know what to do about it.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ from redis.retry import Retry
 
 from ..core.program import Row, Statement
 from ..errors import ConfigurationError
+from .fork import anew_after_fork, leave_to_parent
 from .redis_plan import Batch, Planner, Replies, without_asking
 from .redis_url import Address, RedisURL
 
@@ -31,14 +31,15 @@ class RedisDriver:
         self._pool_size = pool_size
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._pid = os.getpid()
         self._clients: dict[Address, redis.Redis] = {}
+        anew_after_fork(self)
+
+    def start_anew(self) -> None:
+        leave_to_parent(self._clients)
+        self.planner = Planner(self.planner.url)
+        self._lock, self._clients = threading.Lock(), {}
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        if self._pid != os.getpid():
-            # Neither connections nor locks must cross a fork; the parent's connections are left alone.
-            self.planner = Planner(self.planner.url)
-            self._pid, self._lock, self._clients = os.getpid(), threading.Lock(), {}
         plan = self.planner.plan(statement)
         try:
             batches = next(plan)
@@ -65,10 +66,9 @@ class RedisDriver:
     def close(self) -> None:
         with self._lock:
             clients, self._clients = self._clients, {}
-        if self._pid == os.getpid():
-            for client in clients.values():
-                client.close()
-                client.connection_pool.disconnect()
+        for client in clients.values():
+            client.close()
+            client.connection_pool.disconnect()
 
     def _client(self, server: Address) -> redis.Redis:
         with self._lock:
@@ -94,8 +94,14 @@ class AsyncRedisDriver:
         self.planner = Planner(url)
         self._pool_size = pool_size
         self._timeout = timeout
-        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
         self._clients: dict[Address, redis.asyncio.Redis] = {}
+        anew_after_fork(self)
+
+    def start_anew(self) -> None:
+        leave_to_parent(self._clients)
+        self.planner = Planner(self.planner.url)
+        self._home, self._clients = None, {}
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         plan = self.planner.plan(statement)
@@ -127,14 +133,14 @@ class AsyncRedisDriver:
 
     async def close(self) -> None:
         clients, self._clients = self._clients, {}
-        if self._home == self._here():
+        if self._home is asyncio.get_running_loop():
             for client in clients.values():
                 await client.aclose()
                 await client.connection_pool.disconnect()
 
     def _client(self, server: Address) -> redis.asyncio.Redis:
-        here = self._here()
-        if self._home != here:
+        here = asyncio.get_running_loop()
+        if self._home is not here:
             self._home, self._clients = here, {}
         if server not in self._clients:
             options = _options(self.planner.url, self._timeout, redis.asyncio.retry.Retry(NoBackoff(), 0))
@@ -149,10 +155,6 @@ class AsyncRedisDriver:
             )
             self._clients[server] = redis.asyncio.Redis(connection_pool=pool)
         return self._clients[server]
-
-    @staticmethod
-    def _here() -> tuple[int, asyncio.AbstractEventLoop]:
-        return os.getpid(), asyncio.get_running_loop()
 
 
 def _options(url: RedisURL, timeout: float, retry: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from redis.retry import Retry
 
 from ..errors import ConfigurationError, StoreUnavailable
 from .copies import Ask
+from .fork import anew_after_fork, leave_to_parent
 
 logger = logging.getLogger("samekey")
 
@@ -199,15 +199,20 @@ class AsyncRedisCache:
     def __init__(self, where: CacheUrl, breaker: AbstractContextManager[None]) -> None:
         self._guard = _Guard(breaker)
         self._where = where
-        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
         self._line: _Line | None = None
+        anew_after_fork(self)
+
+    def start_anew(self) -> None:
+        leave_to_parent(self._line)
+        self._home = self._line = None
 
     async def ask(self, ask: Ask) -> Any:
         """As ``RedisCache.ask``."""
         if ask.must:
             return await self._insist(ask)
-        here = (os.getpid(), asyncio.get_running_loop())
-        if self._line is None or self._home != here:
+        here = asyncio.get_running_loop()
+        if self._line is None or self._home is not here:
             self._home = here
             self._line = _Line(self._where, self._guard)
         return await self._line.ask(ask)
@@ -226,7 +231,7 @@ class AsyncRedisCache:
 
     async def close(self) -> None:
         line, self._line = self._line, None
-        if line is not None and self._home == (os.getpid(), asyncio.get_running_loop()):
+        if line is not None and self._home is asyncio.get_running_loop():
             await line.close()
 
 

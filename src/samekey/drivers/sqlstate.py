@@ -8,6 +8,7 @@ from typing import Final
 from ..errors import (
     ConfigurationError,
     ConnectionLost,
+    FailedTransaction,
     ReadOnlyStore,
     SamekeyError,
     SchemaMismatch,
@@ -22,6 +23,14 @@ OLDEST_SERVER: Final = 13
 """The first PostgreSQL with xid8 and pg_current_xact_id, which our statements use."""
 
 ESCAPED = "The transaction was ended before samekey ended it, so its writes may stand without their record."
+RESET: Final = (
+    "select pg_advisory_unlock_all(); close all; unlisten *; reset all; reset role; "
+    "reset session authorization; discard temp; discard sequences; "
+    "select from pg_catalog.pg_prepared_statements where from_sql limit 1"
+)
+"""After a handler's transaction, for the next holder. What was prepared by a statement, in a function say, it
+would take the driver's own ones along to remove: that session is closed."""
+LEFT_NOTHING: Final = "SELECT 0"
 RESET_ROLE = "reset session authorization; reset role"
 """In front of our last statements: they run with our own rights, whatever role a handler has taken."""
 COMMIT_ROLLED_BACK: Final = (
@@ -139,6 +148,8 @@ def from_sqlstate(state: str | None, message: str) -> SamekeyError:
         return ConnectionLost(f"The connection to PostgreSQL was lost: {message}")
     if state in ("26000", "42P05") or (state == "08P01" and "prepared statement" in message):
         return StoreError(f"PostgreSQL refused ({message}). {_POOLER}")
+    if state == "25P02":
+        return FailedTransaction()
     if state in ("40001", "40P01"):
         return TransactionConflict(f"PostgreSQL gave up this transaction: {message}")
     if state in ("42P01", "3F000", "42703"):

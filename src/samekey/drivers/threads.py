@@ -7,15 +7,16 @@ end waits for it. What a thread makes for a caller who has gone is undone in a t
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..core.program import Row, Statement
 from ..errors import CommitRefused, OperationOver, StoreBusy
+from .fork import anew_after_fork, leave_to_parent
 from .protocol import Session
 
 T = TypeVar("T")
@@ -32,8 +33,14 @@ class Lane:
         self._name = name
         self._size = size
         self._timeout = timeout
+        self._made: ThreadPoolExecutor | None = None
+        self.start_anew()
+        anew_after_fork(self)
+
+    def start_anew(self) -> None:
+        leave_to_parent(self._made)
         self._lock = threading.Lock()
-        self._made: tuple[int, ThreadPoolExecutor] | None = None
+        self._made = None
 
     async def run(
         self,
@@ -73,8 +80,8 @@ class Lane:
         """Waits for what the threads are doing, without holding up the event loop."""
         with self._lock:
             made, self._made = self._made, None
-        if made is not None and made[0] == os.getpid():
-            await asyncio.to_thread(made[1].shutdown)
+        if made is not None:
+            await asyncio.to_thread(made.shutdown)
 
     def _submit(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[], T], after: Callable[[], object] | None
@@ -91,7 +98,7 @@ class Lane:
             with suppress(RuntimeError):  # the event loop is closed, and nobody waits
                 loop.call_soon_threadsafe(settle)
 
-        job = self._threads().submit(work)
+        job = self._threads().submit(copy_context().run, work)
         job.add_done_callback(tell)
         return job, answer
 
@@ -103,9 +110,9 @@ class Lane:
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._lock:
-            if self._made is None or self._made[0] != os.getpid():  # threads do not cross a fork
-                self._made = os.getpid(), ThreadPoolExecutor(self._size, thread_name_prefix=self._name)
-            return self._made[1]
+            if self._made is None:
+                self._made = ThreadPoolExecutor(self._size, thread_name_prefix=self._name)
+            return self._made
 
 
 def _copy(job: Future[T], answer: asyncio.Future[T]) -> None:

@@ -23,9 +23,11 @@ from ..core.outcome import Outcome
 from ..core.problem import Refusal, refuse, uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
+from ..drivers.fork import anew_after_fork
 from ..errors import (
     CommitUncertain,
     EscapedTransaction,
+    FailedTransaction,
     HandlerError,
     NothingWritten,
     OperationOver,
@@ -165,6 +167,10 @@ class LockedAtomic(_Atomic):
         self._here: dict[tuple[str, str], Running] = {}
         """The operations that run in this process. A duplicate of one is answered from here, even while
         handlers hold every connection of the pool."""
+        anew_after_fork(self)
+
+    def start_anew(self) -> None:
+        self._here = {}
 
     def begin(
         self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
@@ -232,6 +238,8 @@ class LockedAtomic(_Atomic):
             )
         try:
             written = yield from ask_in(session, self._last_statement(running, keep(answer, handled, policy)))
+        except FailedTransaction as error:
+            return (yield from self._refuse_to_commit(running, error))
         except Exception as error:
             # COMMIT was not sent, so the server rolls back whatever happens to this connection.
             escaped = yield from self._undo(running, None)

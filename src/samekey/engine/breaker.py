@@ -6,11 +6,11 @@ After a pause that grows with each failure, one use is let through; if it succee
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 
+from ..drivers.fork import Lock
 from ..errors import StoreBusy, StoreUnavailable, StoreUnreachable
 
 THRESHOLD = 5
@@ -25,7 +25,7 @@ class Breaker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._failures = 0
         self._retry_at: float | None = None
 

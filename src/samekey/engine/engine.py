@@ -32,7 +32,9 @@ from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
 from ..core.states import Mode
+from ..drivers.caller import for_the_handler
 from ..drivers.encrypted import Cipher
+from ..drivers.fork import anew_after_fork
 from ..drivers.run import run, run_in, run_in_async
 from ..errors import (
     AmbiguousProviderId,
@@ -144,6 +146,7 @@ class Engine:
         """By identity, the bare functions that were declared: no route may call one past its guard."""
         self._anonymous = Anonymous()
         self._abandoned: set[Running] = set()
+        anew_after_fork(self)
         self.jobs = JobRegistry()
         self.lookups: dict[str | None, Lookup] = {}
         self._asking = Asking(self.keys, self.resolver.finding, self.events, self.lookup_for)
@@ -151,6 +154,10 @@ class Engine:
         self.store.must_carry(Mode.LEASED, self.policy)
         if self.store.transactional is not None:
             self._join_tables(self.store.transactional)
+
+    def start_anew(self) -> None:
+        """In a forked child: what runs in the parent is not its own to wait for."""
+        self._abandoned = set()
 
     def _join_tables(self, tables: Tables) -> None:
         """The ways that need a transaction, and what only tables can keep."""
@@ -249,8 +256,12 @@ class Engine:
         )
 
     def _enqueue(self, running: Running, name: str, payload: Any, delay: float | timedelta) -> None:
-        run_in(running.session, enqueue_program(self.outbox, self.jobs, running, name, payload, delay))
-        running.operation.enqueued += 1
+        # One after the other, also from threads: a job's key depends on its place.
+        with running.enqueuing_in_threads:
+            program = enqueue_program(self.outbox, self.jobs, running, name, payload, delay)
+            with for_the_handler():
+                run_in(running.session, program)
+            running.operation.enqueued += 1
 
     async def _enqueue_async(
         self, running: Running, name: str, payload: Any, delay: float | timedelta
@@ -258,7 +269,8 @@ class Engine:
         async with running.enqueuing:
             # One after the other, also under asyncio.gather: a job's key depends on its place.
             program = enqueue_program(self.outbox, self.jobs, running, name, payload, delay)
-            await run_in_async(running.session, program)
+            with for_the_handler():
+                await run_in_async(running.session, program)
             running.operation.enqueued += 1
 
     def finish(self, running: Running, handled: Handled) -> Finished:

@@ -6,10 +6,11 @@ Emitting never fails and never waits: an observer that raises is logged once and
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from ..drivers.fork import Lock
 
 logger = logging.getLogger("samekey")
 
@@ -56,7 +57,7 @@ class Events:
 
     def __init__(self) -> None:
         self._observers: tuple[Observer, ...] = ()
-        self._changing = threading.Lock()
+        self._changing = Lock()
 
     def subscribe(self, observer: Observer) -> None:
         """From now on the observer hears every event."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from ..core.program import Program
 from ..core.record import Lease
+from ..drivers.fork import anew_after_fork
 from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import SamekeyError
@@ -64,10 +64,10 @@ class Keeper:
         self._renew = renew
         self._held = held
         self._late = Late(driver)
-        self._start_anew()
+        self.start_anew()
+        anew_after_fork(self)
 
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
+    def start_anew(self) -> None:
         self._wake = threading.Condition()
         self._watched: dict[str, _Watch] = {}
         self._thread: threading.Thread | None = None
@@ -79,8 +79,6 @@ class Keeper:
         now = time.monotonic()
         watch = _Watch(lease, now + max_run_ms / 1000, now, now + _held_for(lease))
         watch.due += watch.beat
-        if self._pid != os.getpid():
-            self._start_anew()
         with self._wake:
             self._watched[lease.attempt] = watch
             self._stopping = False
@@ -115,7 +113,7 @@ class Keeper:
             thread, self._thread = self._thread, None
             self._stopping = True
             self._wake.notify()
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None:
             thread.join(timeout=10)
         self._late.stop()
 

@@ -8,7 +8,6 @@ log, and keeps no other from being recorded.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.program import Program
+from ..drivers.fork import anew_after_fork
 from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import CommitUncertain, StoreBusy, StoreUnavailable, TransactionConflict
@@ -56,10 +56,10 @@ class Late:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._start_anew()
+        self.start_anew()
+        anew_after_fork(self)
 
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
+    def start_anew(self) -> None:
         self._wake = threading.Condition()
         self._items: list[_Item] = []
         self._thread: threading.Thread | None = None
@@ -81,12 +81,10 @@ class Late:
             thread, self._thread = self._thread, None
             self._stopping = True
             self._wake.notify()
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None:
             thread.join(timeout=2 * LAST_TRIES)
 
     def _add(self, item: _Item) -> None:
-        if self._pid != os.getpid():
-            self._start_anew()
         with self._wake:
             if len(self._items) >= MOST:
                 logger.error("Too many outcomes wait for the store; this one is left to its lease's end")

@@ -5,9 +5,10 @@ It is kept in memory, per process: it guards against guessing, not against load.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+
+from ..drivers.fork import Lock
 
 MAX_CALLERS = 10_000
 """Callers remembered at a time; beyond that the window begins anew for all."""
@@ -19,7 +20,7 @@ class LookupLimit:
     def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._minute = -1
         self._used: dict[str, int] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,6 +171,7 @@ class Running:
     reused: bool = False
     """The key had a former life that expired."""
     enqueuing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    enqueuing_in_threads: threading.Lock = field(default_factory=threading.Lock)
     started: float = field(default_factory=time.monotonic)
     tenant: str = ""
     """As the resolver gave it."""

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..core.states import Mode
+from ..drivers.fork import Lock, anew_after_fork
 from ..drivers.run import run
 from ..engine.engine import Engine
 from ..engine.events import NAMES, Event
@@ -173,7 +173,7 @@ class Tenants:
         self._most = most
         self._digest = digest
         self._known: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def name(self, tenant: str) -> str:
         engine = self._engine()
@@ -270,10 +270,11 @@ class Figures:
         self._engine = weakref.ref(engine)
         self._clock = clock
         self._failing = False
-        self._start_anew()
+        self.start_anew()
+        anew_after_fork(self)
 
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
+    def start_anew(self) -> None:
+        """A read that is under way belongs to the parent."""
         self._lock = threading.Lock()
         self._began: float | None = None
         self._done = threading.Event()
@@ -281,8 +282,6 @@ class Figures:
 
     def read(self) -> Overview | None:
         """The figures; None if they cannot be had right now. Never raises."""
-        if self._pid != os.getpid():
-            self._start_anew()  # a read that was under way belongs to the parent
         engine = self._engine()
         if engine is None or engine.breaker.is_open:
             return None  # a store that is down is left alone

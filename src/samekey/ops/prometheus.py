@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from ..drivers.fork import Lock
 from ..engine.engine import Engine
 from ..errors import ConfigurationError
 from .metrics import MAX_TENANTS, instrument
@@ -202,7 +203,7 @@ class Exposition:
             disable_target_info=True, scope_info_enabled=False, registry=self._registry
         )
         self._provider = MeterProvider([reader], shutdown_on_exit=False)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         instrument(
             idempotency,
             self._provider,
