@@ -94,7 +94,7 @@ def test_a_locked_job_does_not_let_the_others_of_its_worker_be_taken(store: Idem
     assert len(taken) == 3
     leases = [Lease(job.id, job.key, job.attempt, 60_000) for job in taken]
     session = driver.open()
-    run_in(session, jobs.note_provider_id(taken[0], "ch_1"))
+    run_in(session, jobs.retry(taken[0], pause_ms=0, error=None, provider_id="ch_1"))
     assert run(driver, lambda: jobs.renew(leases)) == attempts(leases[1:])
     assert run(driver, lambda: jobs.held(leases)) == attempts(leases)
     assert run(driver, lambda: jobs.renew(leases[:1])) == set()

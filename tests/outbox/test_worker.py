@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lab.processes import wait_until
 from samekey import Backoff, JobContext, Response
 from samekey.core.program import Program
 from samekey.drivers.run import run, run_in
@@ -120,7 +121,7 @@ def test_a_job_is_stopped_at_its_time_out(outbox: Outbox, kind: str) -> None:
 def test_a_job_that_will_not_be_cancelled_is_let_go_of(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds neither its place nor the worker's end."""
+    """It holds neither the others nor the worker's end; its places it keeps until it ends."""
     monkeypatch.setattr(apart, "FAREWELL", 0.02)
     release = asyncio.Event()
 
@@ -136,12 +137,14 @@ def test_a_job_that_will_not_be_cancelled_is_let_go_of(
     async def other(job: JobContext, _: Any) -> None: ...
 
     outbox.place("stubborn")
-    worker = outbox.work(outbox.worker(concurrency=1), rounds=2)
+    worker = outbox.work(outbox.worker(concurrency=4), rounds=2)
     outbox.place("other")
     outbox.work(worker)
     assert {job.name: job.state for job in outbox.jobs()} == {"stubborn": "dead", "other": "done"}
+    assert (worker.slots.places.free, worker.slots.apart.hanging.total()) == (2, 2)
     outbox.run(worker.stop())
     outbox.loop.loop.call_soon_threadsafe(release.set)
+    wait_until(lambda: worker.slots.places.free == 4)
 
 
 # ------------------------------------------------------------------ poison
@@ -406,7 +409,6 @@ def test_every_program_compares_the_attempt(outbox: Outbox) -> None:
     answer = Response(200, "stolen").answer()
     before = (outbox.jobs(), outbox.states())
     assert run(driver, lambda: programs.retry(former, pause_ms=0, error="x")) is False
-    assert run(driver, lambda: programs.note_provider_id(former, "x")) is False
     stolen: list[Callable[[], Program[None]]] = [
         lambda: programs.finish(former, answer, "x"),
         lambda: programs.bury(former, error="x"),
@@ -453,7 +455,9 @@ def test_writes_commit_with_the_end_of_the_job(outbox: Outbox, kind: str) -> Non
 
 
 @KINDS
-def test_writes_are_rolled_back_with_it(outbox: Outbox, kind: str) -> None:
+def test_writes_are_rolled_back_with_it(outbox: Outbox, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.01,))
+
     def paid(job: JobContext, _: Any) -> str:
         job.provider_id = "ch_7"
         job.write(_note, "paid")

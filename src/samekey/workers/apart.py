@@ -38,10 +38,14 @@ def told(error: BaseException) -> str:
         return f"{type(error).__name__} (which cannot be told: its __str__ raises)"
 
 
+class TooLong(Exception):
+    """It had not ended when its time was over. Of our own, because a function may raise TimeoutError too."""
+
+
 class Apart:
     """Calls of users' functions, and those of them that hang.
 
-    ``hangs`` is called when one is found to hang, ``changed`` when a thread that hung has ended after all.
+    ``hangs`` is called when one is found to hang, ``changed`` when one that hung has ended after all.
     """
 
     def __init__(
@@ -55,11 +59,8 @@ class Apart:
     @property
     def hanging(self) -> Counter[str]:
         """What nobody waits for any more and has not ended, by its name. Threads and tasks."""
-        return Counter([*list(self._hanging.values()), *self._let_go.values()])
-
-    def threads(self, name: str) -> int:
-        """How many threads of that name hang."""
-        return list(self._hanging.values()).count(name)
+        threads = [name for thread, name in list(self._hanging.items()) if thread.is_alive()]
+        return Counter([*threads, *list(self._let_go.values())])
 
     async def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """A sync function in a thread: its result or error; ``Ended`` for what no future can carry."""
@@ -117,7 +118,7 @@ class Apart:
         return result, awaited
 
     async def at_most(self, longest: timedelta, name: str, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result, or what it raised; ``Ended`` where that would end the loop.
+        """The coroutine's result, or what it raised; ``Ended`` where that would end the loop, ``TooLong``.
 
         What neither ends in time nor lets itself be cancelled is let go of.
         """
@@ -138,7 +139,7 @@ class Apart:
             self._hangs()
             names = ", ".join(f"{what} ({count})" for what, count in sorted(hang.items()))
             logger.error("%d of this worker's calls hang and cannot be stopped: %s", hang.total(), names)
-        raise TimeoutError
+        raise TooLong
 
     async def farewell(self) -> None:
         """A little time for the clean-up of what was let go of."""
@@ -149,6 +150,7 @@ class Apart:
         self._let_go.pop(task, None)
         if not task.cancelled():
             task.exception()  # seen, so that it is not reported as lost
+        self._changed()
 
 
 async def _contained(work: Coroutine[Any, Any, T]) -> T:

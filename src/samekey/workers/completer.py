@@ -21,6 +21,7 @@ from ..engine.engine import Engine
 from ..engine.phased import Definition, Run, max_run_ms
 from ..engine.way import Finished
 from ..errors import SamekeyError
+from .apart import TooLong
 from .places import Room
 from .slots import Piece, Slots
 
@@ -113,7 +114,7 @@ class Completer:
         longest = attempt.definition.rules.policy.max_run
         try:
             finished = await self.slots.apart.at_most(longest, name, self._see_through(attempt, name))
-        except TimeoutError:
+        except TooLong:
             logger.error("The %s ran longer than its max_run and was left", name)
             return
         if finished.error is not None:

@@ -24,6 +24,7 @@ from ..engine.keeper import Keeper
 from ..errors import NotSerialisable, StoreError
 from ..stores.sql.jobs import Job, Taking
 from . import apart
+from .depths import Depths
 from .performing import Performer, name_of
 from .places import Room
 from .slots import Piece, Slots
@@ -37,6 +38,9 @@ GRACE = timedelta(seconds=30)
 """How long a stopping worker waits for what is running before it gives it back."""
 NOT_FOR_US = timedelta(seconds=10)
 """Before a job that could not be read is taken again: soon after a worker with the right key was started."""
+LONG_NOT_FOR_US = timedelta(minutes=5)
+"""The same for one that has waited for long: half of its age, and this at most, so that a crowd of them costs
+next to nothing."""
 NEXT_SUSPECT = timedelta(seconds=1)
 """Before a suspect that found another one running is looked at again."""
 REMIND = 60.0
@@ -65,6 +69,11 @@ class OutboxWorker:
         self.slots = Slots(concurrency, changed, self._hangs)
         self._performer = Performer(idempotency, self.slots.apart, self._keeper, self._lease_ms)
         self._held: dict[asyncio.Task[Any], Job] = {}
+        self._not_begun: dict[str, Job] = {}
+        """Taken, perhaps even entered, and not started. What is left here when a look was cut short is given
+        back as if it had never been taken."""
+        self._depths = Depths()
+        self._unreadable: dict[str, tuple[float, str]] = {}
         self._patient_until = 0.0
         """Until then the jobs of others are left to them, though their leases have run out."""
         self._reminded: dict[str, float] = {}
@@ -83,9 +92,17 @@ class OutboxWorker:
         known = map(self._engine.jobs.get, {piece.kind for piece in self.slots.running})
         return max((found.timeout for found in known if found is not None), default=timedelta(0))
 
+    @property
+    def unreadable(self) -> str:
+        """Why jobs wait that this process cannot read; empty if there are none."""
+        now = time.monotonic()
+        return " ".join(sentence for until, sentence in self._unreadable.values() if now < until)
+
     async def run_once(self) -> int:
-        """Takes as many due jobs as there is room for, and starts them; gives how many."""
+        """Takes as many due jobs as there is room for, and starts those that it can run; gives how many it
+        took."""
         try:
+            await self._give_back(list(self._not_begun.values()), timedelta(0), None)
             return await self._look()
         except StoreError:
             # Nobody else could renew a lease either. Those who live do so as soon as they can, and their
@@ -106,7 +123,9 @@ class OutboxWorker:
         for name in sorted(waiting, key=lambda name: (places.held(name), waiting[name])):
             room = places.room(name)
             if room.places and waiting[name] <= 0:
-                taken += await self._take(name, room)
+                with self._depths.look(name, room) as look:
+                    look.found = await self._take(name, room, look.depth)
+                taken += look.found
         self.next_due_ms = min((ms for name, ms in waiting.items() if places.room(name).places), default=None)
         return taken
 
@@ -124,7 +143,7 @@ class OutboxWorker:
             self._reminded[sentence] = now + REMIND
             logger.warning("%s", sentence)
 
-    async def _take(self, name: str, room: Room) -> int:
+    async def _take(self, name: str, room: Room, ahead: int) -> int:
         taking = Taking(
             name,
             room.places,
@@ -132,31 +151,42 @@ class OutboxWorker:
             here=[job.id for job in self._held.values()],
             suspects=not any(job.suspect for job in self._held.values()),
             lapsed=time.monotonic() >= self._patient_until,
+            ahead=ahead,
         )
         token = secrets.token_hex(16)
         jobs = await run_async(
             self._driver, lambda: self._outbox.take(token, taking, lease_ms=self._lease_ms)
         )
+        self._not_begun.update((job.id, job) for job in jobs)
         definition = self._engine.jobs.get(name)
         assert definition is not None
         ready: dict[str, tuple[Job, Envelope]] = {}
-        begun = 0
+        strange: list[Job] = []
         for job in await self._without_spare_suspects(jobs):
             if job.attempts >= definition.max_attempts:
                 # Every attempt ended without a word: it killed its process, or was killed with it.
-                begun += 1
                 sentence = f"The worker died {job.attempts} times while running it."
                 self._start(job, self._performer.bury(job, sentence))
                 continue
             try:
                 ready[job.id] = job, Envelope.decode(job.payload)
             except NotSerialisable as error:
-                begun += 1
                 self._start(job, self._performer.bury(job, str(error)))
             except NotForUs as error:
-                self._remind(f"Jobs {name!r} wait, untouched. {error}")
-                await self._give_back([job], NOT_FOR_US, str(error))
-        return begun + await self._enter(definition, ready)
+                strange.append(job)
+                why = str(error)
+        if strange:
+            await self._leave_to_others(name, strange, why)
+        await self._enter(definition, ready)
+        return len(jobs)
+
+    async def _leave_to_others(self, name: str, jobs: list[Job], why: str) -> None:
+        age = min(job.taken_at - job.created_at for job in jobs)
+        pause = min(max(NOT_FOR_US, timedelta(milliseconds=age / 2)), LONG_NOT_FOR_US)
+        sentence = f"Jobs {name!r} wait, untouched. {why}"
+        self._remind(sentence)
+        self._unreadable[name] = time.monotonic() + pause.total_seconds() + REMIND, sentence
+        await self._give_back(jobs, pause, why)
 
     async def _without_spare_suspects(self, jobs: list[Job]) -> list[Job]:
         """One suspect at a time: if it kills this process, it takes no other one with it."""
@@ -166,24 +196,30 @@ class OutboxWorker:
         return [job for job in jobs if job not in suspects[1:]]
 
     async def _give_back(self, jobs: list[Job], pause: timedelta, error: str | None) -> None:
+        if not jobs:
+            return
         pause_ms = milliseconds(pause)
         await run_async(self._driver, lambda: self._outbox.give_back(jobs, pause_ms=pause_ms, error=error))
+        for job in jobs:
+            self._not_begun.pop(job.id, None)
 
-    async def _enter(self, definition: JobDefinition, ready: dict[str, tuple[Job, Envelope]]) -> int:
-        """From here on the attempt counts."""
+    async def _enter(self, definition: JobDefinition, ready: dict[str, tuple[Job, Envelope]]) -> None:
+        """From here on the attempt counts; if that was not heard, nothing has begun and nothing counts."""
         if not ready:
-            return 0
+            return
         jobs = [job for job, _ in ready.values()]
         entered = await run_async(self._driver, lambda: self._outbox.enter(jobs))
         for job_id, attempts in entered.items():
             job, envelope = ready[job_id]
             job = replace(job, attempts=attempts)
             self._start(job, self._performer.run(job, definition, envelope))
-        return len(entered)
+        for job in jobs:  # also those that somebody else has by now
+            self._not_begun.pop(job.id, None)
 
     def _start(self, job: Job, work: Any) -> None:
         task = self.slots.start(Piece(name_of(job), job.name, job.tenant), work)
         self._held[task] = job
+        self._not_begun.pop(job.id, None)
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
@@ -207,20 +243,31 @@ class OutboxWorker:
         rest = [job for task, job in held.items() if not task.done() or task.cancelled()]
         try:
             async with asyncio.timeout(apart.FAREWELL):
-                await asyncio.gather(*map(self._let_go, rest))
-                await asyncio.to_thread(self._keeper.stop)
+                await asyncio.gather(self._give_back_rest(), *map(self._let_go, rest))
+                # Not in a pool whose threads are waited for at the end of the process.
+                await self.slots.apart.call("keeper", self._keeper.stop)
         except TimeoutError:
             logger.error("The store does not answer: %d jobs are left to their leases", len(rest))
 
+    async def _give_back_rest(self) -> None:
+        """What a look that was cut short has left."""
+        try:
+            await self._give_back(list(self._not_begun.values()), timedelta(0), None)
+        except StoreError as error:
+            logger.warning("Jobs could not be given back; their leases run out: %s", error)
+
     async def _let_go(self, job: Job) -> None:
         goes_on = self.slots.apart.hanging[name_of(job)] > 0
+        made = self._performer.left.get(job.id)
         try:
             if goes_on:
                 await run_async(self._driver, lambda: self._outbox.leave(job))
             else:
                 await run_async(
                     self._driver,
-                    lambda: self._outbox.retry(job, pause_ms=0, error="stopped", forgiven=True),
+                    lambda: self._outbox.retry(
+                        job, pause_ms=0, error="stopped", provider_id=made, forgiven=True
+                    ),
                 )
         except StoreError as error:
             logger.warning("The %s could not be given back; its lease runs out: %s", name_of(job), error)

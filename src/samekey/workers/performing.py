@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
 import random
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
 
 from ..core.backoff import Backoff
 from ..core.policy import milliseconds
@@ -21,16 +25,18 @@ from ..drivers.run import run_async, run_in, run_in_async
 from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import Keeper
-from ..errors import EscapedTransaction, LeaseLost, NotSerialisable, StoreError
+from ..errors import EscapedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
 from ..stores.sql.jobs import Job
-from .apart import Apart, told
+from .apart import Apart, Ended, TooLong, told
 
 logger = logging.getLogger("samekey")
 
+T = TypeVar("T")
+
 SETTLE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
-"""Seconds between attempts to record an effect that has happened. Recording is cheaper than calling the
-provider again, and the lease bounds it in any case."""
+"""Seconds between tries to record what came of a job, which is cheaper than calling the provider again. The
+last is repeated for as long as the lease can be kept."""
 
 
 def name_of(job: Job) -> str:
@@ -48,8 +54,19 @@ class NotAwaited(Exception):
         )
 
 
+class WriteFailed(Exception):
+    """A ``job.write`` raised. The job's function is not to blame, and has done what it does."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"The job was done, but a write of its own failed: {told(error)}")
+
+
 class Performer:
-    """Runs jobs that have been taken and entered."""
+    """Runs jobs that have been taken and entered.
+
+    An attempt has three parts, each judged by itself: the function's call, which fails by any error of its
+    own; what is kept of its result; and the record. After the call only the record is tried again.
+    """
 
     def __init__(self, engine: Engine, apart: Apart, keeper: Keeper, lease_ms: int) -> None:
         self._engine = engine
@@ -58,6 +75,8 @@ class Performer:
         self._apart = apart
         self._keeper = keeper
         self._lease_ms = lease_ms
+        self.left: dict[str, str | None] = {}
+        """The provider's ids of jobs that were cancelled, by the job's id."""
 
     async def run(self, job: Job, definition: JobDefinition, envelope: Envelope) -> None:
         """One attempt, to its end."""
@@ -66,29 +85,50 @@ class Performer:
         # Its time for the work, its time for the writes, and what another worker grants it anyway.
         self._keeper.watch(lease, 2 * milliseconds(definition.timeout) + self._lease_ms)
         try:
-            work = self._apart.call_any(name_of(job), definition.function, context, envelope.payload)
-            result, awaited = await self._apart.at_most(definition.timeout, name_of(job), work)
-            answer = self._answer(result) if job.answers else None
-            await self._settle(job, definition, context, answer, lease, awaited)
-        except (NotSerialisable, EscapedTransaction, NotAwaited) as error:
-            # The effect has happened and no further attempt can give a better result.
-            await self.bury(job, _kept(str(error)), context.provider_id)
+            await self._attempt(job, definition, context, envelope.payload)
         except LeaseLost:
             logger.warning("Another worker has taken the %s; this result was dropped", name_of(job))
-        except TimeoutError as error:
-            sentence = str(error) or f"It took longer than {definition.timeout.total_seconds():g} s."
-            await self._failed(job, definition, context, _kept(sentence))
-        except Exception as error:
-            await self._failed(job, definition, context, _kept(told(error)))
+        except asyncio.CancelledError:
+            self.left[job.id] = context.provider_id
+            raise
         finally:
             self._keeper.forget(lease)
+
+    async def _attempt(self, job: Job, definition: JobDefinition, context: JobContext, payload: Any) -> None:
+        longest = definition.timeout
+        try:
+            work = self._apart.call_any(name_of(job), definition.function, context, payload)
+            result, awaited = await self._apart.at_most(longest, name_of(job), work)
+        except TooLong:
+            await self._failed(
+                job, definition, context, f"It took longer than {longest.total_seconds():g} s."
+            )
+            return
+        except Exception as error:  # whatever it is, also one of ours: it is the function's own
+            await self._failed(job, definition, context, told(error))
+            return
+        try:
+            answer = self._answer(result) if job.answers else None
+            await self._settle(job, definition, context, answer, awaited)
+        except LeaseLost:
+            raise
+        except (NotSerialisable, EscapedTransaction, NotAwaited) as error:
+            # The effect has happened and no further attempt can give a better result.
+            await self.bury(job, str(error), context.provider_id)
+        except TooLong:
+            sentence = f"The job was done, but its writes took longer than {longest.total_seconds():g} s."
+            await self._failed(job, definition, context, sentence)
+        except WriteFailed as error:
+            await self._failed(job, definition, context, str(error))
+        except Exception as error:
+            sentence = f"The job was done, but that could not be recorded: {told(error)}"
+            await self._failed(job, definition, context, sentence)
 
     async def bury(self, job: Job, error: str, provider_id: str | None = None) -> None:
         """The end of its attempts, or of its hopes: a dead letter."""
         logger.error("The %s is a dead letter: %s", name_of(job), error)
-        await self._note(job, provider_id)
         try:
-            settled = await run_async(self._driver, lambda: self.buried(job, _kept(error)))
+            settled = await self._patiently(job, lambda: self._bury(job, error, provider_id))
         except LeaseLost:
             logger.warning("Another worker has taken the %s", name_of(job))
             return
@@ -98,11 +138,14 @@ class Performer:
             return
         self._engine.events.emit("dead_letter", mode="deferred")
 
-    def buried(self, job: Job, error: str) -> Program[bool]:
+    async def _bury(self, job: Job, error: str, provider_id: str | None) -> bool:
+        return await run_async(self._driver, lambda: self.buried(job, _kept(error), provider_id))
+
+    def buried(self, job: Job, error: str, provider_id: str | None = None) -> Program[bool]:
         """Dead, unless the provider has said meanwhile what became of it: that was kept while the job could
         still be tried, and is used now, in the same transaction."""
         yield BEGIN
-        yield from self._outbox.bury(job, error=error)
+        yield from self._outbox.bury(job, error=error, provider_id=provider_id)
         return (yield from self._engine.resolver.apply_waiting(job.operation_id))
 
     def _answer(self, result: Any) -> Answer | None:
@@ -116,31 +159,47 @@ class Performer:
         return None if len(answer.body) > self._engine.policy.max_answer else answer
 
     async def _settle(
-        self,
-        job: Job,
-        definition: JobDefinition,
-        context: JobContext,
-        answer: Answer | None,
-        lease: Lease,
-        awaited: bool,
+        self, job: Job, definition: JobDefinition, context: JobContext, answer: Answer | None, awaited: bool
     ) -> None:
-        """Records what was done. The effect is out there, so a store that hiccups is asked again."""
+        """Records what was done."""
         name, before = name_of(job), context.mark()
-        for pause in (*SETTLE_PAUSES, None):
+
+        async def once() -> None:
             context.cut_back(before)  # what the writes of a try that does not count have added
+            if awaited:
+                work = self._record(job, context, answer)
+            else:
+                # In a thread of its own: its writes want a sync connection and may block.
+                work = self._apart.call(name, self._record_sync, job, context, answer)
+            await self._apart.at_most(definition.timeout, name, work)
+
+        await self._patiently(job, once, longest=definition.timeout)
+
+    async def _patiently(
+        self, job: Job, once: Callable[[], Awaitable[T]], longest: timedelta = timedelta(0)
+    ) -> T:
+        """Has something recorded, again and again if need be, for as long as the lease can be kept.
+
+        What came of the job must not be lost because a store, or whatever encrypts for it, is away for a
+        moment. A write that fails is tried for a while too: it may have met a lock. Only the attempt that
+        holds the job can record anything, so a try that comes too late does no harm.
+        """
+        lease = self._lease_ms / 1000
+        until = time.monotonic() + longest.total_seconds() + lease
+        pauses = itertools.chain(SETTLE_PAUSES, itertools.repeat(SETTLE_PAUSES[-1]))
+        for tries, pause in enumerate(pauses, 1):
             try:
-                if awaited:
-                    work = self._record(job, context, answer)
-                else:
-                    # In a thread of its own: its writes want a sync connection and may block.
-                    work = self._apart.call(name, self._record_sync, job, context, answer)
-                await self._apart.at_most(definition.timeout, name, work)
-                return
-            except StoreError as error:
-                if pause is None or self._keeper.remaining(lease) <= pause:
+                return await once()
+            except (LeaseLost, EscapedTransaction, NotAwaited, TooLong):
+                raise
+            except Exception as error:
+                shorter = min(pause, lease / 4)
+                hopeless = isinstance(error, WriteFailed | Ended) and tries > len(SETTLE_PAUSES)
+                if hopeless or time.monotonic() + shorter >= until:
                     raise
-                logger.warning("The end of the %s will be recorded again: %s", name, error)
-                await asyncio.sleep(pause)
+                logger.warning("What came of the %s will be recorded again: %s", name_of(job), told(error))
+                await asyncio.sleep(shorter)
+        raise AssertionError("unreachable")
 
     async def _record(self, job: Job, context: JobContext, answer: Answer | None) -> None:
         """The provider's id, the job's own writes, the jobs after it, its end and the final answer: one
@@ -150,9 +209,12 @@ class Performer:
             if context.writes:
                 proof = await run_in_async(session, self._outbox.open_writes())
                 for function, args, kwargs in context.writes:
-                    written = function(session.connection, *args, **kwargs)
-                    if inspect.isawaitable(written):
-                        await written
+                    try:
+                        written = function(session.connection, *args, **kwargs)
+                        if inspect.isawaitable(written):
+                            await written
+                    except Exception as error:
+                        raise WriteFailed(error) from error
                 still = session.in_transaction()
                 await run_in_async(session, self._outbox.close_writes(proof, in_transaction=still))
             await run_in_async(session, context.enqueue_next(self._outbox))
@@ -169,7 +231,11 @@ class Performer:
             if context.writes:
                 proof = run_in(session, self._outbox.open_writes())
                 for function, args, kwargs in context.writes:
-                    _written(function, function(session.connection, *args, **kwargs))
+                    try:
+                        written = function(session.connection, *args, **kwargs)
+                    except Exception as error:
+                        raise WriteFailed(error) from error
+                    _written(function, written)
                 still = session.in_transaction()
                 run_in(session, self._outbox.close_writes(proof, in_transaction=still))
             run_in(session, context.enqueue_next(self._outbox))
@@ -180,19 +246,21 @@ class Performer:
         session.commit()
 
     async def _failed(self, job: Job, definition: JobDefinition, context: JobContext, sentence: str) -> None:
-        logger.warning("The %s failed (attempt %d): %s", name_of(job), job.attempts, sentence)
-        provider_id = context.provider_id
+        """The attempt is over. The provider's id is kept too: something may have been made."""
+        error, provider_id = _kept(sentence), context.provider_id
+        logger.warning("The %s failed (attempt %d): %s", name_of(job), job.attempts, error)
         if job.attempts >= definition.max_attempts:
-            await self.bury(job, sentence, provider_id)
+            await self.bury(job, error, provider_id)
             return
-        await self._note(job, provider_id)
         pause = _pause_ms(definition.backoff, job.attempts)
-        await run_async(self._driver, lambda: self._outbox.retry(job, pause_ms=pause, error=_kept(sentence)))
 
-    async def _note(self, job: Job, provider_id: str | None) -> None:
-        """What the provider made is known even if the job failed after it."""
-        if provider_id is not None:
-            await run_async(self._driver, lambda: self._outbox.note_provider_id(job, provider_id))
+        async def once() -> None:
+            await run_async(
+                self._driver,
+                lambda: self._outbox.retry(job, pause_ms=pause, error=error, provider_id=provider_id),
+            )
+
+        await self._patiently(job, once)
 
 
 def _written(function: Any, given: Any) -> None:

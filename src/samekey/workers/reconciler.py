@@ -25,7 +25,7 @@ from ..errors import CorruptRecord, SamekeyError
 from ..evidence import check_finding, is_still_unknown
 from ..stores.protocols import Actor
 from ..stores.sql.effects import Moved
-from .apart import Ended
+from .apart import Ended, TooLong
 from .slots import Piece, Slots
 
 logger = logging.getLogger("samekey")
@@ -199,9 +199,7 @@ class Reconciler:
             apart = self.slots.apart
             found, _ = await apart.at_most(self._timeout, name, apart.call_any(name, lookup, record))
             return found
-        except TimeoutError as error:
-            if str(error):
-                raise
+        except TooLong:
             raise LookupFailed(f"It did not answer within {self._timeout.total_seconds():g} s.") from None
 
     def _hangs(self) -> None:

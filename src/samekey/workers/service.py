@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,12 +27,14 @@ from .completer import Completer
 from .ledger import AFTER_AN_ERROR as AFTER_A_LEDGER_ERROR
 from .ledger import INTERVAL as LEDGER_INTERVAL
 from .ledger import LedgerCheck
+from .looks import Once, again, contained, done, slotted, within
 from .outbox import CONCURRENCY, GRACE, LEASE, OutboxWorker
 from .reaper import INTERVAL as REAPER_INTERVAL
 from .reaper import PENDING_TIMEOUT, TOMBSTONES, Reaper
 from .reconciler import BACKOFF, MAX_TRIES, Reconciler
 from .reconciler import CONCURRENCY as LOOKUPS
 from .reconciler import INTERVAL as RECONCILER_INTERVAL
+from .slots import Slots
 from .sweeper import INTERVAL as SWEEPER_INTERVAL
 from .sweeper import Sweeper
 from .wake import Listener, Polling, Rhythm
@@ -78,10 +81,6 @@ class Services:
     """A direct URL for LISTEN, where the store's own goes through a pooler."""
 
 
-Once = Callable[[], Awaitable[float]]
-"""One look of a service; gives the seconds until the next."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Loop:
     """One service: what it does again and again, and how it stops."""
@@ -104,6 +103,7 @@ class WorkerService:
         self._worker: OutboxWorker | None = None
         self._completer: Completer | None = None
         self._reconciler: Reconciler | None = None
+        self._checks: list[LedgerCheck] = []
         self._stopping = asyncio.Event()
         self._asked_to_stop = False
         self._own_process = False
@@ -122,7 +122,8 @@ class WorkerService:
     def hanging(self) -> dict[str, int]:
         """Users' functions that hang here and cannot be stopped, by name."""
         parts = [part for part in (self._worker, self._completer, self._reconciler) if part is not None]
-        return {name: count for part in parts for name, count in part.slots.apart.hanging.items()}
+        calls = [*(part.slots.apart for part in parts), *(check.apart for check in self._checks)]
+        return dict(sum((one.hanging for one in calls), Counter()))
 
     def stop(self) -> None:
         """Asks for a clean stop."""
@@ -249,7 +250,7 @@ class WorkerService:
 
     async def _look(self, one: _Loop) -> float:
         """One look. At the stop it has the grace time, then it is let go of."""
-        look = asyncio.ensure_future(_contained(one.once))
+        look = asyncio.ensure_future(contained(one.once))
         try:
             await self._first(look)
             if not look.done():
@@ -284,7 +285,7 @@ class WorkerService:
         elif woken is None:
             await self._first(asyncio.sleep(seconds))
         else:
-            await self._first(_within(seconds, woken.wait()))
+            await self._first(within(seconds, woken.wait()))
 
     async def _first(self, waiting: Any) -> None:
         """Waits for something, or for the stop. What is a task already goes on; anything else is ended."""
@@ -305,20 +306,20 @@ class WorkerService:
         if services.outbox and engine.store.transactional is not None:
             found.append(self._outbox_loop())
         if services.completer and engine.store.transactional is not None:
-            woken = asyncio.Event()
+            woken, every = asyncio.Event(), services.completer_interval
             self._completer = completer = Completer(
                 engine, concurrency=services.completer_concurrency, changed=woken.set
             )
             found.append(
                 _Loop(
                     "completer",
-                    _slotted(completer.look, services.completer_interval, woken),
+                    self._watched("completer", completer.slots, slotted(completer.look, every, woken)),
                     woken=woken,
                     stop=lambda: completer.stop(services.grace),
                 )
             )
         if services.reconciler:
-            woken = asyncio.Event()
+            woken, every = asyncio.Event(), services.reconciler_interval
             self._reconciler = reconciler = Reconciler(
                 engine,
                 concurrency=services.reconciler_concurrency,
@@ -330,19 +331,21 @@ class WorkerService:
             found.append(
                 _Loop(
                     "reconciler",
-                    _slotted(reconciler.start, services.reconciler_interval, woken),
+                    self._watched("reconciler", reconciler.slots, slotted(reconciler.start, every, woken)),
                     woken=woken,
                     stop=lambda: reconciler.stop(services.grace),
                 )
             )
         if services.sweeper:
-            found.append(_Loop("sweeper", _again(Sweeper(engine).run_once, services.sweeper_interval)))
+            found.append(_Loop("sweeper", again(Sweeper(engine).run_once, services.sweeper_interval)))
         if services.reaper:
             reap = Reaper(engine, pending_timeout=services.pending_timeout, tombstones=services.tombstones)
-            found.append(_Loop("reaper", _done(reap.run_once, services.reaper_interval)))
+            found.append(_Loop("reaper", done(reap.run_once, services.reaper_interval)))
         if services.ledger:
             for ledgers in engine.ledgers:
-                once = _done(LedgerCheck.of(engine, ledgers).run_once, services.ledger_interval)
+                check = LedgerCheck.of(engine, ledgers)
+                self._checks.append(check)
+                once = done(check.run_once, services.ledger_interval)
                 found.append(_Loop(f"comparison of {ledgers.name}", once, AFTER_A_LEDGER_ERROR))
         return found
 
@@ -358,8 +361,9 @@ class WorkerService:
 
         async def look() -> float:
             woken.clear()  # before the look: what arrives, or ends, during it must not be missed
-            self._end_if_stuck(worker)
-            if await worker.run_once():
+            took = await worker.run_once()
+            self._tell("outbox, unreadable", worker.unreadable, logging.WARNING)
+            if took:
                 rhythm.worked()
                 return 0.0
             return rhythm.idle(listening=listener.listening, next_due_ms=worker.next_due_ms)
@@ -368,7 +372,8 @@ class WorkerService:
             await listener.stop()
             await worker.stop()
 
-        return _Loop("outbox", look, woken=woken, start=lambda: listener.start(woken), stop=stop)
+        once = self._watched("outbox", worker.slots, look)
+        return _Loop("outbox", once, woken=woken, start=lambda: listener.start(woken), stop=stop)
 
     def _listener(self) -> Listener:
         if self._engine.drivers.dialect != "postgres":
@@ -377,20 +382,38 @@ class WorkerService:
 
         return PostgresListener(self._services.listen_url or self._engine.url)
 
-    def _end_if_stuck(self, worker: OutboxWorker) -> None:
-        """Threads cannot be stopped; where they hold all that a kind may have, only a new process helps."""
-        stuck = ", ".join(worker.slots.stuck)
-        if not stuck:
-            self.troubles.pop("hanging jobs", None)
-            return
-        sentence = f"Sync jobs hang and hold every place of their kind: {stuck}. Give their calls a time-out."
-        if "hanging jobs" not in self.troubles:
-            self.troubles["hanging jobs"] = sentence
-            logger.critical("%s", sentence)
-        if self._own_process:
+    def _watched(self, name: str, slots: Slots, once: Once) -> Once:
+        """A look of what runs users' functions in places."""
+
+        async def look() -> float:
+            self._end_if_stuck(name, slots)
+            return await once()
+
+        return look
+
+    def _end_if_stuck(self, name: str, slots: Slots) -> None:
+        """What hangs cannot be stopped; where it holds all that a kind may have, only a new process helps."""
+        stuck = ", ".join(slots.stuck)
+        sentence = stuck and (
+            f"Calls of the {name} hang and hold every place of their kind: {stuck}. Give them a time-out of "
+            "their own."
+        )
+        self._tell(f"{name}, hanging", sentence, logging.CRITICAL)
+        if stuck and self._own_process:
             logger.critical("This worker can do no more of them and ends here; start it again.")
             self._exit_code = STUCK
             self.stop()
+
+    def _tell(self, trouble: str, sentence: str, level: int) -> None:
+        """A trouble that is no failed look: it is logged when it begins, and to be seen while it lasts."""
+        if not sentence:
+            self.troubles.pop(trouble, None)
+            return
+        if trouble not in self.troubles:
+            logger.log(level, "%s", sentence)
+            service, _, kind = trouble.partition(", ")
+            self._engine.events.emit("worker.trouble", service=service, kind=kind)
+        self.troubles[trouble] = sentence
 
     def _longest_silence(self) -> float:
         """Seconds for which whatever runs now may run at most, and so keep the loop from turning."""
@@ -398,50 +421,3 @@ class WorkerService:
         if self._completer is not None and self._completer.busy:
             longest = max(longest, self._engine.policy.max_run)
         return (longest + self._services.lease).total_seconds()
-
-
-async def _contained(once: Once) -> float:
-    """SystemExit in a task would end the loop, and with it everything in this process."""
-    try:
-        return await once()
-    except (Exception, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise apart.Ended(error) from error
-
-
-async def _within(seconds: float, waiting: Awaitable[Any]) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await waiting
-    except TimeoutError:
-        pass
-
-
-def _slotted(start: Callable[[], Awaitable[int]], interval: timedelta, woken: asyncio.Event) -> Once:
-    """What starts work in slots looks again at once if it found something, and when a slot is free again."""
-
-    async def look() -> float:
-        woken.clear()
-        return 0.0 if await start() > 0 else interval.total_seconds()
-
-    return look
-
-
-def _again(once: Callable[[], Awaitable[int]], interval: timedelta) -> Once:
-    """What found something may find more at once."""
-
-    async def look() -> float:
-        return 0.0 if await once() > 0 else interval.total_seconds()
-
-    return look
-
-
-def _done(once: Callable[[], Awaitable[object]], interval: timedelta) -> Once:
-    """What did all there was waits for its next time."""
-
-    async def look() -> float:
-        await once()
-        return interval.total_seconds()
-
-    return look

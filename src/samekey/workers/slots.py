@@ -28,7 +28,8 @@ class Piece:
 class Slots:
     """Runs pieces of work in their places. ``changed`` is called whenever a place may have become free.
 
-    A thread that hangs keeps its place until it ends: hung threads never are more than there are places.
+    What hangs, in a thread or in a task that does not let itself be cancelled, keeps its place until it ends:
+    there never is more of it than there are places.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Slots:
         hangs: Callable[[], None] = lambda: None,
     ) -> None:
         self.places = Places(size)
-        self.apart = apart.Apart(self._thread_ended, hangs)
+        self.apart = apart.Apart(self._free, hangs)
         self._changed = changed
         self._running: dict[asyncio.Task[Any], Piece] = {}
         self._hung: list[Piece] = []
@@ -55,7 +56,7 @@ class Slots:
 
     @property
     def stuck(self) -> list[str]:
-        """Kinds that can do nothing more here: all that they may have is held by threads that hang."""
+        """Kinds that can do nothing more here: all that they may have is held by what hangs."""
         found = []
         for kind, hung in Counter(piece.kind for piece in self._hung).items():
             room = self.places.room(kind)
@@ -77,12 +78,15 @@ class Slots:
             # Its lease runs out and somebody tries again; the others are not touched.
             logger.error("The %s could not be settled: %s", piece.name, task.exception())
         self._hung.append(piece)
-        self._thread_ended()
+        self._free()
 
-    def _thread_ended(self) -> None:
+    def _free(self) -> None:
+        """Gives back the places of what has ended."""
+        hanging = self.apart.hanging
         hung, self._hung = self._hung, []
         for piece in hung:
-            if self.apart.threads(piece.name):
+            if hanging[piece.name] > 0:
+                hanging[piece.name] -= 1  # one place for each call of that name, and no more
                 self._hung.append(piece)
             else:
                 self.places.leave(piece.kind, piece.tenant)

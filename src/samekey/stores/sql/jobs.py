@@ -23,7 +23,7 @@ from .keys import Keys
 SUSPICIOUS = 2
 """Silences that make a suspect. One is no sign: a machine dies with all that runs on it."""
 LOOK_AHEAD = 1000
-"""Due jobs of a kind among which those of tenants that may still begin are looked for."""
+"""Due jobs of a kind among which those of tenants that may still begin are looked for first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Taking:
     suspects: bool = True
     lapsed: bool = True
     """Also jobs that somebody holds whose lease has run out."""
+    ahead: int = LOOK_AHEAD
+    """Due jobs among which those of other tenants than the full ones are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class Jobs:
             full_list=json.dumps(full),
             here=here,
             here_list=json.dumps(here),
-            ahead=LOOK_AHEAD if taking.full_tenants else 0,
+            ahead=taking.ahead if taking.full_tenants else 0,
             suspects=int(taking.suspects),
             lapsed=int(taking.lapsed),
         )
@@ -172,7 +174,8 @@ class Jobs:
     def give_back(
         self, jobs: Sequence[Job], *, pause_ms: int, error: str | None, now: int | None = None
     ) -> Program[None]:
-        """Jobs that were taken and not entered: as if nobody had touched them, after a pause."""
+        """Jobs that were taken and whose functions were not called: as if nobody had touched them, after a
+        pause. That ``enter`` may have counted them does not count."""
         yield self._queries.statement("give_back_jobs", now, **_many(jobs), pause_ms=pause_ms, error=error)
 
     def leave(self, job: Job, *, now: int | None = None) -> Program[None]:
@@ -197,13 +200,6 @@ class Jobs:
         """The attempts that still have their job."""
         rows = yield self._queries.statement("held_jobs", now, **_taken(leases))
         return {str(row[0]) for row in rows}
-
-    def note_provider_id(self, job: Job, provider_id: str, *, now: int | None = None) -> Program[bool]:
-        """Keeps the provider's id at once, before anything else is done about the job."""
-        rows = yield self._queries.statement(
-            "note_provider_id", now, id=job.id, attempt=job.attempt, provider_id=provider_id
-        )
-        return bool(rows)
 
     def open_writes(self) -> Program[Row | None]:
         """First in the transaction of a job's own writes; gives what ``close_writes`` must find again."""
@@ -260,10 +256,12 @@ class Jobs:
         *,
         pause_ms: int,
         error: str | None,
+        provider_id: str | None = None,
         forgiven: bool = False,
         now: int | None = None,
     ) -> Program[bool]:
-        """Gives the job back. ``forgiven``: the attempt does not count (a clean stop)."""
+        """Gives the job back, with what is known of the provider's id. ``forgiven``: the attempt does not
+        count (a clean stop)."""
         rows = yield self._queries.statement(
             "retry_job",
             now,
@@ -271,20 +269,30 @@ class Jobs:
             attempt=job.attempt,
             pause_ms=pause_ms,
             error=error,
+            provider_id=provider_id,
             forgiven=int(forgiven),
         )
         return bool(rows)
 
-    def bury(self, job: Job, *, error: str, now: int | None = None) -> Program[None]:
+    def bury(
+        self, job: Job, *, error: str, provider_id: str | None = None, now: int | None = None
+    ) -> Program[None]:
         """Dead letter: the job stops here with its error, and its operation with it. ``LeaseLost`` too."""
         yield BEGIN
         if job.answers:
             yield from self._queries.act_as("worker")
             yield self._queries.statement(
-                "bury_operation", now, **_operation(job), job_id=job.id, error_code="job_failed"
+                "bury_operation",
+                now,
+                **_operation(job),
+                job_id=job.id,
+                error_code="job_failed",
+                provider_id=provider_id,
             )
             yield from self._queries.act_no_more()
-        rows = yield self._queries.statement("bury_job", now, id=job.id, attempt=job.attempt, error=error)
+        rows = yield self._queries.statement(
+            "bury_job", now, id=job.id, attempt=job.attempt, error=error, provider_id=provider_id
+        )
         if not rows:
             raise LeaseLost("Another worker has taken the job.")
 

@@ -67,9 +67,11 @@ where id in (:locked)
 select id, attempts from {jobs} where id in (:locked)
 
 -- name: give_back_jobs
--- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them.
-update {jobs} set due_at = {now} + :pause_ms, attempt = null, error = :error
-where id in (:ids) and state = 'live' and entered = 0 and attempt in (:attempts)
+-- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them. They may have
+-- been entered all the same, if nobody heard of it: that attempt does not count.
+update {jobs} set due_at = {now} + :pause_ms, attempt = null, error = coalesce(:error, error),
+    attempts = attempts - entered, entered = 0
+where id in (:ids) and state = 'live' and attempt in (:attempts)
 
 -- name: leave_job
 -- It goes on after its worker's end and cannot be stopped: it keeps its lease, and the attempt does not count.
@@ -98,16 +100,10 @@ where id = :id and attempt = :attempt and state = 'live'
 -- then
 select {now} from {jobs} where id = :id and mark = :mark
 
--- name: note_provider_id
--- Kept even if the job fails after all.
-update {jobs} set provider_id = :provider_id, mark = :mark
-where id = :id and attempt = :attempt and state = 'live'
--- then
-select {now} from {jobs} where id = :id and mark = :mark
-
 -- name: retry_job
 -- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more.
 update {jobs} set due_at = {now} + :pause_ms, error = :error, attempt = null,
+    provider_id = coalesce(:provider_id, provider_id),
     attempts = attempts - :forgiven, entered = 0, silences = 0, mark = :mark
 where id = :id and attempt = :attempt and state = 'live'
 -- then
@@ -115,7 +111,8 @@ select {now} from {jobs} where id = :id and mark = :mark
 
 -- name: bury_job
 -- All attempts are used up: an operator decides.
-update {jobs} set state = 'dead', done_at = {now}, error = :error, mark = :mark
+update {jobs} set state = 'dead', done_at = {now}, error = :error,
+    provider_id = coalesce(:provider_id, provider_id), mark = :mark
 where id = :id and attempt = :attempt and state = 'live'
 -- then
 select {now} from {jobs} where id = :id and mark = :mark
@@ -134,7 +131,9 @@ where scope = :scope and `key` = :key and id = :operation_id and state = 'pendin
 -- The operation of a job that was given up; what is known of the provider's id is kept with it.
 update {keys} set
     state = {to:give_up}, error_code = :error_code,
-    provider_id = coalesce((select j.provider_id from {jobs} as j where j.id = :job_id), provider_id)
+    provider_id = coalesce(
+        :provider_id, (select j.provider_id from {jobs} as j where j.id = :job_id), provider_id
+    )
 where scope = :scope and `key` = :key and id = :operation_id and state = 'pending'
 
 -- name: count_jobs

@@ -99,11 +99,12 @@ where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'l
 returning id, attempts
 
 -- name: give_back_jobs
--- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them.
+-- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them. They may have
+-- been entered all the same, if nobody heard of it: that attempt does not count.
 with job as (
-    update {jobs} set due_at = {now} + :pause_ms::bigint, attempt = null, error = :error::text
-    where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live' and entered = 0
-        and {durable}
+    update {jobs} set due_at = {now} + :pause_ms::bigint, attempt = null, error = coalesce(:error::text, error),
+        attempts = attempts - entered, entered = 0
+    where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live' and {durable}
     returning id
 )
 select pg_notify('samekey_jobs', '')::text from job
@@ -135,17 +136,12 @@ update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provi
 where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
 returning {now}
 
--- name: note_provider_id
--- Kept even if the job fails after all.
-update {jobs} set provider_id = :provider_id::text
-where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
-returning {now}
-
 -- name: retry_job
 -- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more. Whoever sleeps
 -- is told: the pause may be shorter than the sleep.
 with job as (
     update {jobs} set due_at = {now} + :pause_ms::bigint, error = :error::text, attempt = null,
+        provider_id = coalesce(:provider_id::text, provider_id),
         attempts = attempts - :forgiven::bigint, entered = 0, silences = 0
     where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
     returning id
@@ -154,7 +150,8 @@ select pg_notify('samekey_jobs', '')::text from job
 
 -- name: bury_job
 -- All attempts are used up: an operator decides.
-update {jobs} set state = 'dead', done_at = {now}, error = :error::text
+update {jobs} set state = 'dead', done_at = {now}, error = :error::text,
+    provider_id = coalesce(:provider_id::text, provider_id)
 where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
 returning {now}
 
@@ -178,7 +175,9 @@ returning {now}
 -- The operation of a job that was given up; what is known of the provider's id is kept with it.
 update {keys} set
     state = {to:give_up}, error_code = :error_code::text,
-    provider_id = coalesce((select j.provider_id from {jobs} as j where j.id = :job_id::text), provider_id)
+    provider_id = coalesce(
+        :provider_id::text, (select j.provider_id from {jobs} as j where j.id = :job_id::text), provider_id
+    )
 where scope = :scope::text and key = :key::text and id = :operation_id::text
     and state = 'pending' and {durable} and {actor:worker}
 returning {now}

@@ -61,9 +61,11 @@ where id in (select value from json_each(:id_list)) and state = 'live'
 returning id, attempts
 
 -- name: give_back_jobs
--- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them.
-update {jobs} set due_at = {now} + :pause_ms, attempt = null, error = :error
-where id in (select value from json_each(:id_list)) and state = 'live' and entered = 0
+-- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them. They may have
+-- been entered all the same, if nobody heard of it: that attempt does not count.
+update {jobs} set due_at = {now} + :pause_ms, attempt = null, error = coalesce(:error, error),
+    attempts = attempts - entered, entered = 0
+where id in (select value from json_each(:id_list)) and state = 'live'
     and attempt in (select value from json_each(:attempt_list))
 returning id
 
@@ -93,22 +95,18 @@ update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provi
 where id = :id and attempt = :attempt and state = 'live'
 returning {now}
 
--- name: note_provider_id
--- Kept even if the job fails after all.
-update {jobs} set provider_id = :provider_id
-where id = :id and attempt = :attempt and state = 'live'
-returning {now}
-
 -- name: retry_job
 -- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more.
 update {jobs} set due_at = {now} + :pause_ms, error = :error, attempt = null,
+    provider_id = coalesce(:provider_id, provider_id),
     attempts = attempts - :forgiven, entered = 0, silences = 0
 where id = :id and attempt = :attempt and state = 'live'
 returning {now}
 
 -- name: bury_job
 -- All attempts are used up: an operator decides.
-update {jobs} set state = 'dead', done_at = {now}, error = :error
+update {jobs} set state = 'dead', done_at = {now}, error = :error,
+    provider_id = coalesce(:provider_id, provider_id)
 where id = :id and attempt = :attempt and state = 'live'
 returning {now}
 
@@ -128,7 +126,9 @@ returning {now}
 -- The operation of a job that was given up; what is known of the provider's id is kept with it.
 update {keys} set
     state = {to:give_up}, error_code = :error_code,
-    provider_id = coalesce((select j.provider_id from {jobs} as j where j.id = :job_id), provider_id)
+    provider_id = coalesce(
+        :provider_id, (select j.provider_id from {jobs} as j where j.id = :job_id), provider_id
+    )
 where scope = :scope and key = :key and id = :operation_id
     and state = 'pending'
 returning {now}

@@ -1,0 +1,236 @@
+"""What came of a job is judged in three parts, and recorded whatever is away meanwhile: the call is never
+blamed for its record, nor repeated for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from lab.processes import wait_until
+from lab.proxy import FaultProxy
+from samekey import JobContext
+from samekey.drivers.run import run_async
+from samekey.errors import EscapedTransaction, LeaseLost, NotSerialisable, StoreUnavailable
+from samekey.workers import performing
+from tests.edges.callers import LoopThread
+from tests.outbox.test_fairness import serving
+from tests.outbox.world import NO_PAUSE, Outbox
+
+KINDS = pytest.mark.parametrize("kind", ["async", "sync"])
+
+
+def declare(outbox: Outbox, kind: str, act: Callable[[JobContext], Any], **options: Any) -> None:
+    def job(job: JobContext, _: Any) -> Any:
+        return act(job)
+
+    async def job_async(job: JobContext, _: Any) -> Any:
+        return act(job)
+
+    outbox.idempotency.job("charge", **options)(job if kind == "sync" else job_async)
+
+
+class Safe:
+    """An encryption service that can be away."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.away = 0
+
+    def encrypt(self, data: bytes) -> bytes:
+        self.asked += 1
+        if self.away:
+            self.away -= 1
+            raise ConnectionError("the encryption service is away")
+        return data[::-1]
+
+    def decrypt(self, data: bytes) -> bytes:
+        return data[::-1]
+
+
+@KINDS
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+def test_a_record_that_fails_by_anything_is_made_again_and_the_provider_is_called_once(
+    request: pytest.FixtureRequest,
+    store: str,
+    kind: str,
+    loop: LoopThread,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever encrypts the answer is away for longer than a few tries: no error of the store."""
+    monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.01, 0.01))
+    safe, calls = Safe(), list[str]()
+    outbox = Outbox(request.getfixturevalue(f"{store}_url"), loop, threads, {"encryption": safe})
+
+    def charge(job: JobContext) -> dict[str, int]:
+        calls.append(job.key)
+        job.provider_id = "ch_1"
+        safe.away = 12
+        return {"ok": 1}
+
+    try:
+        declare(outbox, kind, charge, max_attempts=3, backoff=NO_PAUSE)
+        outbox.place("charge")
+        outbox.work()
+        job = outbox.job()
+        assert (len(calls), safe.away, job.state, job.provider_id) == (1, 0, "done", "ch_1")
+        assert outbox.states() == [("completed", None)]
+    finally:
+        outbox.close()
+
+
+@KINDS
+def test_a_record_that_cannot_be_made_is_not_told_as_the_functions_failure(
+    outbox: Outbox, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("no record today")
+
+    monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.01,))
+    monkeypatch.setattr(outbox.idempotency.outbox, "finish", broken)
+    declare(outbox, kind, lambda job: None, max_attempts=1, timeout=0.3)
+    outbox.place("charge")
+    outbox.work(outbox.worker(lease=timedelta(seconds=0.2)))
+    assert outbox.job().error == (
+        "The job was done, but that could not be recorded: ValueError: no record today"
+    )
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "error",
+    [
+        LeaseLost("of another operation"),
+        NotSerialisable("of another operation"),
+        EscapedTransaction("of another operation"),
+        StoreUnavailable("another store"),
+        TimeoutError(),
+        TimeoutError("of its own"),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error}".strip(),
+)
+def test_whatever_the_function_raises_is_the_functions_failure(
+    outbox: Outbox, kind: str, error: Exception
+) -> None:
+    """A job may use samekey itself: its errors say nothing of this worker's lease, record or time."""
+    calls: list[int] = []
+
+    def charge(job: JobContext) -> None:
+        calls.append(job.attempts)
+        if job.attempts == 1:
+            raise error
+
+    declare(outbox, kind, charge, max_attempts=2, backoff=NO_PAUSE)
+    outbox.place("charge")
+    outbox.work()
+    job = outbox.job()
+    assert (job.state, job.attempts, job.attempt) == ("live", 1, None)
+    assert job.error == f"{type(error).__name__}: {error}"
+    outbox.work()
+    assert (calls, outbox.job().state) == ([1, 2], "done")
+
+
+@KINDS
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("store", ["postgres", "mariadb"])
+def test_a_failure_is_recorded_when_the_store_is_back_with_its_reason_and_the_providers_id(
+    request: pytest.FixtureRequest,
+    store: str,
+    kind: str,
+    attempts: int,
+    loop: LoopThread,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store is away when the function fails, for longer than a statement is tried."""
+    monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.05,))
+    url: str = request.getfixturevalue(f"{store}_url")
+    failed, tried = threading.Event(), threading.Semaphore(0)
+    with FaultProxy.before(url) as proxy:
+        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 0.3})
+        direct = Outbox(url, loop, threads)
+
+        async def counted(*args: Any) -> Any:
+            tried.release()
+            return await run_async(*args)
+
+        monkeypatch.setattr(performing, "run_async", counted)
+
+        def charge(job: JobContext) -> None:
+            if job.attempts > 1:
+                return
+            job.provider_id = "ch_77"
+            proxy.refuse()
+            proxy.cut_all()
+            failed.set()
+            raise RuntimeError("card declined")
+
+        try:
+            declare(outbox, kind, charge, max_attempts=attempts, backoff=NO_PAUSE)
+            declare(direct, kind, charge)
+            direct.place("charge")
+            with serving(outbox, lease=timedelta(seconds=20)):
+                assert failed.wait(20)
+                for _ in range(3):  # more often than once
+                    assert tried.acquire(timeout=20)
+                proxy.accept()
+                wait_until(lambda: direct.job().state != "live", 30)
+            job = direct.job()
+            assert (job.attempts, job.provider_id) == (attempts, "ch_77")
+            assert job.error == ("RuntimeError: card declined" if attempts == 1 else None)
+            assert direct.ask("select silences from {jobs}") == [(0,)]
+            if attempts == 1:
+                assert direct.ask("select state, provider_id from {keys}") == [("dead_letter", "ch_77")]
+        finally:
+            proxy.accept()
+            direct.close()
+            outbox.close()
+
+
+@KINDS
+def test_a_write_that_meets_a_lock_is_made_again_and_the_call_is_not(
+    outbox: Outbox, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.01,) * 4)
+    calls, locked = list[int](), [RuntimeError("canceling statement due to lock timeout")] * 3
+
+    def write(_: Any) -> None:
+        if locked:
+            raise locked.pop()
+
+    def charge(job: JobContext) -> None:
+        calls.append(job.attempts)
+        job.write(write)
+
+    declare(outbox, kind, charge, max_attempts=2)
+    outbox.place("charge")
+    outbox.work()
+    assert (calls, outbox.job().state) == ([1], "done")
+
+
+def test_a_job_that_is_given_back_at_the_stop_keeps_what_the_provider_made(outbox: Outbox) -> None:
+    begun = asyncio.Event()
+
+    @outbox.idempotency.job("charge")
+    async def charge(job: JobContext, _: Any) -> None:
+        job.provider_id = "ch_5"
+        begun.set()
+        await asyncio.Event().wait()
+
+    outbox.place("charge")
+
+    async def story() -> None:
+        worker = outbox.worker(grace=timedelta(0))
+        await worker.run_once()
+        await begun.wait()
+        await worker.stop()
+
+    outbox.run(asyncio.wait_for(story(), 30))
+    job = outbox.job()
+    assert (job.state, job.attempts, job.attempt, job.provider_id) == ("live", 0, None, "ch_5")
