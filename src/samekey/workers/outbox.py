@@ -72,6 +72,7 @@ class OutboxWorker:
         self._not_begun: dict[str, Job] = {}
         """Taken, perhaps even entered, and not started. What is left here when a look was cut short is given
         back as if it had never been taken."""
+        self._started = 0
         self._depths = Depths()
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._patient_until = 0.0
@@ -79,6 +80,8 @@ class OutboxWorker:
         self._reminded: dict[str, float] = {}
         self.next_due_ms: int | None = None
         """Until there is something to take for which there is room, as the last look saw it."""
+        self.took = 0
+        """Jobs that the last look took, begun or not."""
         self.done = 0
         """Jobs that this worker has finished, one way or another."""
 
@@ -99,8 +102,10 @@ class OutboxWorker:
         return " ".join(sentence for until, sentence in self._unreadable.values() if now < until)
 
     async def run_once(self) -> int:
-        """Takes as many due jobs as there is room for, and starts those that it can run; gives how many it
-        took."""
+        """Takes as many due jobs as there is room for, and starts those that it can run; gives how many.
+
+        ``took`` says how many it took: the rest is given back, and hides others that it could run.
+        """
         try:
             await self._give_back(list(self._not_begun.values()), timedelta(0), None)
             return await self._look()
@@ -111,23 +116,24 @@ class OutboxWorker:
             raise
 
     async def _look(self) -> int:
-        self.next_due_ms = None
+        self.next_due_ms, self.took = None, 0
         places = self.slots.places
         if not self.has_room:
             return 0
         due = await run_async(self._driver, self._outbox.due)
         self._tell_strangers(name for name, ms in due.items() if ms <= 0)
         waiting = {name: ms for name, ms in due.items() if self._engine.jobs.get(name) is not None}
-        taken = 0
+        begun = 0
         # Who holds least comes first: what hangs has held its places for long.
         for name in sorted(waiting, key=lambda name: (places.held(name), waiting[name])):
             room = places.room(name)
             if room.places and waiting[name] <= 0:
                 with self._depths.look(name, room) as look:
-                    look.found = await self._take(name, room, look.depth)
-                taken += look.found
+                    look.found, started = await self._take(name, room, look.depth)
+                self.took += look.found
+                begun += started
         self.next_due_ms = min((ms for name, ms in waiting.items() if places.room(name).places), default=None)
-        return taken
+        return begun
 
     def _tell_strangers(self, due: Iterable[str]) -> None:
         for name in due:
@@ -143,7 +149,8 @@ class OutboxWorker:
             self._reminded[sentence] = now + REMIND
             logger.warning("%s", sentence)
 
-    async def _take(self, name: str, room: Room, ahead: int) -> int:
+    async def _take(self, name: str, room: Room, ahead: int) -> tuple[int, int]:
+        """Gives how many were taken, and how many of them begun."""
         taking = Taking(
             name,
             room.places,
@@ -160,6 +167,7 @@ class OutboxWorker:
         self._not_begun.update((job.id, job) for job in jobs)
         definition = self._engine.jobs.get(name)
         assert definition is not None
+        before = self._started
         ready: dict[str, tuple[Job, Envelope]] = {}
         strange: list[Job] = []
         for job in await self._without_spare_suspects(jobs):
@@ -178,7 +186,7 @@ class OutboxWorker:
         if strange:
             await self._leave_to_others(name, strange, why)
         await self._enter(definition, ready)
-        return len(jobs)
+        return len(jobs), self._started - before
 
     async def _leave_to_others(self, name: str, jobs: list[Job], why: str) -> None:
         age = min(job.taken_at - job.created_at for job in jobs)
@@ -218,6 +226,7 @@ class OutboxWorker:
 
     def _start(self, job: Job, work: Any) -> None:
         task = self.slots.start(Piece(name_of(job), job.name, job.tenant), work)
+        self._started += 1
         self._held[task] = job
         self._not_begun.pop(job.id, None)
         task.add_done_callback(self._finished)

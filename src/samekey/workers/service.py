@@ -361,9 +361,9 @@ class WorkerService:
 
         async def look() -> float:
             woken.clear()  # before the look: what arrives, or ends, during it must not be missed
-            took = await worker.run_once()
+            await worker.run_once()
             self._tell("outbox, unreadable", worker.unreadable, logging.WARNING)
-            if took:
+            if worker.took:
                 rhythm.worked()
                 return 0.0
             return rhythm.idle(listening=listener.listening, next_due_ms=worker.next_due_ms)
