@@ -55,7 +55,7 @@ def main() -> None:
     with PostgresServer() as server:
         url = server.create_database()
         idempotency = guarded(url)
-        run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+        run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
         other(idempotency, "warm", 50)
         quiet = other(idempotency, "quiet", 200)
         context = multiprocessing.get_context("spawn")
@@ -69,8 +69,8 @@ def main() -> None:
         sprayer.join()
         seconds = time.perf_counter() - begin
         stored = run(
-            idempotency.drivers.sync,
-            lambda: idempotency.store.finding.find(tenant=scope_part("sprayer"), limit=options.keys),
+            idempotency.engine.drivers.sync,
+            lambda: idempotency.engine.store.finding.find(tenant=scope_part("sprayer"), limit=options.keys),
         )
         print(f"{options.keys:,} keys sprayed in {seconds:.0f} s: {len(stored):,} stored, the cap is {CAP:,}")
         print(f"the other tenant, alone:  new key {quiet[0]:.2f} ms, retry {quiet[1]:.2f} ms")

@@ -81,7 +81,7 @@ class Payments:
 
     @staticmethod
     def _made(effect: Effect, charge: dict[str, Any]) -> dict[str, Any]:
-        effect.provider_id = charge["id"]  # kept with the record: idempotency.find_by_provider_id(…)
+        effect.provider_id = charge["id"]  # kept with the record: idempotency.find(provider_id=…)
         return {"charge": charge["id"]}
 
 

@@ -225,7 +225,7 @@ def test_the_settings_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     code = blocks("README.md", "python")
     assert len(code) == 4, "a new block in the README needs a test here"
     names = run_block(code[3], {})
-    assert names["idempotency"].policy.ttl == timedelta(days=7)
+    assert names["idempotency"].engine.policy.ttl == timedelta(days=7)
 
 
 # ------------------------------------------------------------------ the other pages' code
@@ -296,9 +296,9 @@ def test_examples_of_modes(names: dict[str, Any]) -> None:
         first, again = (client.post(path, headers={"Idempotency-Key": path}) for _ in range(2))
         assert (first.status_code, again.content) == (201, first.content)
         assert again.headers["Idempotent-Replayed"] == "true"
-    found = idempotency.find_by_provider_id("ch_1", tenant=SHOP, source="cards")
+    found = idempotency.find(provider_id="ch_1", tenant=SHOP, source="cards")
     assert found is not None
-    assert idempotency.find_by_downstream_key(CHARGED[0]) == found
+    assert idempotency.find(downstream_key=CHARGED[0]) == found
     assert names["by_the_provider"](None, names["CardDeclined"]()) is Outcome.FAIL
     _finding_out(names)
 
@@ -333,7 +333,7 @@ def _finding_out(names: dict[str, Any]) -> None:
     assert ask("told").status_code == 409
     assert [tell("good").json()["resolution"] for _ in range(2)] == ["resolved", "duplicate"]
     assert (ask("told").status_code, ask("told").json()) == (201, {"charge": "told"})
-    assert asyncio.run(Reconciler(idempotency).run_once()) == 1
+    assert asyncio.run(Reconciler(idempotency.engine).run_once()) == 1
     assert (ask("found").status_code, ask("found").json()) == (201, {"charge": "ch_found"})
     assert ask("nowhere").status_code == 409
 
@@ -355,7 +355,7 @@ async def charge(_cents: int, *, idempotency_key: str) -> Any:
 
 
 def _execute(idempotency: Idempotency, sql: str) -> None:
-    session = idempotency.drivers.sync.open()
+    session = idempotency.engine.drivers.sync.open()
     session.connection.execute(sql)
     session.commit()
 
@@ -386,10 +386,10 @@ def test_examples_of_limits(names: dict[str, Any], monkeypatch: pytest.MonkeyPat
         run_block(code, names)
     monkeypatch.undo()
     limited, fresh, secretive = names["limited"], names["fresh"], names["secretive"]
-    assert limited.policy.active_keys == 100_000
-    assert fresh.policy.max_age == timedelta(minutes=5)
+    assert limited.engine.policy.active_keys == 100_000
+    assert fresh.engine.policy.max_age == timedelta(minutes=5)
     assert secretive.once(tenant="t", key="k", run=lambda: "a secret") == "a secret"
-    session = secretive.drivers.sync.open()
+    session = secretive.engine.drivers.sync.open()
     rows = session.connection.execute("select answer_body, key from samekey_keys").fetchall()
     session.rollback()
     assert b"a secret" not in rows[0][0] and rows[0][1] == "k"
@@ -498,7 +498,7 @@ def pay(engine: Idempotency, key: str) -> None:
 
 
 def _paid(idempotency: Idempotency) -> list[str]:
-    session = idempotency.drivers.sync.open()
+    session = idempotency.engine.drivers.sync.open()
     found = [row[0] for row in session.connection.execute("select label from paid")]
     session.rollback()
     return found

@@ -75,7 +75,7 @@ LAYERS = {
     # No framework: what the edges know of one, they find in the application that they wrap.
     # What users make: the engine with decorators, and with the workers beside it.
     "idempotency": Layer(
-        frozenset({"core", "stores", "engine", "workers", "response", "evidence", "errors"})
+        frozenset({"core", "stores", "drivers", "engine", "workers", "response", "evidence", "errors"})
     ),
     "edges": Layer(frozenset({"idempotency", "engine", "core", "errors", "tenants"})),
     "asgi": Layer(frozenset({"edges"})),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab import ROOT
+from samekey import Idempotency
 from samekey.core.policy import Policy
 from samekey.core.settings import HandlerSettings, Settings
 from samekey.engine.rules import _AT_THE_EDGE
@@ -118,3 +120,14 @@ def test_every_misspelt_option_is_an_error(checker: str, tmp_path: Path) -> None
 def test_the_typed_settings_are_those_of_the_policy() -> None:
     assert Settings.__annotations__.keys() == {field.name for field in dataclasses.fields(Policy)}
     assert HandlerSettings.__annotations__.keys() == Settings.__annotations__.keys() - _AT_THE_EDGE
+
+
+def test_the_front_door_is_small() -> None:
+    """What users meet when they type a dot. The rest is the engine's, behind one name."""
+    idempotency = Idempotency("sqlite:///:memory:")
+    shown = [name for name in dir(idempotency) if not name.startswith("_")]
+    idempotency.close()
+    assert len(shown) <= 22, shown
+    for name in shown:
+        documented = inspect.getdoc(getattr(type(idempotency), name, None)) or name in {"engine", "events"}
+        assert documented, name

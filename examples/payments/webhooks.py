@@ -61,7 +61,7 @@ def is_signed(header: str | None, body: bytes) -> bool:
 
 async def settle_transfer(event_id: str, key: str, entry: Entry, *, declined: bool) -> str:
     """Our row first, then the operation: if we die in between, the next delivery does the rest."""
-    record = await asyncio.to_thread(idempotency.find_by_downstream_key, key)
+    record = await asyncio.to_thread(idempotency.find, downstream_key=key)
     transfer = None if record is None else await transfers.find(database.run, record.id)
     if record is None or transfer is None or not transfers.is_of(entry, transfer, record):
         return "not_found"

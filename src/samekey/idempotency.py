@@ -11,7 +11,10 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 
 from .core.backoff import Backoff
 from .core.ledger import FIELDS, Comparison, Field, Ledgers
+from .core.policy import Policy
+from .core.record import Record
 from .core.states import Mode
+from .drivers.encrypted import Cipher
 from .engine.decorate import GUARD, check_undecorated, guard, phased_endpoint
 from .engine.engine import Engine
 from .engine.extending import Extension, extend
@@ -31,7 +34,7 @@ from .workers.service import Services, WorkerService
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-class Idempotency(Engine):
+class Idempotency:
     """Idempotency keys on one store.
 
     ``url``: ``sqlite:///app.db``, ``sqlite:///:memory:``, ``postgresql://…`` or ``mysql://…``, which carry
@@ -50,6 +53,36 @@ class Idempotency(Engine):
     ``cache``: ``redis://…``, a Redis in front of a SQL store that answers replays; ``cache_in_progress=True``
     lets it answer duplicates of leased work in its first seconds too. See ``docs/stores/cached.md``.
     """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        policy: Policy | None = None,
+        schema: str = "samekey",
+        pool_size: int = 10,
+        timeout: float = 5.0,
+        prepared_statements: bool = True,
+        digest_secret: bytes = b"samekey",
+        encryption: Cipher | None = None,
+        cache: str | None = None,
+        cache_in_progress: bool = False,
+    ) -> None:
+        self.engine = Engine(
+            url,
+            policy=policy,
+            schema=schema,
+            pool_size=pool_size,
+            timeout=timeout,
+            prepared_statements=prepared_statements,
+            digest_secret=digest_secret,
+            encryption=encryption,
+            cache=cache,
+            cache_in_progress=cache_in_progress,
+        )
+        """What middlewares, workers and operators' tools use. Its names may change without notice."""
+        self.events = self.engine.events
+        """``events.subscribe(observer)``: who wants to hear what happens."""
 
     # Declaring handlers
 
@@ -121,7 +154,7 @@ class Idempotency(Engine):
         _named("phased", name, '@idempotency.phased("create_ride")')
         if options.get("required") is False:
             raise ConfigurationError("Phased work needs a key: without one nothing could be resumed.")
-        rules = rules_from(self.policy, Mode.PHASED, {**options, "required": True})
+        rules = rules_from(self.engine.policy, Mode.PHASED, {**options, "required": True})
 
         def declare(function: Handler) -> Handler:
             definition = Definition(
@@ -133,8 +166,8 @@ class Idempotency(Engine):
                 max_attempts,
                 backoff or Backoff(),
             )
-            self.phases.register(definition)
-            endpoint: Handler = phased_endpoint(self, definition)
+            self.engine.phases.register(definition)
+            endpoint: Handler = phased_endpoint(self.engine, definition)
             return endpoint
 
         return declare
@@ -156,7 +189,7 @@ class Idempotency(Engine):
         _named("job", name, '@idempotency.job("send_receipt")')
 
         def declare(function: Handler) -> Handler:
-            self.jobs.register(
+            self.engine.jobs.register(
                 JobDefinition(name, function, max_attempts, seconds(timeout), backoff or Backoff(), source)
             )
             return function
@@ -174,9 +207,9 @@ class Idempotency(Engine):
             _named("lookup", endpoint, '@idempotency.lookup("POST /transfers") or @idempotency.lookup()')
 
         def declare(function: Handler) -> Handler:
-            if endpoint in self.lookups:
+            if endpoint in self.engine.lookups:
                 raise ConfigurationError(f"There is already a lookup for {endpoint or 'every endpoint'}.")
-            self.lookups[endpoint] = function
+            self.engine.lookups[endpoint] = function
             return function
 
         return declare
@@ -194,14 +227,14 @@ class Idempotency(Engine):
 
         ``ours`` and ``theirs`` give iterables of ``samekey.core.ledger.Entry``; they may be async.
         """
-        self.ledgers.append(Ledgers(ours, theirs, report, fields, name))
+        self.engine.ledgers.append(Ledgers(ours, theirs, report, fields, name))
 
     def _declare(self, handler: Any, mode: Mode, options: Mapping[str, Any]) -> Any:
-        rules = rules_from(self.policy, mode, options)
-        self.store.must_carry(mode, rules.policy)
+        rules = rules_from(self.engine.policy, mode, options)
+        self.engine.store.must_carry(mode, rules.policy)
         if handler is not None:
-            return guard(self, handler, rules)
-        return lambda function: guard(self, function, rules)
+            return guard(self.engine, handler, rules)
+        return lambda function: guard(self.engine, function, rules)
 
     # Plain functions, queue consumers, webhooks
 
@@ -222,7 +255,9 @@ class Idempotency(Engine):
         JSON values. Raises ``KeyReused``, ``StillRunning``, ``OutcomeUnknown`` or ``StoreUnavailable`` where
         it does not run. With a coroutine function this gives a coroutine: await it.
         """
-        once = Once(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)
+        once = Once(
+            self.engine, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options
+        )
         return once.run_async(run) if inspect.iscoroutinefunction(run) else once.run(run)
 
     async def once_async(
@@ -237,7 +272,9 @@ class Idempotency(Engine):
         **options: Unpack[OnceOptions],
     ) -> Any:
         """``once`` for async code, whatever ``run`` is: a lambda that gives a coroutine, for one."""
-        once = Once(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)
+        once = Once(
+            self.engine, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options
+        )
         return await once.run_async(run)
 
     def once_per(
@@ -251,7 +288,9 @@ class Idempotency(Engine):
         **options: Unpack[OnceOptions],
     ) -> Callable[[Handler], Handler]:
         """Guards a function. ``tenant``, ``key`` and ``payload`` take its arguments."""
-        return decorator(self, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options)
+        return decorator(
+            self.engine, tenant=tenant, key=key, payload=payload, name=name, mode=mode, options=options
+        )
 
     # Webhooks of a provider
 
@@ -284,9 +323,9 @@ class Idempotency(Engine):
         """
         named = Named(operation_id, step, downstream_key, provider_id)
         flow = resolve(
-            self.keys,
-            self.resolver,
-            self.events,
+            self.engine.keys,
+            self.engine.resolver,
+            self.engine.events,
             evidence,
             named,
             source=source,
@@ -295,7 +334,7 @@ class Idempotency(Engine):
             occurred_at=occurred_at,
             verify=verify,
         )
-        return self.drive(flow)
+        return self.engine.drive(flow)
 
     async def resolve_async(
         self,
@@ -314,9 +353,9 @@ class Idempotency(Engine):
         """``resolve`` for async code."""
         named = Named(operation_id, step, downstream_key, provider_id)
         flow = resolve(
-            self.keys,
-            self.resolver,
-            self.events,
+            self.engine.keys,
+            self.engine.resolver,
+            self.engine.events,
             evidence,
             named,
             source=source,
@@ -325,7 +364,7 @@ class Idempotency(Engine):
             occurred_at=occurred_at,
             verify=verify,
         )
-        return await self.drive_async(flow)
+        return await self.engine.drive_async(flow)
 
     # Retention
 
@@ -342,42 +381,64 @@ class Idempotency(Engine):
     ) -> datetime:
         """Keeps the answer of a completed operation for longer: until then, or by so much. Gives the new end.
 
-        It is found by its id, or by ``tenant`` and ``key``. ``reason`` and ``actor`` go into the audit.
+        It is found by its id, or by ``tenant`` and ``key``. ``reason`` and ``actor`` go into the audit. It
+        waits for the store: async code calls it in a thread.
         ``NotExtended`` for what cannot be extended: retention that is over, or work that has no answer.
         """
         flow = extend(
-            self.keys,
-            self.store.finding,
+            self.engine.keys,
+            self.engine.store.finding,
             operation_id=operation_id,
             tenant=tenant,
             key=key,
             extension=Extension(until, None if by is None else seconds(by)),
             actor=Actor(actor, reason),
         )
-        return self.drive(flow)
+        return self.engine.drive(flow)
 
-    async def extend_async(
+    # Looking things up
+
+    def find(
         self,
-        operation_id: str | None = None,
         *,
-        reason: str,
         tenant: str | None = None,
-        key: str | None = None,
-        until: datetime | None = None,
-        by: float | timedelta | None = None,
-        actor: str = "application",
-    ) -> datetime:
-        """``extend`` for async code."""
-        flow = extend(
-            self.keys,
-            self.store.finding,
-            operation_id=operation_id,
-            tenant=tenant,
-            key=key,
-            extension=Extension(until, None if by is None else seconds(by)),
-            actor=Actor(actor, reason),
-        )
-        return await self.drive_async(flow)
+        provider_id: str | None = None,
+        source: str | None = None,
+        downstream_key: str | None = None,
+    ) -> Record | None:
+        """The record of the operation that sent this downstream key, or that noted this id of a provider's.
+
+        A provider's id is looked for within ``tenant``, and within ``source`` if that is given;
+        ``AmbiguousProviderId`` if two operations have it.
+        """
+        if (provider_id is None) == (downstream_key is None):
+            raise ConfigurationError("find() needs one of provider_id and downstream_key.")
+        if downstream_key is not None:
+            return self.engine.find_by_downstream_key(downstream_key)
+        if tenant is None or provider_id is None:
+            raise ConfigurationError("find(provider_id=…) needs the tenant: ids are told apart by it.")
+        return self.engine.find_by_provider_id(provider_id, tenant=tenant, source=source)
+
+    # Starting and stopping
+
+    def migrate(self) -> None:
+        """Creates the tables, or brings them up to date, as ``samekey migrate`` does.
+
+        Safe to run twice, and in several processes at once. SQLite's are made without it.
+        """
+        self.engine.migrate()
+
+    def check(self) -> None:
+        """Raises ``SchemaMismatch`` if the tables do not fit this version. Good at start-up."""
+        self.engine.check()
+
+    def close(self) -> None:
+        """Gives back threads and connections. Sync code."""
+        self.engine.close()
+
+    async def aclose(self) -> None:
+        """Gives back threads and connections. Async code."""
+        await self.engine.aclose()
 
     # Background work inside an application
 
@@ -398,7 +459,7 @@ class Idempotency(Engine):
         ``healthy``, ``state`` and ``troubles`` of what this gives say how they are.
         Leaving it takes no longer than ``Services.grace`` and a moment.
         """
-        service = WorkerService(self, services)
+        service = WorkerService(self.engine, services)
         await service.check()
         running = asyncio.create_task(service.run(handle_signals=False), name="samekey background")
         service.started(running)

@@ -65,7 +65,7 @@ def test_event_loops_come_and_go(shared_postgres: str, cache_url: str) -> None:
             return "done"
 
         found = [await idempotency.once_async(tenant="t", key="loops", run=work) for _ in range(3)]
-        await idempotency.drivers.aio.close()
+        await idempotency.engine.drivers.aio.close()
         return found
 
     for _ in range(3):

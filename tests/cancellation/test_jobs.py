@@ -57,7 +57,7 @@ class Orders:
 
     async def work(self, cancellation: Cancellation | None = None) -> None:
         """A worker's round. One that is cancelled is stopped without any grace."""
-        worker = OutboxWorker(self.shop.idempotency, lease=LEASE, grace=timedelta(0))
+        worker = OutboxWorker(self.shop.idempotency.engine, lease=LEASE, grace=timedelta(0))
         stopping: list[asyncio.Task[None]] = []
         if cancellation is not None:
             cancellation.aim(lambda: stopping.append(asyncio.ensure_future(worker.stop())))

@@ -60,8 +60,8 @@ class Shop:
         self.returned: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
         self._postgres: psycopg.Connection[Any] | None = None
-        self._direct = self.idempotency.drivers.sync
-        self.is_sql = self.idempotency.store.transactional is not None
+        self._direct = self.idempotency.engine.drivers.sync
+        self.is_sql = self.idempotency.engine.store.transactional is not None
         if self.is_sql:
             self._ask("create table effects (label varchar(64), tenant varchar(64))")
 
@@ -85,10 +85,10 @@ class Shop:
         return f"did {label}"
 
     async def write(self, label: str, connection: Any = None) -> None:
-        one, two = PLACEHOLDERS[self.idempotency.drivers.dialect]
+        one, two = PLACEHOLDERS[self.idempotency.engine.drivers.dialect]
         connection = connection or current_operation().connection
         sql = f"insert into effects values ({one}, {two})"
-        if self.idempotency.drivers.dialect == "postgres":
+        if self.idempotency.engine.drivers.dialect == "postgres":
             await connection.execute(sql, label, "t")
         elif hasattr(connection, "execute"):
             await connection.execute(sql, (label, "t"))
@@ -113,16 +113,16 @@ class Shop:
     def record(self, label: str, tenant: str = "t") -> Record | None:
         """Of a request or of a call: each has its own keys, and no label is used for both."""
         for part in (scope_part(tenant), call_part(tenant)):
-            found = run(self._direct, partial(self.idempotency.keys.read, scope_of(part), label))
+            found = run(self._direct, partial(self.idempotency.engine.keys.read, scope_of(part), label))
             if found is not None:
                 return found
         return None
 
     def _ask(self, sql: str) -> list[Any]:
         """Behind the engine's back, on a connection of its own."""
-        if self.idempotency.drivers.dialect == "mysql":
+        if self.idempotency.engine.drivers.dialect == "mysql":
             return mariadb.ask(self.url, sql)
-        if self.idempotency.drivers.dialect == "postgres":
+        if self.idempotency.engine.drivers.dialect == "postgres":
             self._postgres = self._postgres or psycopg.connect(self.url, autocommit=True)
             found = self._postgres.execute(sql.encode())
             return found.fetchall() if found.description else []

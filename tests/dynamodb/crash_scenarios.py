@@ -57,13 +57,15 @@ def _sync(points: Points, url: str, directory: Path, mode: Mode) -> Answer | Non
     idempotency = Idempotency(url)
     points.watch(idempotency)
     try:
-        begun = idempotency.begin(exchange_of(points.label), rules_from(idempotency.policy, mode, {}))
+        begun = idempotency.engine.begin(
+            exchange_of(points.label), rules_from(idempotency.engine.policy, mode, {})
+        )
         if not isinstance(begun, Running):
             return begun
         points.reach("before the effect")
         happen(directory, points.label)
         points.reach("after the effect")
-        finished = idempotency.finish(begun, Handled(PAID))
+        finished = idempotency.engine.finish(begun, Handled(PAID))
         points.reach("before the answer is sent")
         return finished.answer
     finally:
@@ -74,14 +76,14 @@ async def _async(points: Points, url: str, directory: Path, mode: Mode) -> Answe
     idempotency = Idempotency(url)
     points.watch(idempotency)
     try:
-        rules = rules_from(idempotency.policy, mode, {})
-        begun = await idempotency.begin_async(exchange_of(points.label), rules)
+        rules = rules_from(idempotency.engine.policy, mode, {})
+        begun = await idempotency.engine.begin_async(exchange_of(points.label), rules)
         if not isinstance(begun, Running):
             return begun
         points.reach("before the effect")
         happen(directory, points.label)
         points.reach("after the effect")
-        finished = await idempotency.finish_async(begun, Handled(PAID))
+        finished = await idempotency.engine.finish_async(begun, Handled(PAID))
         points.reach("before the answer is sent")
         return finished.answer
     finally:

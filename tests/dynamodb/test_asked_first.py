@@ -30,23 +30,23 @@ def test_the_lookup_is_asked_before_an_expired_key_runs_again(dynamodb_url: str,
         return idempotency.once(tenant="acme", key="k", run=book, name="book", ttl_from=ttl_from)
 
     def expire() -> None:
-        tending, driver = idempotency.store.tending, idempotency.drivers.sync
-        now = run(driver, idempotency.store.finding.overview).now
+        tending, driver = idempotency.engine.store.tending, idempotency.engine.drivers.sync
+        now = run(driver, idempotency.engine.store.finding.overview).now
         assert run(driver, lambda: tending.reap(batch=10, now=now + 2 * DAY)) == 1
 
     assert once() == 1
-    [first] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    [first] = run(idempotency.engine.drivers.sync, idempotency.engine.store.finding.find)
     expire()
     with pytest.raises(OutcomeUnknown):
         once()
     assert once() == 7 and once() == 7
-    [found] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    [found] = run(idempotency.engine.drivers.sync, idempotency.engine.store.finding.find)
     assert (found.id, found.life, found.state, found.provider_id) == (first.id, 1, "completed", "ch_1")
     assert found.attempt != first.attempt and found.expires_at >= first.expires_at
     assert ran == [1]
     expire()
     assert once() == 2 and ran == [1, 1] and findings == []
-    [second] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    [second] = run(idempotency.engine.drivers.sync, idempotency.engine.store.finding.find)
     assert (second.life, second.provider_id) == (2, None) and second.id != first.id
     idempotency.close()
 
@@ -59,12 +59,14 @@ def test_retention_is_extended(dynamodb_url: str) -> None:
         return idempotency.once(tenant="acme", key="k", run=lambda: ran.append(1))
 
     once()
-    [first] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    [first] = run(idempotency.engine.drivers.sync, idempotency.engine.store.finding.find)
     idempotency.extend(first.id, by=timedelta(days=30), reason="an audit")
-    [found] = run(idempotency.drivers.sync, idempotency.store.finding.find)
+    [found] = run(idempotency.engine.drivers.sync, idempotency.engine.store.finding.find)
     assert found == dataclasses.replace(first, expires_at=first.expires_at + 30 * DAY)
-    tending = idempotency.store.tending
-    assert run(idempotency.drivers.sync, lambda: tending.reap(batch=10, now=first.expires_at + DAY)) == 0
+    tending = idempotency.engine.store.tending
+    assert (
+        run(idempotency.engine.drivers.sync, lambda: tending.reap(batch=10, now=first.expires_at + DAY)) == 0
+    )
     once()
     assert ran == [1]
     with pytest.raises(NotExtended):

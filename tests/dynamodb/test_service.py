@@ -100,7 +100,7 @@ def _lost(client: httpx2.Client, idempotency: Idempotency) -> tuple[str, Record]
     answer = pay(client, key, "lost")
     assert (answer.status_code, answer.json()["code"]) == (409, "outcome_unknown")
     sent = client.get("/runs").json()[-1]
-    record = idempotency.find_by_downstream_key(sent)
+    record = idempotency.engine.find_by_downstream_key(sent)
     assert record is not None and record.state == "unknown"
     return key, record
 
@@ -109,8 +109,8 @@ def test_the_status_of_an_operation_is_found_by_its_id(
     client: httpx2.Client, idempotency: Idempotency
 ) -> None:
     _, record = _lost(client, idempotency)
-    assert idempotency.status("shop", record.id).status == 200
-    assert idempotency.status("another shop", record.id).status == 404
+    assert idempotency.engine.status("shop", record.id).status == 200
+    assert idempotency.engine.status("another shop", record.id).status == 404
     status = client.get(f"/idempotency/{record.id}")
     assert (status.status_code, status.json()["state"]) == (200, "unknown")
     for other in ("0" * 64, record.id[:-1], "x" * 3000):
@@ -144,8 +144,8 @@ def test_the_reconciler_asks_and_settles(client: httpx2.Client, url: str, idempo
         node = Idempotency(url)
         node.lookup()(lambda found: Executed(Response(201, {"paid": found.id})))
         try:
-            await Sweeper(node).run_once()
-            return await Reconciler(node).run_once()
+            await Sweeper(node.engine).run_once()
+            return await Reconciler(node.engine).run_once()
         finally:
             await node.aclose()
 

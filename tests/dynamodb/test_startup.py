@@ -81,7 +81,7 @@ def test_a_missing_table_says_how_to_make_it(dynamodb_server: NamedServer) -> No
     with pytest.raises(SchemaMismatch):
         idempotency.check()
     with pytest.raises(SchemaMismatch, match="Run: samekey migrate 'dynamodb://"):
-        run(idempotency.drivers.sync, lambda: idempotency.keys.read("scope", "key"))
+        run(idempotency.engine.drivers.sync, lambda: idempotency.engine.keys.read("scope", "key"))
     idempotency.close()
 
 

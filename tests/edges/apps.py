@@ -80,7 +80,7 @@ def build(
 def _methods(store: Store, path: str) -> list[str]:
     """A decorated handler is refused for a method that is not guarded."""
     decorated = path in ("/leased", "/atomic", "/optional")
-    return sorted(store.idempotency.policy.methods) if decorated else METHODS
+    return sorted(store.idempotency.engine.policy.methods) if decorated else METHODS
 
 
 def _options(store: Store, setup: Setup) -> dict[str, Any]:

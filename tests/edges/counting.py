@@ -50,11 +50,11 @@ class _CountingAsync:
 def touches(idempotency: Idempotency) -> Iterator[list[str]]:
     """The names of all statements that are asked for while this is open."""
     found: list[str] = []
-    before = idempotency.drivers
-    idempotency.drivers = Drivers(
+    before = idempotency.engine.drivers
+    idempotency.engine.drivers = Drivers(
         before.dialect, _Counting(before.sync, found), _CountingAsync(before.aio, found)
     )
     try:
         yield found
     finally:
-        idempotency.drivers = before
+        idempotency.engine.drivers = before

@@ -219,7 +219,7 @@ def test_the_log_sees_everything(log: Log, tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'seen.db'}")
     assert any("create table" in sql.lower() for sql in log.sent)
     log.sent.clear()
-    session = store.idempotency.drivers.sync.open()
+    session = store.idempotency.engine.drivers.sync.open()
     connection: sqlite3.Connection = session.connection
     connection.execute("insert into effects values ('x', 1)")
     session.commit()

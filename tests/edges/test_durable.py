@@ -244,11 +244,11 @@ def test_the_downstream_key_is_stable_and_finds_its_record(
     ask = Ask().request("/pay", world.name)
     assert [client.send(ask).status for _ in range(4)] == [500, 503, 201, 201]
     assert len(keys) == 3 and len(set(keys)) == 1 and len(keys[0]) <= 65
-    record = store.idempotency.find_by_downstream_key(keys[0])
+    record = store.idempotency.engine.find_by_downstream_key(keys[0])
     assert record is not None and (record.key, record.attempts) == ("key-1", 3)
-    by_provider = store.idempotency.find_by_provider_id(f"ch_{keys[0]}", tenant=f"{world.name}-alice")
+    by_provider = store.idempotency.engine.find_by_provider_id(f"ch_{keys[0]}", tenant=f"{world.name}-alice")
     assert by_provider is not None and by_provider.id == record.id
-    assert store.idempotency.find_by_provider_id("ch_never", tenant="alice") is None
+    assert store.idempotency.engine.find_by_provider_id("ch_never", tenant="alice") is None
     client.send(Ask(tenant="bob").request("/pay", world.name))
     assert keys[3] != keys[0], "another tenant's key led to the same downstream key"
     store.expire(f"{world.name}-alice")

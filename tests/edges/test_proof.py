@@ -114,7 +114,7 @@ def test_a_deadline_that_answers_while_the_claim_is_under_way(
             task.exception()
 
     go_on = asyncio.Event()
-    begin = shop.idempotency.begin_async
+    begin = shop.idempotency.engine.begin_async
 
     async def slow(*arguments: Any) -> Any:
         if not reached.is_set():
@@ -122,7 +122,7 @@ def test_a_deadline_that_answers_while_the_claim_is_under_way(
             await go_on.wait()
         return await begin(*arguments)
 
-    monkeypatch.setattr(shop.idempotency, "begin_async", slow)
+    monkeypatch.setattr(shop.idempotency.engine, "begin_async", slow)
     app = Starlette(routes=[Route("/pay", shop.idempotency.leased(pay), methods=["POST"])])
     app.add_middleware(Impatient)
     first, again = shop.send(shop.guard(app))

@@ -106,8 +106,8 @@ def test_a_good_application_has_no_problems(idempotency: Idempotency) -> None:
         "/bare/anything": "exempt",
     }
     app.get("/health")(fresh())
-    assert problems(app, idempotency, said) == []
-    refuse(app, idempotency, said)
+    assert problems(app, idempotency.engine, said) == []
+    refuse(app, idempotency.engine, said)
 
 
 class Bare:
@@ -148,9 +148,9 @@ def test_a_good_flask_application_has_no_problems(idempotency: Idempotency) -> N
     app.add_url_rule("/whole", view_func=Whole.as_view("whole"))
     app.add_url_rule("/plain/<path:rest>", "plain", view, methods=["POST", "DELETE"])
     said: Any = {"/plain/<path:rest>": "required", "/plain/a/b": "exempt"}
-    assert problems(app.wsgi_app, idempotency, said) == []
+    assert problems(app.wsgi_app, idempotency.engine, said) == []
     both = DispatcherMiddleware(app.wsgi_app, {"/other": app})
-    assert problems(both, idempotency, {**said, "/other/plain/<path:rest>": "exempt"}) == []
+    assert problems(both, idempotency.engine, {**said, "/other/plain/<path:rest>": "exempt"}) == []
 
 
 # ------------------------------------------------------------------ the order of decorators
@@ -177,11 +177,11 @@ def test_fastapi_routes_that_call_the_bare_function(idempotency: Idempotency) ->
         return {}
 
     app.include_router(router, prefix="/v1")
-    found = problems(app, idempotency)
+    found = problems(app, idempotency.engine)
     assert len(found) == 3 and all("wrong order" in one for one in found), found
     assert {one.split(" (")[0] for one in found} == {"POST /pay", "POST /v1/order", "POST /ride"}
     with pytest.raises(ConfigurationError, match=r"(?s)POST /pay.*above samekey's.*POST /ride"):
-        refuse(app, idempotency)
+        refuse(app, idempotency.engine)
 
 
 def test_flask_routes_that_call_the_bare_function(idempotency: Idempotency) -> None:
@@ -201,7 +201,7 @@ def test_flask_routes_that_call_the_bare_function(idempotency: Idempotency) -> N
     app.add_url_rule("/orders", view_func=made)
     idempotency.leased(made)
     app.register_blueprint(blueprint)
-    found = problems(app.wsgi_app, idempotency)
+    found = problems(app.wsgi_app, idempotency.engine)
     assert sorted(one.split(" (")[0] for one in found) == ["POST /orders", "POST /v1/pay"]
     assert all("wrong order" in one for one in found)
 
@@ -217,9 +217,9 @@ def test_methods_of_an_object_are_known_again(idempotency: Idempotency) -> None:
         Route("/good", guarded, methods=["POST"]),
         Route("/another", others.pay, methods=["POST"]),
     ]
-    assert problems(Starlette(routes=good), idempotency) == []
+    assert problems(Starlette(routes=good), idempotency.engine) == []
     bad = [Route("/bad", payments.pay, methods=["POST"]), Route("/read", payments.pay)]
-    assert only(problems(Starlette(routes=bad), idempotency)).startswith("POST /bad (")
+    assert only(problems(Starlette(routes=bad), idempotency.engine)).startswith("POST /bad (")
 
 
 # ------------------------------------------------------------------ methods
@@ -234,24 +234,24 @@ def test_a_decorated_handler_on_a_method_that_is_not_guarded(idempotency: Idempo
             return Response("gone")
 
     routes: list[Any] = [Route("/put", decorated, methods=["POST", "PUT"]), Route("/orders", Orders)]
-    put, delete = problems(Starlette(routes=[Mount("/v1", routes=routes)]), idempotency)
+    put, delete = problems(Starlette(routes=[Mount("/v1", routes=routes)]), idempotency.engine)
     assert put.startswith("POST/PUT /v1/put") and "PUT is not guarded (PATCH, POST is)" in put
     assert "methods={'PATCH', 'POST', 'PUT'}" in put
     assert delete.startswith("DELETE /v1/orders") and "DELETE is not guarded" in delete
     reading = Starlette(routes=[Route("/get", decorated)])
-    assert "never guarded, so the decorator has no effect" in only(problems(reading, idempotency))
+    assert "never guarded, so the decorator has no effect" in only(problems(reading, idempotency.engine))
 
     app = flask.Flask("shop")
     app.add_url_rule("/put", "put", idempotency.leased(lambda: "done"), methods=["PUT"])
-    assert only(problems(app.wsgi_app, idempotency)).startswith("PUT /put")
+    assert only(problems(app.wsgi_app, idempotency.engine)).startswith("PUT /put")
 
 
 def test_a_method_that_the_policy_guards_is_fine(sqlite_url: str) -> None:
     idempotency = Idempotency(sqlite_url, policy=ietf(methods={"POST", "PUT"}))
     good = Starlette(routes=[Route("/x", idempotency.leased(fresh()), methods=["PUT", "POST"])])
-    assert problems(good, idempotency) == []
+    assert problems(good, idempotency.engine) == []
     bad = Starlette(routes=[Route("/x", idempotency.leased(fresh()), methods=["PATCH"])])
-    assert "PATCH is not guarded" in only(problems(bad, idempotency))
+    assert "PATCH is not guarded" in only(problems(bad, idempotency.engine))
     idempotency.close()
 
 
@@ -262,22 +262,24 @@ def test_routes_that_the_application_does_not_have(idempotency: Idempotency) -> 
     app = FastAPI(openapi_url=None)
     app.post("/pay/{number}")(plain)
     app.mount("/files", Starlette(routes=[Route("/up", plain, methods=["POST"])]))
-    found = problems(app, idempotency, {"/typo": "exempt", "/pays/1": "required", "/files/down": "required"})
+    found = problems(
+        app, idempotency.engine, {"/typo": "exempt", "/pays/1": "required", "/files/down": "required"}
+    )
     assert len(found) == 3 and all("no such route" in one for one in found)
     assert "/files/up, /pay/{number}" in found[0]
 
     wsgi = flask.Flask("shop")
     wsgi.add_url_rule("/pay/<int:number>", "pay", view, methods=["POST"])
-    assert problems(wsgi.wsgi_app, idempotency, {"/pay/7": "exempt"}) == []
-    assert "no such route" in only(problems(wsgi.wsgi_app, idempotency, {"/pay/7/x": "exempt"}))
+    assert problems(wsgi.wsgi_app, idempotency.engine, {"/pay/7": "exempt"}) == []
+    assert "no such route" in only(problems(wsgi.wsgi_app, idempotency.engine, {"/pay/7/x": "exempt"}))
 
 
 def test_a_prefix_that_a_mount_or_the_server_takes_off(idempotency: Idempotency) -> None:
     app = Router(routes=[Route("/pay", plain, methods=["POST"])])
-    assert problems(app, idempotency, {"/api/pay": "required", "/pay": "required"}, root="/api") == []
-    assert "no such route" in only(problems(app, idempotency, {"/api/pay": "required"}))
+    assert problems(app, idempotency.engine, {"/api/pay": "required", "/pay": "required"}, root="/api") == []
+    assert "no such route" in only(problems(app, idempotency.engine, {"/api/pay": "required"}))
     decorated = Router(routes=[Route("/pay", idempotency.leased(fresh()), methods=["POST"])])
-    assert "Keep one" in only(problems(decorated, idempotency, {"/api/pay": "exempt"}, root="/api"))
+    assert "Keep one" in only(problems(decorated, idempotency.engine, {"/api/pay": "exempt"}, root="/api"))
 
 
 def test_routes_that_say_something_of_nothing(idempotency: Idempotency) -> None:
@@ -286,7 +288,7 @@ def test_routes_that_say_something_of_nothing(idempotency: Idempotency) -> None:
 
     app = Starlette(routes=[Route("/read", plain), WebSocketRoute("/talk", talk)])
     said: Any = {"/read": "required", "/talk": "exempt"}
-    reading, talking = problems(app, idempotency, said)
+    reading, talking = problems(app, idempotency.engine, said)
     assert "has no effect: GET, HEAD is not guarded" in reading
     assert "no such route" in talking
 
@@ -300,7 +302,7 @@ def test_what_is_said_twice(idempotency: Idempotency) -> None:
         ]
     )
     said: Any = {"/decorated": "exempt", "/optional": "optional", "/exempt": "required"}
-    first, second, third = problems(app, idempotency, said)
+    first, second, third = problems(app, idempotency.engine, said)
     assert "decorated, but routes={'/decorated': 'exempt'}" in first
     assert "has no effect, because the handler is decorated" in second and "required=False" in second
     assert "declared exempt, but routes={'/exempt': 'required'}" in third
@@ -313,12 +315,12 @@ def test_a_decorator_of_another_idempotency(idempotency: Idempotency, sqlite_url
     other = Idempotency(sqlite_url)
     handlers = [other.leased(fresh()), other.phased("ride")(phases), login_required(other.atomic(fresh()))]
     app = Starlette(routes=[Route(f"/{n}", one, methods=["POST"]) for n, one in enumerate(handlers)])
-    found = problems(app, idempotency)
+    found = problems(app, idempotency.engine)
     assert len(found) == 3 and all("another Idempotency" in one for one in found)
-    assert problems(app, other) == []
+    assert problems(app, other.engine) == []
     wsgi = flask.Flask("shop")
     wsgi.add_url_rule("/pay", "pay", other.leased(lambda: "done"), methods=["POST"])
-    assert "another Idempotency" in only(problems(wsgi.wsgi_app, idempotency))
+    assert "another Idempotency" in only(problems(wsgi.wsgi_app, idempotency.engine))
     other.close()
 
 
@@ -331,15 +333,15 @@ def test_two_middlewares_around_one_application(idempotency: Idempotency) -> Non
     inner = FastAPI(openapi_url=None)
     inner.post("/pay")(plain)
     inner.add_middleware(IdempotencyMiddleware, **options)
-    assert "Two IdempotencyMiddlewares are around /pay" in only(problems(inner, idempotency))
+    assert "Two IdempotencyMiddlewares are around /pay" in only(problems(inner, idempotency.engine))
     outer = Starlette(routes=[Mount("/v1", inner), Route("/out", plain, methods=["POST"])])
-    assert "around /v1/pay:" in only(problems(outer, idempotency))
-    assert problems(outer, idempotency, {"/v1/pay": "exempt"}) == []
+    assert "around /v1/pay:" in only(problems(outer, idempotency.engine))
+    assert problems(outer, idempotency.engine, {"/v1/pay": "exempt"}) == []
 
     app = flask.Flask("shop")
     app.add_url_rule("/pay", "pay", view, methods=["POST"])
     app.wsgi_app = WsgiMiddleware(app.wsgi_app, **options)  # type: ignore[method-assign]
-    assert "Two IdempotencyMiddlewares" in only(problems(app.wsgi_app, idempotency))
+    assert "Two IdempotencyMiddlewares" in only(problems(app.wsgi_app, idempotency.engine))
 
 
 # ------------------------------------------------------------------ what is no function

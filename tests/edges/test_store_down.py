@@ -60,7 +60,7 @@ ROUTES = [("fastapi", "leased"), ("fastapi", "atomic"), ("flask", "atomic"), ("w
 @pytest.mark.parametrize(("kind", "mode"), ROUTES)
 def test_down(kind: Kind, mode: str, far_store: Store, proxy: FaultProxy, builder: Build) -> None:
     world, clock = World(), Clock()
-    breaker = far_store.idempotency.breaker = Breaker(clock)
+    breaker = far_store.idempotency.engine.breaker = Breaker(clock)
     client = builder(kind, far_store, world)
     done = Ask(keys=(b"done",)).request(f"/{mode}", world.name)
     ask = Ask().request(f"/{mode}", world.name)
@@ -119,7 +119,7 @@ def test_down_between_claim_and_completion(
 ) -> None:
     """The handler has run: the client gets its answer, and the record is written when that is possible."""
     world = World()
-    far_store.idempotency.breaker = Breaker(clock := Clock())
+    far_store.idempotency.engine.breaker = Breaker(clock := Clock())
     client = builder(kind, far_store, world)
     ask = Ask().request(f"/{mode}", world.name)
     world.gate = threading.Event()

@@ -165,9 +165,9 @@ class Store:
 def open_store(url: str, policy: Policy | None = None, **options: Any) -> Store:
     """A store with its tables, and one for the handlers' effects."""
     idempotency = Idempotency(url, policy=policy, **options)
-    dialect = idempotency.drivers.dialect
+    dialect = idempotency.engine.drivers.dialect
     if dialect != "sqlite":  # which makes its tables by itself
-        run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+        run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     store = Store(idempotency, dialect, url.removeprefix("sqlite:///") if dialect == "sqlite" else url)
     store.ask("create table if not exists effects (world text not null, run int not null)")
     return store

@@ -24,7 +24,7 @@ from samekey.workers.outbox import OutboxWorker
 @pytest.mark.parametrize("store", ["sqlite_url", "postgres_url"])
 def test_the_worker_and_the_completer_sign_their_work(store: str, request: pytest.FixtureRequest) -> None:
     idempotency = Idempotency(request.getfixturevalue(store), policy=ietf(lease=0.2, max_run=0.2))
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     broken = True
 
     @idempotency.deferred
@@ -50,9 +50,9 @@ def test_the_worker_and_the_completer_sign_their_work(store: str, request: pytes
     app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant())
 
     def actors(key: str) -> list[tuple[str | None, str]]:
-        operator = idempotency.store.tables.operator
-        record = run(idempotency.drivers.sync, lambda: operator.find(key=key))[0]
-        lines = run(idempotency.drivers.sync, lambda: operator.timeline(record.scope, key))
+        operator = idempotency.engine.store.tables.operator
+        record = run(idempotency.engine.drivers.sync, lambda: operator.find(key=key))[0]
+        lines = run(idempotency.engine.drivers.sync, lambda: operator.timeline(record.scope, key))
         return [(line.after, line.actor) for line in lines]
 
     async def story() -> None:
@@ -61,13 +61,13 @@ def test_the_worker_and_the_completer_sign_their_work(store: str, request: pytes
         async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
             for path in ("/order", "/ride"):
                 await client.post(path, json={}, headers={"Idempotency-Key": path.strip("/")})
-        worker = OutboxWorker(idempotency)
+        worker = OutboxWorker(idempotency.engine)
         assert await worker.run_once() == 1
         await worker.drain()
         await worker.stop()
         broken = False
         async with asyncio.timeout(20):
-            while not await Completer(idempotency).run_once():
+            while not await Completer(idempotency.engine).run_once():
                 await asyncio.sleep(0.05)
         await idempotency.aclose()
 

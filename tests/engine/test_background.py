@@ -30,7 +30,7 @@ def test_every_service_does_its_work_inside_an_application(url: str) -> None:
     with pytest.warns(UserWarning, match="under an hour"):
         policy = ietf(ttl=1, lease=0.3, max_run=0.3)
     idempotency = Idempotency(url, policy=policy)
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     scope = scope_of(call_part("t"))
     compared: list[Comparison] = []
 
@@ -43,7 +43,9 @@ def test_every_service_does_its_work_inside_an_application(url: str) -> None:
     )
 
     async def state(key: str) -> State | None:
-        record = await run_async(idempotency.drivers.aio, lambda: idempotency.keys.read(scope, key))
+        record = await run_async(
+            idempotency.engine.drivers.aio, lambda: idempotency.engine.keys.read(scope, key)
+        )
         return None if record is None else record.state
 
     async def until(key: str, *wanted: State | None) -> None:

@@ -33,7 +33,7 @@ def direct(postgres_url: str) -> Iterator[Idempotency]:
 
 def record_of(idempotency: Idempotency, key: str) -> Record | None:
     # By a row that no lock and no other pool is in the way of.
-    return run(idempotency.drivers.sync, lambda: idempotency.keys.read(SCOPE, key))
+    return run(idempotency.engine.drivers.sync, lambda: idempotency.engine.keys.read(SCOPE, key))
 
 
 def settled(idempotency: Idempotency, key: str) -> bool:
@@ -45,10 +45,10 @@ class Blocker:
     """Somebody whose uncommitted claims of some keys make every other claim of them wait."""
 
     def __init__(self, idempotency: Idempotency, *keys: str) -> None:
-        self._session = idempotency.drivers.sync.open()
+        self._session = idempotency.engine.drivers.sync.open()
         for key in keys:
             claim = new_claim(scope=SCOPE, key=key)
-            run_in(self._session, idempotency.keys.claim(claim, idempotency.policy))
+            run_in(self._session, idempotency.engine.keys.claim(claim, idempotency.engine.policy))
 
     def go_away(self) -> None:
         self._session.rollback()
@@ -212,6 +212,6 @@ def test_requests_that_are_refused_leave_no_work_behind(postgres_url: str, direc
             with pytest.raises(StoreUnavailable):
                 idempotency.once(tenant="t", key=f"k{number}", run=lambda: pytest.fail("it ran"))
         # At most the ones whose pooled connection was cut under them may have landed.
-        assert len(idempotency.keeper._late._items) <= 1
+        assert len(idempotency.engine.keeper._late._items) <= 1
         proxy.accept()
         idempotency.close()

@@ -24,7 +24,7 @@ def idempotency(postgres_url: str) -> Iterator[Idempotency]:
 
 
 def effects(idempotency: Idempotency) -> int:
-    with psycopg.connect(idempotency.url) as connection:
+    with psycopg.connect(idempotency.engine.url) as connection:
         found = connection.execute("select count(*) from effects").fetchone()
     assert found is not None
     return int(found[0])

@@ -32,17 +32,18 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def limited(url: str) -> Iterator[Idempotency]:
     idempotency = Idempotency(url, policy=ietf(new_keys_per_minute=5, active_keys=8))
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     yield idempotency
     idempotency.close()
 
 
 def test_new_keys_in_a_minute_are_counted_by_the_stores_clock(limited: Idempotency) -> None:
-    limits = Limits(limited.store.tables.keys)
+    limits = Limits(limited.engine.store.tables.keys)
 
     def admit(tenant: str, now: int) -> Exceeded | None:
         return run(
-            limited.drivers.sync, lambda: limits.admit(scope_part(tenant), per_minute=3, active=None, now=now)
+            limited.engine.drivers.sync,
+            lambda: limits.admit(scope_part(tenant), per_minute=3, active=None, now=now),
         )
 
     begin = 30 * MINUTE
@@ -68,7 +69,7 @@ def test_a_retry_of_a_known_key_is_never_limited(limited: Idempotency) -> None:
 
 def test_stored_keys_are_bounded_by_the_cap(url: str) -> None:
     idempotency = Idempotency(url, policy=ietf(active_keys=20))
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     refused = 0
     for number in range(50):
         try:
@@ -76,8 +77,8 @@ def test_stored_keys_are_bounded_by_the_cap(url: str) -> None:
         except LimitExceeded:
             refused += 1
     stored = run(
-        idempotency.drivers.sync,
-        lambda: idempotency.store.finding.find(tenant=scope_part("sprayer"), limit=1000),
+        idempotency.engine.drivers.sync,
+        lambda: idempotency.engine.store.finding.find(tenant=scope_part("sprayer"), limit=1000),
     )
     assert (len(stored), refused) == (20, 30)
     # Neither a tenant whose name begins alike nor a longer one shares the cap.

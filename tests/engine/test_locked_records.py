@@ -35,7 +35,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Idempotency]:
 def claimed(store: Idempotency, count: int, lease_ms: int = 60_000) -> list[Lease]:
     claims = [new_claim(lease_ms=lease_ms) for _ in range(count)]
     for claim in claims:
-        run(store.drivers.sync, partial(store.keys.claim, claim, store.policy))
+        run(store.engine.drivers.sync, partial(store.engine.keys.claim, claim, store.engine.policy))
     return [Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms) for claim in claims]
 
 
@@ -44,7 +44,7 @@ def attempts(leases: list[Lease]) -> set[str]:
 
 
 def test_a_renewal_leaves_out_what_is_locked_and_tells_it_from_what_is_lost(store: Idempotency) -> None:
-    driver, keys = store.drivers.sync, store.keys
+    driver, keys = store.engine.drivers.sync, store.engine.keys
     leases = claimed(store, 4)
     locked, lost, *others = leases
     run(driver, lambda: keys.release(lost))
@@ -58,7 +58,7 @@ def test_a_renewal_leaves_out_what_is_locked_and_tells_it_from_what_is_lost(stor
 
 
 def test_the_keeper_renews_the_others_meanwhile_and_the_locked_one_afterwards(store: Idempotency) -> None:
-    driver, keys = store.drivers.sync, store.keys
+    driver, keys = store.engine.drivers.sync, store.engine.keys
     locked, other = claimed(store, 2, lease_ms=900)
     keeper = Keeper(driver, keys.renew, keys.held)
 
@@ -82,7 +82,7 @@ def test_the_keeper_renews_the_others_meanwhile_and_the_locked_one_afterwards(st
 
 
 def test_a_locked_job_does_not_let_the_others_of_its_worker_be_taken(store: Idempotency) -> None:
-    driver, jobs = store.drivers.sync, store.outbox
+    driver, jobs = store.engine.drivers.sync, store.engine.outbox
 
     def enqueue(claim: Claim) -> Program[None]:
         name = secrets.token_hex(8)

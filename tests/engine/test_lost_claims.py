@@ -16,11 +16,11 @@ RESERVE = r"[\s\S]*insert into [\s\S]*on conflict \(scope, key\) do nothing[\s\S
 
 def test_a_claim_whose_reply_was_lost_does_not_keep_its_key(postgres_url: str) -> None:
     direct = Idempotency(postgres_url)
-    run(direct.drivers.sync, lambda: migrate(direct.queries))
+    run(direct.engine.drivers.sync, lambda: migrate(direct.engine.queries))
     scope = scope_of(call_part("t"))
 
     def is_free() -> bool:
-        return run(direct.drivers.sync, lambda: direct.keys.read(scope, "k")) is None
+        return run(direct.engine.drivers.sync, lambda: direct.engine.keys.read(scope, "k")) is None
 
     with FaultProxy.before(postgres_url) as proxy:
         idempotency = Idempotency(proxy.url_for(postgres_url))

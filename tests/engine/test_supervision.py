@@ -38,7 +38,7 @@ def test_background_work_comes_to_life_when_the_store_does(
 ) -> None:
     url: str = request.getfixturevalue(f"{store}_url")
     ready = Idempotency(url)
-    run(ready.drivers.sync, lambda: migrate(ready.queries))
+    run(ready.engine.drivers.sync, lambda: migrate(ready.engine.queries))
     ready.close()
     monkeypatch.setattr(service_module.STARTING.__class__, "pause_ms", lambda *_: 20)
     told: list[Event] = []
@@ -92,7 +92,7 @@ def test_background_work_waits_for_a_migration_that_comes_after_the_store(
 
 def migrated(url: str) -> None:
     ready = Idempotency(url)
-    run(ready.drivers.sync, lambda: migrate(ready.queries))
+    run(ready.engine.drivers.sync, lambda: migrate(ready.engine.queries))
     ready.close()
 
 
@@ -210,5 +210,5 @@ def test_whatever_hangs_the_end_comes_after_the_grace_time(
 
 def test_two_services_can_be_looked_at(sqlite_url: str) -> None:
     """What a readiness probe asks."""
-    service = WorkerService(Idempotency(sqlite_url))
+    service = WorkerService(Idempotency(sqlite_url).engine)
     assert (service.state, service.healthy, service.hanging, service.troubles) == ("starting", False, {}, {})

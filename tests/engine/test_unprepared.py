@@ -13,7 +13,7 @@ from samekey.stores.sql.migrations import migrate
 
 def test_nothing_is_prepared_and_all_is_done(postgres_url: str) -> None:
     idempotency = Idempotency(postgres_url, prepared_statements=False)
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("create table prepared (how_many bigint)")
     count = "insert into prepared select count(*) from pg_prepared_statements"

@@ -51,7 +51,7 @@ class Shop:
 
     def __init__(self, url: str) -> None:
         self.idempotency = Idempotency(url)
-        run(self.idempotency.drivers.sync, lambda: migrate(self.idempotency.queries))
+        run(self.idempotency.engine.drivers.sync, lambda: migrate(self.idempotency.engine.queries))
         self.statuses: list[str] = []
 
         @self.idempotency.atomic(on_4xx="rollback", lease=1)
@@ -67,8 +67,10 @@ class Shop:
         return call_wsgi(self._app, Request(headers=((b"Idempotency-Key", b"k"),), body=body))
 
     def interrupt(self, happens: Callable[[], None]) -> None:
-        drivers = self.idempotency.drivers
-        self.idempotency.drivers = Drivers(drivers.dialect, Interrupted(drivers.sync, happens), drivers.aio)
+        drivers = self.idempotency.engine.drivers
+        self.idempotency.engine.drivers = Drivers(
+            drivers.dialect, Interrupted(drivers.sync, happens), drivers.aio
+        )
 
 
 @pytest.fixture(params=["sqlite_url", "postgres_url"])
@@ -90,13 +92,15 @@ def test_a_refusal_that_could_not_be_remembered_is_not_sent(shop: Shop) -> None:
 
 def test_what_somebody_else_recorded_meanwhile_is_the_answer(shop: Shop) -> None:
     """Another request with the key comes through while it is free; the first must not contradict it."""
-    other = Shop(shop.idempotency.url)
+    other = Shop(shop.idempotency.engine.url)
 
     def sells() -> None:
-        if shop.idempotency.drivers.dialect == "sqlite":
+        if shop.idempotency.engine.drivers.dialect == "sqlite":
             # There the claim stands until its lease is over.
-            execute = shop.idempotency.drivers.sync.execute
-            query = shop.idempotency.queries.build("raw", "update {keys} set locked_until = 0 returning 1")
+            execute = shop.idempotency.engine.drivers.sync.execute
+            query = shop.idempotency.engine.queries.build(
+                "raw", "update {keys} set locked_until = 0 returning 1"
+            )
             assert execute(query())
         other.statuses = ["409 Conflict"]
         assert other.post().status == 409

@@ -71,7 +71,7 @@ class Settings:
             wait=seconds(PATIENCE),
         )
         made = Idempotency(self.url, policy=policy, pool_size=self.pool_size, timeout=self.timeout)
-        made.drivers = with_checkpoints(made.drivers, self.checkpoints)
+        made.engine.drivers = with_checkpoints(made.engine.drivers, self.checkpoints)
         return made
 
 

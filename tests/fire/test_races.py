@@ -128,7 +128,7 @@ def test_different_requests_under_one_key(
 def open_store(_turn: Turn, url: str) -> None:
     idempotency = Idempotency(url)
     try:
-        run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+        run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
         idempotency.check()
     finally:
         idempotency.close()

@@ -77,7 +77,7 @@ def send(client: Any, play: Play) -> Got | None:
 def settled(play: Play) -> bool:
     """Whether nothing of the first run is under way any more."""
     states = {state for state, _ in play.store.records(play.world.name)}
-    here = getattr(play.store.idempotency._ways[Ways.ATOMIC], "_here", {})
+    here = getattr(play.store.idempotency.engine._ways[Ways.ATOMIC], "_here", {})
     return "in_progress" not in states and not any(play.world.name in scope for scope, _ in here)
 
 

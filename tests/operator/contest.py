@@ -68,8 +68,8 @@ class Node:
 
     async def sql(self, text: str, **values: Any) -> list[Row]:
         if text not in self._statements:
-            self._statements[text] = self.engine.queries.build("contest", text)
-        return [*await self.engine.drivers.aio.execute(Statement(self._statements[text], values))]
+            self._statements[text] = self.engine.engine.queries.build("contest", text)
+        return [*await self.engine.engine.drivers.aio.execute(Statement(self._statements[text], values))]
 
     # The application
 
@@ -77,7 +77,7 @@ class Node:
         engine = self.engine
 
         async def act(key: str) -> dict[str, str]:
-            cast = "::text" if engine.drivers.dialect == "postgres" else ""
+            cast = "::text" if engine.engine.drivers.dialect == "postgres" else ""
             await self.sql(f"insert into effects values (:key{cast})", key=key)
             return {"done": key}
 
@@ -131,8 +131,8 @@ class Node:
     # What the provider knows
 
     async def happened(self, key: str) -> bool:
-        cast = "::text" if self.engine.drivers.dialect == "postgres" else ""
-        column = self.engine.queries.column("key")
+        cast = "::text" if self.engine.engine.drivers.dialect == "postgres" else ""
+        column = self.engine.engine.queries.column("key")
         return bool(await self.sql(f"select 1 from effects where {column} = :key{cast}", key=key))
 
     async def _evidence(self, key: str, mode: Mode) -> Any:
@@ -163,16 +163,16 @@ class Node:
         )
 
     async def completer(self, _bout: Bout) -> None:
-        await Completer(self.engine).run_once()
+        await Completer(self.engine.engine).run_once()
 
     async def sweeper(self, _bout: Bout) -> None:
-        await Sweeper(self.engine).run_once()
+        await Sweeper(self.engine.engine).run_once()
 
     async def reaper(self, _bout: Bout) -> None:
-        await Reaper(self.engine).run_once()
+        await Reaper(self.engine.engine).run_once()
 
     async def reconciler(self, _bout: Bout) -> None:
-        await Reconciler(self.engine).run_once()
+        await Reconciler(self.engine.engine).run_once()
 
 
 ROLES = (("client", "sweeper", "reconciler"), ("client", "completer", "webhook"), ("client", "reaper"))

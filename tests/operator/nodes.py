@@ -46,9 +46,9 @@ def leave(_turn: Turn) -> None:
 def sweep(_turn: Turn, url: str, batch: int) -> list[str]:
     """Sweeps until nothing is left; the ids of what this node moved."""
     idempotency, moved = engine(url), []
-    upkeep = Upkeep(idempotency.store.tables.keys)
+    upkeep = Upkeep(idempotency.engine.store.tables.keys)
     while True:
-        some = run(idempotency.drivers.sync, lambda: upkeep.sweep(batch=batch))
+        some = run(idempotency.engine.drivers.sync, lambda: upkeep.sweep(batch=batch))
         moved += [record.id for record in some]
         if len(some) < batch:
             return moved
@@ -56,11 +56,11 @@ def sweep(_turn: Turn, url: str, batch: int) -> list[str]:
 
 def reap(_turn: Turn, url: str, batch: int) -> int:
     """Reaps until nothing is left; how many this node deleted."""
-    return loop().run_until_complete(Reaper(engine(url), batch=batch).run_once())
+    return loop().run_until_complete(Reaper(engine(url).engine, batch=batch).run_once())
 
 
 def sweep_with_the_worker(_turn: Turn, url: str) -> int:
-    return loop().run_until_complete(Sweeper(engine(url), batch=1000).run_once())
+    return loop().run_until_complete(Sweeper(engine(url).engine, batch=1000).run_once())
 
 
 def take_or_time_out(turn: Turn, url: str, scope: str, key: str, operation_id: str) -> str:
@@ -71,12 +71,12 @@ def take_or_time_out(turn: Turn, url: str, scope: str, key: str, operation_id: s
     idempotency = engine(url)
     if turn.racer == 0:
         taken = run(
-            idempotency.drivers.sync,
-            lambda: begin(idempotency.outbox, batch=10),
+            idempotency.engine.drivers.sync,
+            lambda: begin(idempotency.engine.outbox, batch=10),
         )
         return "taken" if any(job.operation_id == operation_id for job in taken) else "nothing"
-    upkeep = Upkeep(idempotency.store.tables.keys)
-    driver = idempotency.drivers.aio
+    upkeep = Upkeep(idempotency.engine.store.tables.keys)
+    driver = idempotency.engine.drivers.aio
     try:
         closed = loop().run_until_complete(
             run_async(driver, lambda: upkeep.time_out(scope, key, operation_id, Answer(408)))

@@ -50,19 +50,19 @@ def send(request: pytest.FixtureRequest, world: World) -> Send:
     """One request up to where its handler would run: the answer, or what runs. That is given back."""
 
     def rules(mode: Mode) -> Any:
-        return rules_from(world.engine.policy, mode, {})
+        return rules_from(world.engine.engine.policy, mode, {})
 
     def sync(mode: Mode = Mode.LEASED, key: str = "k", **body: Any) -> Answer | Running:
-        begun = world.engine.begin(exchange_of(key, **body), rules(mode))
+        begun = world.engine.engine.begin(exchange_of(key, **body), rules(mode))
         if isinstance(begun, Running):
-            world.engine.drive(world.engine._way(begun).give_back(begun))
+            world.engine.engine.drive(world.engine.engine._way(begun).give_back(begun))
         return begun
 
     def aio(mode: Mode = Mode.LEASED, key: str = "k", **body: Any) -> Answer | Running:
         async def work() -> Answer | Running:
-            begun = await world.engine.begin_async(exchange_of(key, **body), rules(mode))
+            begun = await world.engine.engine.begin_async(exchange_of(key, **body), rules(mode))
             if isinstance(begun, Running):
-                await world.engine.drive_async(world.engine._way(begun).give_back(begun))
+                await world.engine.engine.drive_async(world.engine.engine._way(begun).give_back(begun))
             return begun
 
         return world.serve(work)
@@ -73,11 +73,11 @@ def send(request: pytest.FixtureRequest, world: World) -> Send:
 def first_life(world: World, mode: Mode = Mode.LEASED, key: str = "k") -> Record:
     """An operation that was done, by a request like those that ``send`` sends."""
     leased = Mode.LEASED if mode in (Mode.ATOMIC, Mode.DEFERRED) else mode
-    rules = rules_from(world.engine.policy, leased, {})
-    begun = world.engine.begin(exchange_of(key), rules)
+    rules = rules_from(world.engine.engine.policy, leased, {})
+    begun = world.engine.engine.begin(exchange_of(key), rules)
     assert isinstance(begun, Running) and begun.lease is not None
     lease = begun.lease
-    world.engine.keeper.forget(lease)
+    world.engine.engine.keeper.forget(lease)
     world.run(lambda: world.keys.complete(lease, FIRST))
     world.sql("update {keys} set mode = ?", str(mode))
     return world.by_key(key)
@@ -192,7 +192,7 @@ def test_a_lookup_that_is_no_longer_declared_leaves_the_key_alone(world: World, 
     """The record says that somebody must be asked; no later setting makes a second run of that."""
     declare(world, NotExecuted)
     first_life(world)
-    world.engine.lookups.clear()
+    world.engine.engine.lookups.clear()
     bury(world)
     refused(send())
 
@@ -234,10 +234,10 @@ def test_of_two_at_once_that_both_asked_one_runs(world: World) -> None:
     world.engine.lookup()(lookup)
     first_life(world)
     expire(world)
-    rules = rules_from(world.engine.policy, Mode.LEASED, {})
+    rules = rules_from(world.engine.engine.policy, Mode.LEASED, {})
     found: list[Running | Answer] = []
     threads = [
-        threading.Thread(target=lambda: found.append(world.engine.begin(exchange_of("k"), rules)))
+        threading.Thread(target=lambda: found.append(world.engine.engine.begin(exchange_of("k"), rules)))
         for _ in range(2)
     ]
     for thread in threads:
@@ -247,26 +247,26 @@ def test_of_two_at_once_that_both_asked_one_runs(world: World) -> None:
     ran = [one for one in found if isinstance(one, Running)]
     told = [one for one in found if isinstance(one, Answer)]
     assert len(ran) == 1 and [one.status for one in told] == [409], found
-    world.engine.finish(ran[0], Handled(FIRST))
+    world.engine.engine.finish(ran[0], Handled(FIRST))
 
 
 def test_of_two_at_once_that_were_told_differently_only_one_word_counts(world: World) -> None:
     """The one was told "yes" while the other, told "no", was still on its way."""
     told = threading.Event()
     answered: list[Running | Answer] = []
-    rules = rules_from(world.engine.policy, Mode.LEASED, {})
+    rules = rules_from(world.engine.engine.policy, Mode.LEASED, {})
 
     def lookup(_: Record) -> Any:
         if threading.current_thread().name == "samekey lookup" and not told.is_set():
             told.set()
-            answered.append(world.engine.begin(exchange_of("k"), rules))
+            answered.append(world.engine.engine.begin(exchange_of("k"), rules))
             return NotExecuted
         return Executed(PAID)
 
     world.engine.lookup()(lookup)
     first_life(world)
     expire(world)
-    late = world.engine.begin(exchange_of("k"), rules)
+    late = world.engine.engine.begin(exchange_of("k"), rules)
     assert [isinstance(one, Answer) and one.status for one in (late, *answered)] == [201, 201]
 
 
@@ -277,7 +277,7 @@ def test_what_was_asked_about_another_life_does_not_count(world: World) -> None:
     def lookup(record: Record) -> Any:
         asked.append(record.id)
         if len(asked) == 1:
-            world.engine.lookups.clear()
+            world.engine.engine.lookups.clear()
             world.sql("update {keys} set after_expiry = 'new'")
             first_life(world)
             world.engine.lookup()(lookup)
@@ -288,7 +288,9 @@ def test_what_was_asked_about_another_life_does_not_count(world: World) -> None:
     world.engine.lookup()(lookup)
     first = first_life(world)
     expire(world)
-    answer = world.engine.begin(exchange_of("k"), rules_from(world.engine.policy, Mode.LEASED, {}))
+    answer = world.engine.engine.begin(
+        exchange_of("k"), rules_from(world.engine.engine.policy, Mode.LEASED, {})
+    )
     assert isinstance(answer, Answer) and answer.status == 201
     assert asked[0] == first.id and len(asked) == 2 and asked[1] != first.id
 
@@ -301,7 +303,9 @@ def test_a_record_that_was_forgotten_meanwhile_is_not_run_if_it_had_happened(wor
     world.engine.lookup()(lookup)
     first_life(world)
     expire(world)
-    refused(world.engine.begin(exchange_of("k"), rules_from(world.engine.policy, Mode.LEASED, {})))
+    refused(
+        world.engine.engine.begin(exchange_of("k"), rules_from(world.engine.engine.policy, Mode.LEASED, {}))
+    )
 
 
 def test_plain_functions_ask_as_well(world: World) -> None:
@@ -355,12 +359,14 @@ def test_a_lookup_that_hangs_is_not_waited_for(lite: World, send_lite: Send, is_
 def hurry(world: World, *, places: int) -> None:
     engine = world.engine
     desk = Desk(timeout=timedelta(milliseconds=50), places=places)
-    engine._asking = Asking(engine.keys, engine.resolver.finding, engine.events, engine.lookup_for, desk)
+    engine.engine._asking = Asking(
+        engine.engine.keys, engine.engine.resolver.finding, engine.events, engine.engine.lookup_for, desk
+    )
 
 
 @pytest.fixture
 def send_lite(lite: World) -> Send:
-    return lambda: lite.engine.begin(exchange_of("k"), rules_from(ietf(), Mode.LEASED, {}))
+    return lambda: lite.engine.engine.begin(exchange_of("k"), rules_from(ietf(), Mode.LEASED, {}))
 
 
 def test_a_hanging_async_lookup_does_not_keep_an_event_loop(lite: World) -> None:
@@ -373,7 +379,7 @@ def test_a_hanging_async_lookup_does_not_keep_an_event_loop(lite: World) -> None
     expire(lite)
     rules = rules_from(ietf(), Mode.LEASED, {})
     for _ in range(2):  # its place is free again: it was cancelled
-        refused(lite.serve(lambda: lite.engine.begin_async(exchange_of("k"), rules)))
+        refused(lite.serve(lambda: lite.engine.engine.begin_async(exchange_of("k"), rules)))
 
 
 def test_the_record_says_that_somebody_is_to_be_asked_and_the_reaper_leaves_it(lite: World) -> None:

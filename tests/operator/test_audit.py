@@ -65,7 +65,7 @@ def test_a_late_result_of_the_holder(world: World) -> None:
 )
 def test_the_sweeper_signs_what_it_does(world: World, mode: Mode, becomes: str) -> None:
     record = world.claim(mode=mode, at=-HOUR)
-    assert world.serve(Sweeper(world.engine).run_once) == 1
+    assert world.serve(Sweeper(world.engine.engine).run_once) == 1
     assert world.story(record)[1:] == [("in_progress", becomes, "sweeper")]
     assert reasons(world, record) == [None, "lease_ended"]
 
@@ -82,7 +82,7 @@ def test_a_retry_that_ends_a_lease_is_a_request(world: World) -> None:
 
 def test_the_reaper_signs_and_the_timeline_stays(world: World) -> None:
     record = world.completed(at=-2 * DAY)
-    assert world.serve(Reaper(world.engine).run_once) == 1
+    assert world.serve(Reaper(world.engine.engine).run_once) == 1
     assert world.find(record) is None
     assert world.story(record)[-1] == ("completed", None, "reaper")
     assert reasons(world, record)[-1] == "retention is over"
@@ -92,7 +92,7 @@ def test_the_reaper_signs_and_the_timeline_stays(world: World) -> None:
 
 def test_a_time_out_is_the_reapers(world: World) -> None:
     record, _ = world.pending(at=-2 * DAY, ttl=30 * DAY)
-    world.serve(Reaper(world.engine).run_once)
+    world.serve(Reaper(world.engine.engine).run_once)
     assert world.story(record)[-1] == ("pending", "completed", "reaper")
     assert reasons(world, record)[-1] == "nobody started it in time"
 
@@ -108,14 +108,14 @@ def test_a_time_out_is_the_reapers(world: World) -> None:
 def test_the_reconciler_signs(world: World, finding: object, becomes: str) -> None:
     record = world.unknown(at=-HOUR)
     world.engine.lookup()(lambda _: finding)
-    assert world.serve(Reconciler(world.engine).run_once) == 1
+    assert world.serve(Reconciler(world.engine.engine).run_once) == 1
     assert world.story(record)[2:] == [("unknown", becomes, "reconciler")]
     assert reasons(world, record)[-1] == "lookup, try 1"
 
 
 def test_giving_up_is_signed_too(world: World) -> None:
     record = world.unknown(at=-HOUR)
-    world.serve(Reconciler(world.engine, max_tries=1).run_once)
+    world.serve(Reconciler(world.engine.engine, max_tries=1).run_once)
     assert world.story(record)[2:] == [("unknown", "dead_letter", "reconciler")]
     assert reasons(world, record)[-1] == "given up after 1 tries: there is no lookup for this endpoint"
 
@@ -161,8 +161,8 @@ def test_what_changed_nothing_leaves_no_line(world: World) -> None:
     assert not run(lambda: operator.retry_dead_job("no such job", ANN))
     assert not run(lambda: operator.discard_dead_job("no such job", ANSWER, ANN))
     assert not run(lambda: operator.discard_dead_operation(record.id, ANSWER, ANN))
-    world.serve(Sweeper(world.engine).run_once)
-    world.serve(Reaper(world.engine).run_once)
+    world.serve(Sweeper(world.engine.engine).run_once)
+    world.serve(Reaper(world.engine.engine).run_once)
     assert world.count("audit") == before
 
 
@@ -175,7 +175,7 @@ def test_the_next_request_is_not_signed_with_the_operators_name(world: World) ->
     run(lambda: operator.executed(record.id, ANSWER, ANN))
     later = world.completed()
     assert {actor for _, _, actor in world.story(later)} == {"request"}
-    if world.engine.drivers.dialect == "sqlite":
+    if world.engine.engine.drivers.dialect == "sqlite":
         assert world.sql("select count(*) from samekey_actor") == [(0,)]
 
 
@@ -210,7 +210,7 @@ def test_a_domain_table_loses_the_reference_and_keeps_its_row(pg: World) -> None
     old, young = pg.completed(at=-2 * DAY), pg.completed()
     for record in (old, young):
         pg.sql("insert into payments values (?)", record.id)
-    assert pg.serve(Reaper(pg.engine).run_once) == 1
+    assert pg.serve(Reaper(pg.engine.engine).run_once) == 1
     assert pg.sql("select operation from payments order by operation nulls first") == [(None,), (young.id,)]
     assert len(pg.timeline(old)) == 3
     pg.sql("drop table payments")
@@ -221,10 +221,10 @@ def test_a_domain_table_on_sqlite(lite: World) -> None:
     lite.sql("create table payments (operation text references samekey_keys (id) on delete set null)")
     record = lite.completed(at=-2 * DAY)
     lite.sql("insert into payments values (?)", record.id)
-    session = lite.engine.drivers.sync.open()
+    session = lite.engine.engine.drivers.sync.open()
     session.rollback()
-    connection = lite.engine.drivers.sync.take()  # type: ignore[attr-defined]
+    connection = lite.engine.engine.drivers.sync.take()  # type: ignore[attr-defined]
     connection.execute("pragma foreign_keys = on")
     connection.execute("delete from samekey_keys where id = ?", (record.id,))
-    lite.engine.drivers.sync.give_back(connection)  # type: ignore[attr-defined]
+    lite.engine.engine.drivers.sync.give_back(connection)  # type: ignore[attr-defined]
     assert lite.sql("select operation from payments") == [(None,)]

@@ -66,7 +66,7 @@ def test_a_job_is_tried_again(world: World, by: str) -> None:
     world.engine.job("settle")(lambda _job, _payload: {"paid": True})
 
     async def work() -> None:
-        worker = OutboxWorker(world.engine)
+        worker = OutboxWorker(world.engine.engine)
         await worker.run_once()
         await worker.drain()
         await worker.stop()

@@ -178,7 +178,7 @@ def test_exit_code_2(arguments: tuple[str, ...]) -> None:
 def test_with_the_application_it_knows_the_lease_and_the_lookups(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "doctored_shop_" + world.engine.drivers.dialect
+    name = "doctored_shop_" + world.engine.engine.drivers.dialect
     (tmp_path / f"{name}.py").write_text(
         "from samekey import Idempotency, StillUnknown, ietf\n"
         f"idempotency = Idempotency({world.url!r}, policy=ietf(lease=20))\n"
@@ -205,7 +205,7 @@ def test_with_the_application_it_knows_the_lease_and_the_lookups(
 def test_a_large_table_is_estimated_and_not_counted(pg: World) -> None:
     pg.completed()
     pg.sql("analyze samekey.keys")
-    assert run(pg.engine.drivers.sync, pg.operator.overview).records == 1
+    assert run(pg.engine.engine.drivers.sync, pg.operator.overview).records == 1
     pg.sql("update pg_class set reltuples = 2000000 where oid = 'samekey.keys'::regclass")
-    assert run(pg.engine.drivers.sync, pg.operator.overview).records == 2_000_000
+    assert run(pg.engine.engine.drivers.sync, pg.operator.overview).records == 2_000_000
     pg.sql("analyze samekey.keys")

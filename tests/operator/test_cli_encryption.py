@@ -61,7 +61,9 @@ def test_an_operators_answer_is_no_easier_to_read(secretive: World) -> None:
     assert run(secretive, *order, "--encryption-key", NEW, "--encryption-key", OLD).code == 0
     assert b"4242" not in answer_of(secretive, record.id)
     engine = Idempotency(secretive.url, encryption=fernet(NEW, OLD))
-    found = engine.drivers.sync.execute(engine.queries.statement("find_by_id", None, id=record.id))
+    found = engine.engine.drivers.sync.execute(
+        engine.engine.queries.statement("find_by_id", None, id=record.id)
+    )
     assert b"4242" in found[0]
     engine.close()
 

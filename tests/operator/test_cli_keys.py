@@ -34,7 +34,7 @@ def test_the_list_shows_digests_and_no_keys(world: World) -> None:
     ran = keys(world, "list")
     assert ran.code == 0
     [line] = [line for line in ran.out.splitlines() if record.id in line]
-    digest = world.engine.digest(TENANT, SECRET_KEY)
+    digest = world.engine.engine.digest(TENANT, SECRET_KEY)
     for part in (digest, "unknown", "leased", "POST /payments", "3 h 0 min", "1", "OutcomeUnknown"):
         assert part in line
     assert SECRET_KEY not in ran.out
@@ -105,7 +105,7 @@ def test_ids_are_whole_also_where_the_line_is_long(lite: World) -> None:
 def test_show_by_id_by_key_and_by_digest(world: World) -> None:
     record = world.unknown(SECRET_KEY)
     world.unknown("another")
-    digest = world.engine.digest(TENANT, SECRET_KEY)
+    digest = world.engine.engine.digest(TENANT, SECRET_KEY)
     ways = [
         (record.id,),
         ("--key", SECRET_KEY, "--tenant", TENANT),
@@ -123,7 +123,7 @@ def test_show_by_id_by_key_and_by_digest(world: World) -> None:
 def test_the_digest_is_that_of_the_logs(world: World) -> None:
     other = Idempotency(world.url, digest_secret=b"ours")
     record = world.unknown(SECRET_KEY)
-    digest = other.digest(TENANT, SECRET_KEY)
+    digest = other.engine.digest(TENANT, SECRET_KEY)
     other.close()
     assert keys(world, "show", "--digest", digest).code == 1
     assert record.id in keys(world, "show", "--digest", digest, "--digest-secret", "ours").out
@@ -148,7 +148,7 @@ def test_a_clients_key_and_one_of_a_call_are_not_taken_for_each_other(world: Wor
     assert list(parts) == ["method", "path", "query", "media type", "headers", "body"]
     assert all(f"{name} {digest}" in " ".join(shown.out.split()) for name, digest in parts.items())
     world.completed("k")
-    for way in (("--key", "k", "--tenant", TENANT), ("--digest", world.engine.digest(TENANT, "k"))):
+    for way in (("--key", "k", "--tenant", TENANT), ("--digest", world.engine.engine.digest(TENANT, "k"))):
         ran = keys(world, "show", *way)
         assert ran.code == 1 and "use keys list, then the id" in ran.sentence
 
@@ -167,8 +167,8 @@ def test_show_tells_everything_but_the_body(world: World) -> None:
 
 def test_the_timeline_outlives_the_record(world: World) -> None:
     record = world.completed(SECRET_KEY, at=-3 * DAY)
-    world.serve(Reaper(world.engine).run_once)
-    digest = world.engine.digest(TENANT, SECRET_KEY)
+    world.serve(Reaper(world.engine.engine).run_once)
+    digest = world.engine.engine.digest(TENANT, SECRET_KEY)
     for way in ((record.id,), ("--key", SECRET_KEY, "--tenant", TENANT), ("--digest", digest)):
         ran = keys(world, "show", *way)
         assert ran.code == 0
@@ -181,7 +181,7 @@ def test_the_timeline_outlives_the_record(world: World) -> None:
 def test_keys_from_before_the_audit_are_found_by_digest(world: World) -> None:
     world.completed(SECRET_KEY)
     world.sql("delete from {audit}")
-    assert keys(world, "show", "--digest", world.engine.digest(TENANT, SECRET_KEY)).code == 0
+    assert keys(world, "show", "--digest", world.engine.engine.digest(TENANT, SECRET_KEY)).code == 0
 
 
 def test_what_is_not_known_at_all(world: World) -> None:
@@ -289,7 +289,7 @@ def test_a_lease_that_ended_is_swept_first(world: World) -> None:
     record = world.claim(at=-HOUR)
     ran = resolve(world, record.id, "--not-executed")
     assert ran.code == 1 and "samekey sweep" in ran.sentence
-    world.serve(Sweeper(world.engine).run_once)
+    world.serve(Sweeper(world.engine.engine).run_once)
     assert resolve(world, record.id, "--not-executed").code == 0
 
 

@@ -258,7 +258,7 @@ class DeferredWork(Work):
         """As the worker does it."""
         yield BEGIN
         yield from self.world.jobs.bury(job, error="x")
-        return (yield from self.world.engine.resolver.apply_waiting(job.operation_id))
+        return (yield from self.world.engine.engine.resolver.apply_waiting(job.operation_id))
 
 
 WORK: dict[str, Callable[[World, int], Work]] = {
@@ -329,7 +329,7 @@ def test_the_order_of_arrival_does_not_matter(world: World, cell: Cell) -> None:
         assert tell(work, cell) is Resolution.KEPT
         assert tell(work, cell) is Resolution.DUPLICATE
         work.end(state)
-        world.serve(Reconciler(world.engine).run_once)
+        world.serve(Reconciler(world.engine.engine).run_once)
         found = world.read(work.record)
         assert found.state == later.becomes, (state, found.state)
         # A second delivery finds nothing left to do.
@@ -344,7 +344,9 @@ def test_a_retry_does_not_run_what_the_provider_said_had_happened(world: World) 
     assert tell(work, cell) is Resolution.KEPT
     work.end("failed")
     claim = claim_of(work.record.key, Mode.LEASED, MINUTE, DAY, "acme", "POST /payments")
-    begun = world.engine.drive(world.engine._ways[Mode.LEASED].begin(claim, RULES(world), None, None))
+    begun = world.engine.engine.drive(
+        world.engine.engine._ways[Mode.LEASED].begin(claim, RULES(world), None, None)
+    )
     assert type(begun).__name__ == "Replay"
     assert world.read(work.record).state == "completed"
 
@@ -352,4 +354,4 @@ def test_a_retry_does_not_run_what_the_provider_said_had_happened(world: World) 
 def RULES(world: World):  # type: ignore[no-untyped-def]
     from samekey.engine.rules import rules_from
 
-    return rules_from(world.engine.policy, Mode.LEASED, {})
+    return rules_from(world.engine.engine.policy, Mode.LEASED, {})

@@ -24,10 +24,10 @@ def test_by_so_much_more(world: World) -> None:
     assert (last.actor, last.reason) == ("ann", "an audit is under way")
 
 
-def test_until_a_moment_by_tenant_and_key_in_async_code(world: World) -> None:
+def test_until_a_moment_by_tenant_and_key(world: World) -> None:
     record = world.completed("k")
     until = datetime(2200, 1, 31, 12, tzinfo=UTC)
-    extended = world.serve(lambda: world.engine.extend_async(tenant=TENANT, key="k", until=until, reason="r"))
+    extended = world.engine.extend(tenant=TENANT, key="k", until=until, reason="r")
     assert extended == moment_of(world.read(record).expires_at) == until
     assert world.timeline(record)[-1].actor == "application"
 

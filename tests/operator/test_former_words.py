@@ -115,15 +115,15 @@ def test_a_key_under_which_nothing_was_sent_is_free_again(store_url: str) -> Non
 def test_an_event_of_a_former_life_does_not_complete_the_next(world: World, reaped: bool) -> None:
     former = world.completed("k", at=-3 * HOUR, ttl=HOUR)
     if reaped:
-        assert world.run(lambda: Upkeep(world.engine.store.tables.keys).reap(batch=10)) == 1
+        assert world.run(lambda: Upkeep(world.engine.engine.store.tables.keys).reap(batch=10)) == 1
     record = world.unknown("k", at=-MINUTE)
     told = world.tell(PAID, "e1", at=-3 * HOUR, downstream_key=former.downstream_key())
     # Where nothing is left of the former life nobody can tell, so an operator sees it.
     assert told is (Resolution.UNPLACED if reaped else Resolution.TOO_LATE)
     assert world.read(record).state == "unknown"
-    waiting = [event.event_id for event in world.run(world.engine.store.tables.effects.unused)]
+    waiting = [event.event_id for event in world.run(world.engine.engine.store.tables.effects.unused)]
     assert waiting == (["e1"] if reaped else [])
-    assert world.serve(Reconciler(world.engine).run_once) == 0
+    assert world.serve(Reconciler(world.engine.engine).run_once) == 0
     assert world.read(record).state == "unknown"
 
 
@@ -138,7 +138,7 @@ def test_what_happened_long_before_the_claim_is_an_operator_s(world: World, evid
     record = world.unknown()
     assert world.tell(evidence, "e1", at=-MINUTE, operation_id=record.id) is Resolution.UNPLACED
     assert world.read(record).state == "unknown"
-    assert [event.event_id for event in world.run(world.engine.store.tables.effects.unused)] == ["e1"]
+    assert [event.event_id for event in world.run(world.engine.engine.store.tables.effects.unused)] == ["e1"]
 
 
 # ------------------------------------------------------------------ clocks that are ahead
@@ -152,7 +152,7 @@ def test_a_no_that_had_come_before_the_attempt_began_is_not_about_it(world: Worl
     fail(world, first, at=0)
     second = world.claim("k", at=10_000)
     lose(world, second, at=10_000)
-    assert world.run(lambda: world.engine.resolver.apply_waiting(second.id)) is False
+    assert world.run(lambda: world.engine.engine.resolver.apply_waiting(second.id)) is False
     assert world.read(second).state == "unknown"
 
 
@@ -221,7 +221,7 @@ def test_a_no_about_what_a_former_attempt_made_does_not_free_the_next(world: Wor
     fail(world, first, at=-MINUTE, provider_id="ch_1")
     second = world.claim("k", at=-2_000, lease=1_000)
     if died:
-        world.serve(Sweeper(world.engine).run_once)
+        world.serve(Sweeper(world.engine.engine).run_once)
     else:
         lose(world, second, at=-1_000)
     told = world.tell(NotExecuted, "e1", provider_id="ch_1", tenant="acme")
@@ -255,9 +255,9 @@ def test_proof_that_waits_for_one_operation_is_not_moved_to_another(world: World
     assert world.tell(PAID, "batch", downstream_key=other.downstream_key()) is Resolution.KEPT
     assert world.tell(PAID, "batch", downstream_key=running.downstream_key()) is Resolution.DUPLICATE
     fail(world, running, at=0)
-    assert world.run(lambda: world.engine.resolver.apply_waiting(running.id)) is True
+    assert world.run(lambda: world.engine.engine.resolver.apply_waiting(running.id)) is True
     assert world.states([running, other]) == ["completed", "in_progress"]
-    waiting = world.run(world.engine.store.tables.effects.unused)
+    waiting = world.run(world.engine.engine.store.tables.effects.unused)
     assert [event.operation_id for event in waiting] == [other.id]
 
 
@@ -268,8 +268,8 @@ def test_an_event_that_fits_two_operations_does_not_take_proof_from_a_third(worl
         lose(world, world.claim(key), at=0, provider_id="ch_1")
     assert world.tell(PAID, "batch", provider_id="ch_1", tenant="acme") is Resolution.AMBIGUOUS
     fail(world, third, at=0)
-    assert world.run(lambda: world.engine.resolver.apply_waiting(third.id)) is True
-    effects = world.engine.store.tables.effects
+    assert world.run(lambda: world.engine.engine.resolver.apply_waiting(third.id)) is True
+    effects = world.engine.engine.store.tables.effects
     assert [event.state for event in world.run(effects.unused)] == ["ambiguous"]
     assert world.run(lambda: effects.dismiss(SOURCE, "batch")) is True
     assert world.run(effects.unused) == []

@@ -74,8 +74,8 @@ def test_a_booking_goes_on_after_its_capture_was_found_out(sqlite_url: str) -> N
     assert receipts == []
 
     async def complete() -> None:
-        await Completer(idempotency).run_once()
-        await idempotency.drivers.aio.close()
+        await Completer(idempotency.engine).run_once()
+        await idempotency.engine.drivers.aio.close()
 
     asyncio.run(complete())
     answer = ask()
@@ -83,6 +83,6 @@ def test_a_booking_goes_on_after_its_capture_was_found_out(sqlite_url: str) -> N
     assert receipts == ["ca_1"], "the phases after it have run"
     assert {step: len(keys) for step, keys in sent.items()} == {"authorise": 1, "capture": 1}
     for provider_id in ("au_1", "ca_1"):
-        found = idempotency.find_by_provider_id(provider_id, tenant="single", source="cards")
+        found = idempotency.engine.find_by_provider_id(provider_id, tenant="single", source="cards")
         assert found is not None and found.state == "completed", "each effect's id finds its operation"
     idempotency.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,7 +26,7 @@ OLD = -40 * DAY
 
 
 def reap(world: World, **options: object) -> int:
-    return world.serve(Reaper(world.engine, **options).run_once)  # type: ignore[arg-type]
+    return world.serve(Reaper(world.engine.engine, **options).run_once)  # type: ignore[arg-type]
 
 
 def gone_world(world: World) -> World:
@@ -87,7 +88,7 @@ def test_in_batches(world: World) -> None:
     sizes: list[int] = []
 
     async def passes() -> None:
-        sizes.extend([size async for size in Reaper(world.engine, batch=10).batches()])
+        sizes.extend([size async for size in Reaper(world.engine.engine, batch=10).batches()])
 
     world.serve(passes)
     assert sizes == [10, 10, 5]
@@ -155,7 +156,9 @@ def test_a_key_that_is_gone_never_runs_again(world: World) -> None:
         reap(world, tombstones=timedelta(seconds=1))
         stone = world.read(record)
         assert (stone.state, stone.answer, stone.id) == ("expired", None, record.id)
-        asked = world.run(lambda: world.keys.claim(claim, world.engine.policy, now=world.now + 4000 * DAY))
+        asked = world.run(
+            lambda: world.keys.claim(claim, world.engine.engine.policy, now=world.now + 4000 * DAY)
+        )
         assert isinstance(asked, Gone)
         world.sql("update {keys} set expires_at = 1")
     assert world.find(other) is None
@@ -253,14 +256,15 @@ def test_no_claim_waits_for_an_open_reap(pg: World) -> None:
     young = pg.failed("young")
     for _ in range(20):
         pg.completed(at=OLD)
-    session = pg.engine.drivers.sync.open()
+    session = pg.engine.engine.drivers.sync.open()
     assert run_in(session, pg.upkeep.reap(batch=100)) == 20
     engine, answered = Idempotency(pg.url, timeout=3), []
 
     def requests() -> None:
         for key in ("new", "young"):
             claim = claim_of(key, Mode.LEASED, MINUTE, DAY, "acme", "POST /payments")
-            answered.append(run(engine.drivers.sync, lambda c=claim: engine.keys.claim(c, ietf())))  # type: ignore[misc]
+            claimed = functools.partial(engine.engine.keys.claim, claim, ietf())
+            answered.append(run(engine.engine.drivers.sync, claimed))
 
     thread = threading.Thread(target=requests)
     thread.start()
@@ -276,7 +280,7 @@ def test_a_key_that_is_claimed_anew_is_not_reaped_under_its_holder(pg: World) ->
     """The claim is first: its row is locked, the reaper passes by, and then the key is young again."""
     record = pg.completed("k", at=OLD)
     claim = claim_of("k", Mode.LEASED, MINUTE, DAY, "acme", "POST /payments")
-    session = pg.engine.drivers.sync.open()
+    session = pg.engine.engine.drivers.sync.open()
     begun = run_in(session, pg.keys.claim(claim, ietf()))
     assert isinstance(begun, Execute) and begun.reused
     assert reap(pg) == 0

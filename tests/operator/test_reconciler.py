@@ -26,7 +26,7 @@ PAID = Response(201, {"id": "ch_1"}, {"Set-Cookie": "session=secret", "X-Kept": 
 
 
 def reconcile(world: World, **options: Any) -> list[Looked]:
-    return world.serve(Reconciler(world.engine, **options).look)
+    return world.serve(Reconciler(world.engine.engine, **options).look)
 
 
 def noting(asked: list[Record]) -> Callable[[Record], type[StillUnknown]]:
@@ -269,7 +269,7 @@ def test_a_new_run_has_all_its_tries(world: World) -> None:
         due(world, record)
     world.engine.lookup()(lambda _: NotExecuted)
     reconcile(world, max_tries=4)
-    del world.engine.lookups[None]
+    del world.engine.engine.lookups[None]
     again = world.unknown("k")
     assert again.id == record.id
     reconcile(world, max_tries=4)
@@ -326,7 +326,7 @@ def test_two_reconcilers_do_not_ask_twice(world: World) -> None:
     world.engine.lookup()(noting(asked))
 
     async def both() -> None:
-        await asyncio.gather(*(Reconciler(world.engine).run_once() for _ in range(2)))
+        await asyncio.gather(*(Reconciler(world.engine.engine).run_once() for _ in range(2)))
 
     world.serve(both)
     assert sorted(record.id for record in asked) == sorted(record.id for record in records)

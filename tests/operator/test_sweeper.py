@@ -23,7 +23,7 @@ from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World, claim_of
 
 def test_each_by_its_mode(world: World) -> None:
     records = {mode: world.claim(mode=mode, at=-HOUR) for mode in Mode if mode is not Mode.PHASED}
-    assert world.serve(Sweeper(world.engine).run_once) == 4
+    assert world.serve(Sweeper(world.engine.engine).run_once) == 4
     assert {mode: str(world.read(record).state) for mode, record in records.items()} == {
         Mode.ATOMIC: "failed_retryable",
         Mode.LEASED: "unknown",
@@ -43,14 +43,14 @@ def test_what_is_held_finished_or_begun_in_phases_is_left_alone(world: World) ->
     kept = [world.claim(), world.completed(), world.failed(), world.unknown(), world.phased(at=-HOUR)]
     kept.append(world.pending(at=-HOUR)[0])
     before = world.states(kept)
-    assert world.serve(Sweeper(world.engine).run_once) == 0
+    assert world.serve(Sweeper(world.engine.engine).run_once) == 0
     assert world.states(kept) == before
 
 
 def test_phased_work_that_died_before_its_input_was_stored(world: World) -> None:
     """The completer cannot call it, and nothing has happened: else it would be stuck for ever."""
     record = world.phased(at=-HOUR, begun=False)
-    assert world.serve(Sweeper(world.engine).run_once) == 1
+    assert world.serve(Sweeper(world.engine.engine).run_once) == 1
     assert (world.read(record).state, world.read(record).error_code) == ("failed_retryable", "never_begun")
     assert world.claim(record.key, mode=Mode.PHASED).id == record.id
 
@@ -61,20 +61,20 @@ def test_an_input_of_a_former_life_does_not_count(world: World) -> None:
     again = world.phased("again", at=-HOUR, begun=False)
     assert again.id != record.id  # an operation of its own: the former one is gone, and its input with it
     assert (world.find(record), world.count("inputs")) == (None, 0)
-    assert world.serve(Sweeper(world.engine).run_once) == 1
+    assert world.serve(Sweeper(world.engine.engine).run_once) == 1
     assert (world.read(again).state, world.read(again).error_code) == ("failed_retryable", "never_begun")
 
 
 def test_the_holder_who_was_only_slow_still_has_the_last_word(world: World) -> None:
     record = world.claim(at=-HOUR)
-    world.serve(Sweeper(world.engine).run_once)
+    world.serve(Sweeper(world.engine.engine).run_once)
     assert world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER)) is not None
     assert world.read(record).answer == ANSWER
 
 
 def test_a_batch_is_the_oldest(world: World) -> None:
     records = [world.claim(at=-HOUR - number * MINUTE) for number in range(5)]
-    assert world.serve(Sweeper(world.engine, batch=2).run_once) == 2
+    assert world.serve(Sweeper(world.engine.engine, batch=2).run_once) == 2
     assert world.states(records) == ["in_progress"] * 3 + ["unknown"] * 2
 
 
@@ -84,7 +84,7 @@ def test_it_is_logged_and_counted(world: World, caplog: pytest.LogCaptureFixture
     record = world.claim(at=-HOUR)
     world.claim(mode=Mode.REPEATABLE, at=-HOUR)
     with caplog.at_level(logging.WARNING, "samekey"):
-        world.serve(Sweeper(world.engine).run_once)
+        world.serve(Sweeper(world.engine.engine).run_once)
     assert Counter(event.name for event in heard) == {"zombie_key": 2, "reconcile.scheduled": 1}
     assert f"The lease of operation {record.id} ran out" in caplog.text
     assert record.key not in caplog.text
@@ -105,16 +105,16 @@ def test_a_sweeper_passes_by_what_another_holds(pg: World) -> None:
     held, free = pg.claim(at=-HOUR), pg.claim(at=-HOUR)
     with psycopg.connect(pg.url) as other:
         other.execute("select from samekey.keys where id = %s for update", [held.id])
-        assert pg.serve(Sweeper(pg.engine).run_once) == 1
+        assert pg.serve(Sweeper(pg.engine.engine).run_once) == 1
         assert pg.states([held, free]) == ["in_progress", "unknown"]
-    assert pg.serve(Sweeper(pg.engine).run_once) == 1
+    assert pg.serve(Sweeper(pg.engine.engine).run_once) == 1
 
 
 def test_no_claim_waits_for_an_open_sweep(pg: World) -> None:
     """The transaction of a sweep is open, its rows changed but not committed: other keys do not notice."""
     for _ in range(20):
         pg.claim(at=-HOUR)
-    session = pg.engine.drivers.sync.open()
+    session = pg.engine.engine.drivers.sync.open()
     from samekey.drivers.run import run_in
 
     assert len(run_in(session, pg.upkeep.sweep(batch=100))) == 20
@@ -122,7 +122,9 @@ def test_no_claim_waits_for_an_open_sweep(pg: World) -> None:
     claim = claim_of("another", Mode.LEASED, MINUTE, DAY, "acme", "POST /")
 
     def request() -> None:
-        if isinstance(run(engine.drivers.sync, lambda: engine.keys.claim(claim, ietf())), Execute):
+        if isinstance(
+            run(engine.engine.drivers.sync, lambda: engine.engine.keys.claim(claim, ietf())), Execute
+        ):
             done.set()
 
     thread = threading.Thread(target=request)

@@ -21,7 +21,7 @@ ROUNDS = 100
 
 
 def reap(world: World) -> int:
-    return world.serve(Reaper(world.engine, pending_timeout=timedelta(hours=2)).run_once)
+    return world.serve(Reaper(world.engine.engine, pending_timeout=timedelta(hours=2)).run_once)
 
 
 def test_the_client_is_told_and_the_job_is_cancelled(world: World) -> None:
@@ -89,7 +89,7 @@ def test_a_revived_job_has_its_time_again(world: World) -> None:
 def test_more_than_one_batch(world: World) -> None:
     for _ in range(7):
         world.pending(at=-3 * HOUR)
-    reaper = Reaper(world.engine, batch=3, pending_timeout=timedelta(hours=2))
+    reaper = Reaper(world.engine.engine, batch=3, pending_timeout=timedelta(hours=2))
     assert world.serve(reaper.time_out_pending) == 7
 
 
@@ -100,8 +100,8 @@ def test_a_real_worker_never_charges_after_the_408(world: World) -> None:
     young, _ = world.pending()
 
     async def work() -> None:
-        await Reaper(world.engine, pending_timeout=timedelta(hours=2)).run_once()
-        worker = OutboxWorker(world.engine)
+        await Reaper(world.engine.engine, pending_timeout=timedelta(hours=2)).run_once()
+        worker = OutboxWorker(world.engine.engine)
         while await worker.run_once():
             await worker.drain()
         await worker.stop()

@@ -32,18 +32,18 @@ def make_strange(world: World, record: Record) -> None:
 def test_a_row_of_a_newer_mode_stops_neither_sweeper_nor_reconciler(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if world.engine.drivers.dialect != "postgres":
+    if world.engine.engine.drivers.dialect != "postgres":
         pytest.skip("the words that a column may hold are changed by a newer schema; shown on PostgreSQL")
     strange, known = world.claim(at=-HOUR), world.claim(at=-HOUR)
     unknown, other = world.unknown(at=-HOUR), world.unknown(at=-HOUR)
     for record in (strange, unknown):
         make_strange(world, record)
-    assert world.serve(Sweeper(world.engine).run_once) == 1
+    assert world.serve(Sweeper(world.engine.engine).run_once) == 1
     assert world.read(known).state == "unknown"
     assert world.sql("select state from {keys} where id = ?", strange.id) == [("in_progress",)]
     assert "mode 'telepathic' this version does not know" in caplog.text
     world.engine.lookup()(lambda record: Executed(Response(200, {})))
-    looked = world.serve(Reconciler(world.engine).look)
+    looked = world.serve(Reconciler(world.engine.engine).look)
     assert {one.record.id for one in looked} == {known.id, other.id}
     assert world.read(other).state == "completed"
     assert "An unknown outcome was left alone" in caplog.text
@@ -59,7 +59,7 @@ async def serving(world: World, story: Any, **options: Any) -> None:
     chosen = Services(
         **{"outbox": False, "completer": False, "sweeper": False, "reaper": False, "grace": QUICK, **options}
     )
-    service = WorkerService(world.engine, chosen)
+    service = WorkerService(world.engine.engine, chosen)
     running = asyncio.create_task(service.run(handle_signals=False))
     try:
         async with asyncio.timeout(60):
@@ -104,7 +104,7 @@ def test_what_a_dead_reconciler_held_is_asked_about_within_seconds(world: World)
         await asyncio.Event().wait()
 
     async def die() -> None:
-        asking = asyncio.create_task(Reconciler(world.engine).run_once())
+        asking = asyncio.create_task(Reconciler(world.engine.engine).run_once())
         await asyncio.wait_for(began.wait(), 30)
         asking.cancel()
 
@@ -155,7 +155,7 @@ def test_a_dead_phased_operation_is_run_again_though_it_may_be_tried_once(world:
     assert world.run(lambda: world.operator.retry_dead_operation(record.id, Actor("ann", "again")))
     world.sql("delete from {phases}")
     world.sql("update {keys} set locked_until = 1 where id = ?", record.id)
-    world.serve(Completer(world.engine).run_once)
+    world.serve(Completer(world.engine.engine).run_once)
     assert ran == [1], world.read(record)
 
 

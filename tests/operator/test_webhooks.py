@@ -41,7 +41,7 @@ async def tell_async(world: World, **named: Any) -> Resolution:
 
 
 def reconcile(world: World) -> int:
-    return world.serve(Reconciler(world.engine).run_once)
+    return world.serve(Reconciler(world.engine.engine).run_once)
 
 
 def test_it_settles_an_unknown_outcome(world: World) -> None:
@@ -94,7 +94,7 @@ def test_by_each_of_the_three_ids(world: World) -> None:
 def test_the_provider_s_id_can_come_with_the_event(world: World) -> None:
     record = world.unknown()
     world.tell(Executed(Response(201), "ch_5"), "e1", operation_id=record.id)
-    found = world.engine.find_by_provider_id("ch_5", tenant="acme", source=SOURCE)
+    found = world.engine.engine.find_by_provider_id("ch_5", tenant="acme", source=SOURCE)
     assert found == world.read(record)
 
 
@@ -122,10 +122,10 @@ def test_two_matches_are_an_error_that_an_operator_sees(
     assert world.states(records) == ["unknown", "unknown"]
     assert counted == ["reconcile.failed"]
     assert "fits 2 effects" in caplog.text
-    (event,) = world.run(world.engine.store.tables.effects.unused)
+    (event,) = world.run(world.engine.engine.store.tables.effects.unused)
     assert (event.state, event.provider_id, event.operation_id) == ("ambiguous", "ch_1", None)
     with pytest.raises(AmbiguousProviderId):
-        world.engine.find_by_provider_id("ch_1", tenant="acme")
+        world.engine.engine.find_by_provider_id("ch_1", tenant="acme")
     # Once there is only one again, the event is not used up.
     world.tell(PAID, "e9", operation_id=records[0].id)
     world.sql("delete from {effects} where operation_id = ?", records[0].id)

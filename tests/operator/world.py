@@ -48,11 +48,11 @@ class World:
     def __init__(self, url: str, policy: Policy | None = None) -> None:
         self.url = url
         self.engine = Idempotency(url, policy=policy or ietf(), pool_size=8)
-        run(self.engine.drivers.sync, lambda: migrate(self.engine.queries))
-        self.keys = self.engine.store.tables.keys
+        run(self.engine.engine.drivers.sync, lambda: migrate(self.engine.engine.queries))
+        self.keys = self.engine.engine.store.tables.keys
         self.operator = Operator(self.keys)
         self.upkeep = Upkeep(self.keys)
-        self.jobs = self.engine.outbox
+        self.jobs = self.engine.engine.outbox
         self.phases = Phases(self.keys)
         self.now = self.clock()
 
@@ -63,12 +63,12 @@ class World:
         return self.run(self.phases_clock)
 
     def phases_clock(self) -> Program[int]:
-        rows = yield self.engine.queries.statement("clock", None)
+        rows = yield self.engine.engine.queries.statement("clock", None)
         assert isinstance(rows[0][0], int)
         return rows[0][0]
 
     def run(self, factory: Callable[[], Program[T]]) -> T:
-        return run(self.engine.drivers.sync, factory)
+        return run(self.engine.engine.drivers.sync, factory)
 
     def tell(self, evidence: Evidence, event_id: str = "e1", *, at: int = 0, **named: Any) -> Resolution:
         """A provider's event that happened at ``now + at``."""
@@ -82,7 +82,7 @@ class World:
             try:
                 return await work()
             finally:
-                await self.engine.drivers.aio.close()
+                await self.engine.engine.drivers.aio.close()
 
         return asyncio.run(within())
 
@@ -92,7 +92,7 @@ class World:
         """One statement; ``{keys}`` and the like stand for tables, ``?`` for parameters."""
         names = {name: self.table(name) for name in TABLES}
         statement = text.format(**names)
-        driver = self.engine.drivers.sync
+        driver = self.engine.engine.drivers.sync
         if isinstance(driver, SQLiteDriver):
             connection = sqlite3.connect(driver.path, timeout=10)
             try:
@@ -100,14 +100,14 @@ class World:
                     return connection.execute(statement, parameters).fetchall()
             finally:
                 connection.close()
-        if self.engine.drivers.dialect == "mysql":
+        if self.engine.engine.drivers.dialect == "mysql":
             return mariadb.ask(self.url, statement, parameters)
         with psycopg.connect(self.url, autocommit=True) as connected:
             cursor = connected.execute(statement.replace("?", "%s").encode(), parameters)
             return cursor.fetchall() if cursor.description else []
 
     def table(self, name: str) -> str:
-        return self.engine.queries.expand(f"{{{name}}}")
+        return self.engine.engine.queries.expand(f"{{{name}}}")
 
     def count(self, table: str, condition: str = "1 = 1") -> int:
         return int(self.sql(f"select count(*) from {{{table}}} where {condition}")[0][0])
@@ -128,7 +128,7 @@ class World:
         **changes: Any,
     ) -> Record:
         """Claims a key at ``now + at``; it must be free to take."""
-        chosen = policy or self.engine.policy
+        chosen = policy or self.engine.engine.policy
         claim = dataclasses.replace(
             claim_of(key or secrets.token_hex(8), mode, lease, ttl, tenant, endpoint),
             **{"after_expiry": chosen.after_expiry, "ttl_from": chosen.ttl_from, **changes},
@@ -176,8 +176,8 @@ class World:
         key = key or secrets.token_hex(8)
         claim = claim_of(key, Mode.DEFERRED, MINUTE, ttl, TENANT, "POST /transfers")
         moment, job = self.now + at, secrets.token_hex(16)
-        if self.engine.drivers.dialect != "postgres":  # where the claim commits first
-            decision = self.run(lambda: self.keys.claim(claim, self.engine.policy, now=moment))
+        if self.engine.engine.drivers.dialect != "postgres":  # where the claim commits first
+            decision = self.run(lambda: self.keys.claim(claim, self.engine.engine.policy, now=moment))
             assert isinstance(decision, Execute)
             record = decision.record
             self.run(lambda: self.jobs.accept_claimed(record.lease(MINUTE), now=moment))

@@ -243,8 +243,8 @@ def test_a_check_tells_what_it_found(
     idempotency.events.subscribe(events.append)
     reported: list[Comparison] = []
     with caplog.at_level(logging.INFO, "samekey"):
-        same = LedgerCheck(idempotency, source, ours, report=reported.append, name="cards")
-        other = LedgerCheck(idempotency, source, lambda: [], report=reported.append, name="cards")
+        same = LedgerCheck(idempotency.engine, source, ours, report=reported.append, name="cards")
+        other = LedgerCheck(idempotency.engine, source, lambda: [], report=reported.append, name="cards")
         found = [asyncio.run(same.run_once()), asyncio.run(other.run_once())]
     assert found == reported
     assert [(event.name, event.value, event.facts) for event in events] == [
@@ -267,7 +267,7 @@ def test_the_report_may_be_async_and_may_fail_without_hiding_anything(
         raise OSError("no mail today")
 
     with pytest.raises(OSError, match="no mail today"):
-        asyncio.run(LedgerCheck(idempotency, ours, lambda: [], report=report).run_once())
+        asyncio.run(LedgerCheck(idempotency.engine, ours, lambda: [], report=report).run_once())
     assert (len(told), [event.value for event in events]) == (1, [2])
     assert "differ in 2" in caplog.text
 
@@ -284,12 +284,12 @@ def test_a_side_that_fails_or_hangs_says_nothing_about_the_ledgers(idempotency: 
         return []
 
     with pytest.raises(ConnectionError, match="the provider is down"):
-        asyncio.run(LedgerCheck(idempotency, hanging, broken).run_once())
-    check = LedgerCheck(idempotency, ours, hanging, timeout=timedelta(milliseconds=50))
+        asyncio.run(LedgerCheck(idempotency.engine, hanging, broken).run_once())
+    check = LedgerCheck(idempotency.engine, ours, hanging, timeout=timedelta(milliseconds=50))
     with pytest.raises(TimeoutError):
         asyncio.run(check.run_once())
     with pytest.raises(CannotCompare, match="not an Entry"):
-        asyncio.run(LedgerCheck(idempotency, ours, lambda: ["a"]).run_once())
+        asyncio.run(LedgerCheck(idempotency.engine, ours, lambda: ["a"]).run_once())
     assert events == []
 
 
@@ -370,7 +370,7 @@ def test_a_declared_side_that_fails(shop: Callable[..., str]) -> None:
 
 
 def test_a_check_of_a_declared_pair(idempotency: Idempotency) -> None:
-    check = LedgerCheck.of(idempotency, Ledgers(ours, lambda: OUR_ENTRIES[:1], fields=("amount",)))
+    check = LedgerCheck.of(idempotency.engine, Ledgers(ours, lambda: OUR_ENTRIES[:1], fields=("amount",)))
     assert asyncio.run(check.run_once()).extra == (OUR_ENTRIES[1],)
 
 

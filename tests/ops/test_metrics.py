@@ -242,7 +242,7 @@ def store_error(service: Service) -> None:
 def zombie(service: Service) -> None:
     def sleep_through_the_lease() -> None:
         service.sql("update samekey_keys set locked_until = 1")
-        assert asyncio.run(Sweeper(service.idempotency).run_once()) == 1
+        assert asyncio.run(Sweeper(service.idempotency.engine).run_once()) == 1
 
     service.during = sleep_through_the_lease
     service.post()
@@ -251,14 +251,14 @@ def zombie(service: Service) -> None:
 def pruned(service: Service) -> None:
     assert [service.post(key=f"{KEY}-{number}") for number in range(3)] == [201] * 3
     service.sql("update samekey_keys set expires_at = 1")
-    assert asyncio.run(Reaper(service.idempotency).run_once()) == 3
+    assert asyncio.run(Reaper(service.idempotency.engine).run_once()) == 3
 
 
 def reconcile(service: Service, finding: Any, **options: Any) -> None:
     service.idempotency.lookup()(lambda record: finding)
     become_unknown(service)
     service.sql("update samekey_keys set reconcile_after = 1")
-    asyncio.run(Reconciler(service.idempotency, **options).run_once())
+    asyncio.run(Reconciler(service.idempotency.engine, **options).run_once())
 
 
 def resolved(service: Service) -> None:
@@ -276,11 +276,11 @@ def given_up(service: Service) -> None:
 
 def differ(service: Service) -> None:
     ours, theirs = [Entry("a", 1, "EUR"), Entry("b", 1, "EUR")], [Entry("c", 1, "EUR")]
-    asyncio.run(LedgerCheck(service.idempotency, lambda: ours, lambda: theirs).run_once())
+    asyncio.run(LedgerCheck(service.idempotency.engine, lambda: ours, lambda: theirs).run_once())
 
 
 def troubled(service: Service) -> None:
-    WorkerService(service.idempotency)._note("sweeper", RuntimeError("no"))
+    WorkerService(service.idempotency.engine)._note("sweeper", RuntimeError("no"))
 
 
 def hangs(service: Service) -> None:
@@ -288,7 +288,7 @@ def hangs(service: Service) -> None:
     release = threading.Event()
     service.idempotency.lookup()(lambda record: release.wait(30))
     try:
-        asyncio.run(Reconciler(service.idempotency, timeout=timedelta(seconds=0.05)).run_once())
+        asyncio.run(Reconciler(service.idempotency.engine, timeout=timedelta(seconds=0.05)).run_once())
     finally:
         release.set()
 
@@ -374,7 +374,7 @@ def test_the_gauges(service: Service) -> None:
 
     service.idempotency.lookup()(lambda record: StillUnknown)
     service.sql("update samekey_keys set reconcile_after = 1 where state = 'unknown'")
-    asyncio.run(Reconciler(service.idempotency, max_tries=1).run_once())
+    asyncio.run(Reconciler(service.idempotency.engine, max_tries=1).run_once())
     service.sql("update samekey_jobs set state = 'dead'")
     dead = service.scrape()
     assert (dead.get(depth, kind="operation"), dead.get(depth, kind="job")) == (1, 1)
@@ -383,10 +383,10 @@ def test_the_gauges(service: Service) -> None:
 
 def test_the_breaker(service: Service) -> None:
     now = [0.0]
-    service.idempotency.breaker = Breaker(lambda: now[0])
+    service.idempotency.engine.breaker = Breaker(lambda: now[0])
     assert service.scrape().get("api_idempotency_breaker_open") == 0
     gone = service.path.parent.rename(service.path.parent.with_name("gone"))
-    service.idempotency.drivers.sync.close()  # no connection that still holds the file
+    service.idempotency.engine.drivers.sync.close()  # no connection that still holds the file
     assert {service.post() for _ in range(5)} == {503}
     down = service.scrape()
     assert down.get("api_idempotency_breaker_open") == 1
@@ -423,12 +423,15 @@ def test_tenants_are_told_apart_up_to_the_cap(service: Service) -> None:
 def test_tenants_as_digests_and_as_odd_text(sqlite_url: str) -> None:
     idempotency = Idempotency(sqlite_url)
     odd = 'a "quoted"\nline \ud800'
-    with serve(idempotency, 0, by_tenant="digest") as digests, serve(idempotency, 0, by_tenant=True) as plain:
+    with (
+        serve(idempotency, 0, by_tenant="digest") as digests,
+        serve(idempotency, 0, by_tenant=True) as plain,
+    ):
         idempotency.once(tenant="jo@example.com", key=KEY, run=lambda: 1)
         idempotency.once(tenant=odd, key=KEY, run=lambda: 1)
         seen = Samples(httpx2.get(digests.url).text)
         assert "jo@example.com" not in seen.text
-        expected = idempotency.digest("jo@example.com", "")
+        expected = idempotency.engine.digest("jo@example.com", "")
         assert seen.count("reserve.created", tenant=expected) == 1
         shown = Samples(httpx2.get(plain.url).text)
         assert shown.count("reserve.created", tenant=odd.replace("\ud800", "?")) == 1
@@ -675,8 +678,8 @@ class Watched:
 @pytest.fixture
 def watched(sqlite_url: str) -> Iterator[tuple[Idempotency, Watched]]:
     idempotency = Idempotency(sqlite_url)
-    driver = Watched(idempotency.drivers.sync)
-    idempotency.drivers = Drivers("sqlite", driver, idempotency.drivers.aio)
+    driver = Watched(idempotency.engine.drivers.sync)
+    idempotency.engine.drivers = Drivers("sqlite", driver, idempotency.engine.drivers.aio)
     yield idempotency, driver
     driver.gate.set()
     idempotency.close()
@@ -685,7 +688,7 @@ def watched(sqlite_url: str) -> Iterator[tuple[Idempotency, Watched]]:
 def test_the_store_is_asked_seldom(watched: tuple[Idempotency, Watched]) -> None:
     idempotency, driver = watched
     now = [100.0]
-    figures = Figures(idempotency, lambda: now[0])
+    figures = Figures(idempotency.engine, lambda: now[0])
     assert [figures.read() is None for _ in range(20)] == [False] * 20
     assert driver.statements == 1
     now[0] += metrics.FRESH
@@ -728,7 +731,7 @@ def test_postgresql_and_a_black_hole(postgres_url: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(metrics, "STALE", 0.0)
     with FaultProxy.before(postgres_url) as proxy:
         idempotency = Idempotency(proxy.url_for(postgres_url), timeout=1.0)
-        run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+        run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
         with serve(idempotency, 0) as server:
             idempotency.once(tenant="acme", key=KEY, run=lambda: 1)
             monkeypatch.setattr(metrics, "STALE", timedelta(minutes=1).total_seconds())

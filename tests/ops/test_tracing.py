@@ -128,7 +128,7 @@ def traced(tmp_path: Path) -> Iterator[Traced]:
 @pytest.mark.parametrize(("path", "mode"), [("/sync", "leased"), ("/atomic", "atomic")])
 def test_a_request_and_its_retries(traced: Traced, path: str, mode: str) -> None:
     assert [traced.post(path), traced.post(path), traced.post(path, body=2)] == [201, 201, 422]
-    digest = traced.idempotency.digest("acme", KEY)
+    digest = traced.idempotency.engine.digest("acme", KEY)
     claims = traced.facts(tracing.CLAIM)
     assert [claim["decision"] for claim in claims] == ["execute", "replay", "mismatch"]
     assert {(claim["mode"], claim["key_digest"]) for claim in claims} == {(mode, digest)}
@@ -173,7 +173,7 @@ def test_phased_work(traced: Traced, path: str) -> None:
     assert [traced.post(path), traced.post(path)] == [201, 201]
     assert [claim["decision"] for claim in traced.facts(tracing.CLAIM)] == ["execute", "replay"]
     (run,) = traced.facts(tracing.PHASES)
-    assert run["key_digest"] == traced.idempotency.digest("acme", KEY)
+    assert run["key_digest"] == traced.idempotency.engine.digest("acme", KEY)
     assert (run["definition"], run["status"]) == (f"{path[1:].replace('-', '_')}/1", 201)
 
 
@@ -192,7 +192,7 @@ def test_plain_functions(traced: Traced) -> None:
     with pytest.raises(KeyReused):
         engine.once(tenant="acme", key=KEY, payload=2, run=lambda: 1)
     decisions = [(claim["decision"], claim["key_digest"]) for claim in traced.facts(tracing.CLAIM)]
-    acme, globex = engine.digest("acme", KEY), engine.digest("globex", KEY)
+    acme, globex = engine.engine.digest("acme", KEY), engine.engine.digest("globex", KEY)
     assert decisions == [("execute", acme), ("execute", globex), ("replay", globex), ("mismatch", acme)]
 
 

@@ -125,7 +125,7 @@ def test_a_lookup_whose_coroutine_exits_is_asked_again(outbox: Outbox) -> None:
     async def story() -> list[str]:
         with pytest.raises(OutcomeUnknown):
             await idempotency.once_async(tenant="t", key="k", run=lost)
-        reconciler, told = Reconciler(idempotency), []
+        reconciler, told = Reconciler(idempotency.engine), []
         for _ in range(2):
             outbox.ask("update {keys} set reconcile_after = 0 where state = 'unknown'")
             told += [one.why for one in await reconciler.look()]

@@ -69,10 +69,10 @@ def test_the_row_and_the_job_commit_together_and_the_answer_comes_later(outbox: 
     assert settled["answer"]["body"] == '{"charged": true}'
     assert ["x-charge", "ch_1"] in settled["answer"]["headers"]
     assert outbox.job().state == "done"
-    record = outbox.idempotency.find_by_provider_id("ch_1", tenant="ann")
+    record = outbox.idempotency.engine.find_by_provider_id("ch_1", tenant="ann")
     assert record is not None
     assert record.id == operation
-    assert outbox.idempotency.find_by_downstream_key(run.key) == record
+    assert outbox.idempotency.engine.find_by_downstream_key(run.key) == record
     assert (len(runs), outbox.orders()) == (1, ["written"])
 
 
@@ -270,7 +270,7 @@ def test_the_handlers_own_202_keeps_its_body(outbox: Outbox, kind: Kind) -> None
 
 
 def test_an_answer_too_large_to_keep_is_withheld_and_nothing_runs_again(outbox: Outbox, kind: Kind) -> None:
-    runs = declare_charge(outbox, kind, "x" * (outbox.idempotency.policy.max_answer + 1))
+    runs = declare_charge(outbox, kind, "x" * (outbox.idempotency.engine.policy.max_answer + 1))
     client = outbox.client(kind)
     client.send(order("k"))
     outbox.work(rounds=2)

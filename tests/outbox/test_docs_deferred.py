@@ -70,7 +70,7 @@ def test_the_code_runs(names: dict[str, Any], loop: LoopThread) -> None:
     assert (first.status, first.json()) == (202, {"order": 1})
 
     async def work() -> None:
-        worker = OutboxWorker(idempotency)
+        worker = OutboxWorker(idempotency.engine)
         assert await worker.run_once() == 1
         await worker.drain()
 

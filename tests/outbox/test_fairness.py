@@ -31,7 +31,7 @@ def serving(outbox: Outbox, **options: Any) -> Iterator[WorkerService]:
     chosen = Services(
         completer=False, sweeper=False, reaper=False, reconciler=False, grace=timedelta(0), **options
     )
-    service = WorkerService(outbox.idempotency, chosen)
+    service = WorkerService(outbox.idempotency.engine, chosen)
     running = outbox.loop.start(service.run(handle_signals=False))
     try:
         yield service
@@ -224,7 +224,7 @@ def test_after_an_outage_lapsed_leases_are_left_to_those_who_live(
         raise StoreUnavailable("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(outbox.idempotency.outbox, "due", away)
+        patch.setattr(outbox.idempotency.engine.outbox, "due", away)
         with pytest.raises(StoreUnavailable):
             outbox.run(worker.run_once())
     outbox.place("job")

@@ -122,10 +122,10 @@ def test_a_job_that_was_put_off_for_days_is_not_given_up_before_it_is_due(outbox
     )
     client = WsgiClient(app, outbox.threads)
     assert client.send(order("k")).status == 202
-    upkeep, day_ms = outbox.idempotency.store.tending, 24 * 3600 * 1000
+    upkeep, day_ms = outbox.idempotency.engine.store.tending, 24 * 3600 * 1000
 
     def late() -> int:
-        return run(outbox.idempotency.drivers.sync, lambda: upkeep.to_time_out(timeout_ms=day_ms))
+        return run(outbox.idempotency.engine.drivers.sync, lambda: upkeep.to_time_out(timeout_ms=day_ms))
 
     def days_pass(days: float) -> None:
         gone = int(days * day_ms)
@@ -135,7 +135,7 @@ def test_a_job_that_was_put_off_for_days_is_not_given_up_before_it_is_due(outbox
         )
         outbox.ask(f"update {{jobs}} set created_at = created_at - {gone}, due_at = due_at - {gone}")
 
-    reaper = Reaper(outbox.idempotency)
+    reaper = Reaper(outbox.idempotency.engine)
     for _ in range(3):  # 1.2, 2.4 and 3.6 days: at the last it has been due for half a day
         days_pass(1.2)
         assert late() == 0

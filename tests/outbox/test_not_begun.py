@@ -24,7 +24,7 @@ from tests.outbox.world import Outbox
 
 def lose_replies(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """``enter`` is carried out, and nobody hears of it."""
-    enter, lost = outbox.idempotency.outbox.enter, list(range(times))
+    enter, lost = outbox.idempotency.engine.outbox.enter, list(range(times))
 
     def unheard(jobs: Any) -> Any:
         entered = yield from enter(jobs)
@@ -33,7 +33,7 @@ def lose_replies(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, times: int) ->
             raise ConnectionLost("the reply was lost")
         return entered
 
-    monkeypatch.setattr(outbox.idempotency.outbox, "enter", unheard)
+    monkeypatch.setattr(outbox.idempotency.engine.outbox, "enter", unheard)
     return lost
 
 

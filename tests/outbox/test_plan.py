@@ -83,7 +83,9 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def explain(outbox: Outbox, name: str, *, analyse: bool = False) -> list[dict[str, Any]]:
-    sql, parameters = outbox.idempotency.queries.statement(name, None, **PARAMETERS[name]).render("format")
+    sql, parameters = outbox.idempotency.engine.queries.statement(name, None, **PARAMETERS[name]).render(
+        "format"
+    )
     with psycopg.connect(outbox.url) as connection:
         options = "analyze, format json" if analyse else "format json"
         (found,) = connection.execute(f"explain ({options}) {sql}".encode(), parameters).fetchone() or ()
@@ -95,7 +97,9 @@ def explain(outbox: Outbox, name: str, *, analyse: bool = False) -> list[dict[st
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_statements_keep_to_their_index(full: Outbox, name: str) -> None:
     if full.dialect == "sqlite":
-        query, parameters = full.idempotency.queries.statement(name, None, **PARAMETERS[name]).render("qmark")
+        query, parameters = full.idempotency.engine.queries.statement(name, None, **PARAMETERS[name]).render(
+            "qmark"
+        )
         details = [row[3] for row in full.ask(f"explain query plan {query}", *parameters)]
         assert not any(detail.startswith("SCAN samekey_jobs") and "INDEX" not in detail for detail in details)
         wanted = "samekey_jobs_due" if name in ("take_jobs", "due_jobs") else "autoindex"

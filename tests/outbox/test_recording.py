@@ -93,7 +93,7 @@ def test_a_record_that_cannot_be_made_is_not_told_as_the_functions_failure(
         raise ValueError("no record today")
 
     monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.01,))
-    monkeypatch.setattr(outbox.idempotency.outbox, "finish", broken)
+    monkeypatch.setattr(outbox.idempotency.engine.outbox, "finish", broken)
     declare(outbox, kind, lambda job: None, max_attempts=1, timeout=0.3)
     outbox.place("charge")
     outbox.work(outbox.worker(lease=timedelta(seconds=0.2)))

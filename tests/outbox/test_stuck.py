@@ -130,7 +130,7 @@ def only(**options: Any) -> Services:
 class Serving:
     def __init__(self, outbox: Outbox, services: Services) -> None:
         self._outbox = outbox
-        self.service = WorkerService(outbox.idempotency, services)
+        self.service = WorkerService(outbox.idempotency.engine, services)
 
     def __enter__(self) -> WorkerService:
         self._running = self._outbox.loop.start(self.service.run(handle_signals=False))
@@ -259,7 +259,7 @@ print("ended")
 
 def test_a_comparison_that_takes_too_long_says_which_side(outbox: Outbox, gate: Gate) -> None:
     check = LedgerCheck(
-        outbox.idempotency, lambda: [], gate.wait, name="bank", timeout=timedelta(seconds=0.05)
+        outbox.idempotency.engine, lambda: [], gate.wait, name="bank", timeout=timedelta(seconds=0.05)
     )
     with pytest.raises(TimeoutError, match=r"their entries of bank took longer than 0\.05 s"):
         outbox.run(check.run_once())
@@ -271,7 +271,7 @@ def test_a_worker_process_whose_lookups_all_hang_ends_to_be_started_again(
 ) -> None:
     lookups(outbox, gate, "sync")
     services = only(reconciler=True, reconciler_interval=OFTEN, reconciler_timeout=SHORT)
-    service = WorkerService(outbox.idempotency, services)
+    service = WorkerService(outbox.idempotency.engine, services)
     service._own_process = True
 
     async def story() -> int:

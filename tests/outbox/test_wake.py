@@ -37,7 +37,7 @@ def hourly(monkeypatch: pytest.MonkeyPatch) -> None:
 def serving(outbox: Outbox, **options: Any) -> Iterator[None]:
     """A worker service in the test's own loop."""
     outbox.idempotency.job("quick")(lambda job, payload: payload)
-    service = WorkerService(outbox.idempotency, Services(completer=False, **options))
+    service = WorkerService(outbox.idempotency.engine, Services(completer=False, **options))
     running = outbox.loop.start(service.run(handle_signals=False))
     try:
         yield
@@ -198,13 +198,13 @@ def test_a_listener_without_a_server_does_no_harm() -> None:
 def test_an_idle_worker_costs_next_to_nothing(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted for two seconds; a slower machine only counts less."""
     statements: list[str] = []
-    execute = outbox.idempotency.drivers.aio.execute
+    execute = outbox.idempotency.engine.drivers.aio.execute
 
     async def counted(statement: Any) -> Any:
         statements.append(statement.name)
         return await execute(statement)
 
-    monkeypatch.setattr(outbox.idempotency.drivers.aio, "execute", counted)
+    monkeypatch.setattr(outbox.idempotency.engine.drivers.aio, "execute", counted)
     with serving(outbox):
         outbox.run(asyncio.sleep(2))
     # Looks at 0, 0.05, 0.15, 0.35, 0.75 and 1.55 s if it polls, a statement each; fewer if it listens. The

@@ -79,7 +79,7 @@ def test_attempts_are_bounded_and_the_error_is_kept(outbox: Outbox, kind: str) -
     assert dead.error is not None and dead.error.startswith("ValueError: broken") and "3. time" in dead.error
     assert outbox.states() == [("dead_letter", "job_failed")]
     # What the provider made is still to be found, for whoever looks into it.
-    assert outbox.idempotency.find_by_provider_id("ch_9", tenant="ann") is not None
+    assert outbox.idempotency.engine.find_by_provider_id("ch_9", tenant="ann") is not None
 
 
 @KINDS
@@ -306,7 +306,7 @@ def test_a_job_is_not_counted_before_its_function_is_entered(
     for _ in range(3):
         outbox.make_due()
         with monkeypatch.context() as patch:
-            patch.setattr(outbox.idempotency.outbox, "enter", away)
+            patch.setattr(outbox.idempotency.engine.outbox, "enter", away)
             with pytest.raises(StoreUnavailable):
                 outbox.run(outbox.worker().run_once())
         row = outbox.job()
@@ -404,8 +404,8 @@ def test_every_program_compares_the_attempt(outbox: Outbox) -> None:
     outbox.make_due()
     (current,) = outbox.take()
     assert former.attempt != current.attempt
-    programs = outbox.idempotency.outbox
-    driver = outbox.idempotency.drivers.sync
+    programs = outbox.idempotency.engine.outbox
+    driver = outbox.idempotency.engine.drivers.sync
     answer = Response(200, "stolen").answer()
     before = (outbox.jobs(), outbox.states())
     assert run(driver, lambda: programs.retry(former, pause_ms=0, error="x")) is False
@@ -433,8 +433,8 @@ def test_a_lease_is_renewed_only_for_its_holder(outbox: Outbox) -> None:
     stranger = Lease(two.id, "", one.attempt, 5000)
     ours = Lease(one.id, "", one.attempt, 500_000)
     gone = Lease("no such job", "", "no such attempt", 5000)
-    renew = outbox.idempotency.outbox.renew
-    held = run(outbox.idempotency.drivers.sync, lambda: renew([ours, stranger, gone]))
+    renew = outbox.idempotency.engine.outbox.renew
+    held = run(outbox.idempotency.engine.drivers.sync, lambda: renew([ours, stranger, gone]))
     assert held == {one.attempt}
     due = {job.id: job.due_at for job in outbox.jobs()}
     assert due[one.id] - due[two.id] > 400_000
@@ -500,7 +500,7 @@ def test_recording_is_tried_again_and_the_provider_is_not(
 
     declare(outbox, kind, paid)
     outbox.place("job")
-    finish, failures = outbox.idempotency.outbox.finish, [StoreUnavailable("away")] * 2
+    finish, failures = outbox.idempotency.engine.outbox.finish, [StoreUnavailable("away")] * 2
 
     def flaky(*args: Any, **kwargs: Any) -> Any:
         if failures:
@@ -508,7 +508,7 @@ def test_recording_is_tried_again_and_the_provider_is_not(
         return finish(*args, **kwargs)
 
     monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(outbox.idempotency.outbox, "finish", flaky)
+    monkeypatch.setattr(outbox.idempotency.engine.outbox, "finish", flaky)
     outbox.work()
     assert (runs, outbox.job().state, outbox.orders()) == ([1], "done", ["written", "paid"])
 
@@ -589,7 +589,7 @@ def _broken(connection: Any, note: str) -> Any:
 
 def test_the_programs_take_a_time_for_tests(outbox: Outbox) -> None:
     """Time moves by passing it: leases, pauses and what is due."""
-    programs, driver = outbox.idempotency.outbox, outbox.idempotency.drivers.sync
+    programs, driver = outbox.idempotency.engine.outbox, outbox.idempotency.engine.drivers.sync
     declare(outbox, "sync", lambda job, _: None)
     outbox.place("job")
     start = outbox.job().due_at

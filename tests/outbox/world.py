@@ -75,12 +75,12 @@ class Outbox:
     def __post_init__(self) -> None:
         self.idempotency = Idempotency(self.url, **self.options)
         if self.dialect != "sqlite":  # which makes its tables by itself
-            run(self.idempotency.drivers.sync, lambda: migrate(self.idempotency.queries))
+            run(self.idempotency.engine.drivers.sync, lambda: migrate(self.idempotency.engine.queries))
         self.ask("create table if not exists orders (note text not null)")
 
     @property
     def dialect(self) -> str:
-        return self.idempotency.drivers.dialect
+        return self.idempotency.engine.drivers.dialect
 
     def close(self) -> None:
         self.run(self.idempotency.aclose())
@@ -140,7 +140,7 @@ class Outbox:
     # ---------------------------------------------------------------- the worker
 
     def worker(self, **options: Any) -> OutboxWorker:
-        return OutboxWorker(self.idempotency, **options)
+        return OutboxWorker(self.idempotency.engine, **options)
 
     def work(self, worker: OutboxWorker | None = None, *, rounds: int = 1) -> OutboxWorker:
         """Runs what is due to its end, a number of times; pauses are over at once."""
@@ -152,8 +152,8 @@ class Outbox:
 
     def take(self, batch: int = 1, **options: Any) -> list[Job]:
         """Takes jobs by hand and enters them, as a worker would that then dies."""
-        outbox = self.idempotency.outbox
-        return run(self.idempotency.drivers.sync, lambda: begin(outbox, batch=batch, **options))
+        outbox = self.idempotency.engine.outbox
+        return run(self.idempotency.engine.drivers.sync, lambda: begin(outbox, batch=batch, **options))
 
     # ---------------------------------------------------------------- behind its back
 

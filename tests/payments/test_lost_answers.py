@@ -101,7 +101,7 @@ def downstream_key(service: Service, operation_id: str) -> str:
 
     idempotency = Idempotency(service.environment["DATABASE_URL"])
     try:
-        found = run(idempotency.drivers.sync, lambda: idempotency.keys.read_by_id(operation_id))
+        found = run(idempotency.engine.drivers.sync, lambda: idempotency.engine.keys.read_by_id(operation_id))
         assert found is not None
         return found[1].downstream_key()
     finally:

@@ -14,16 +14,16 @@ from tests.payments.running import Service, service, unique
 def expire(url: str) -> None:
     """All that is settled is past its retention, whether or not a reaper has been by."""
     idempotency = Idempotency(url)
-    change = idempotency.queries.build(
+    change = idempotency.engine.queries.build(
         "expire_all", "update {keys} set expires_at = 1 where state = 'completed'"
     )
-    idempotency.drivers.sync.execute(change())
+    idempotency.engine.drivers.sync.execute(change())
     idempotency.close()
 
 
 def operations(url: str) -> dict[str, Record]:
     idempotency = Idempotency(url)
-    records = run(idempotency.drivers.sync, lambda: idempotency.store.finding.find(limit=100))
+    records = run(idempotency.engine.drivers.sync, lambda: idempotency.engine.store.finding.find(limit=100))
     idempotency.close()
     return {record.key: record for record in records}
 

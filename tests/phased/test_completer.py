@@ -219,7 +219,7 @@ def test_a_completer_that_is_stopped_gives_its_work_back(url: str, client: Provi
         world.define(slow, path=None, backoff=AT_ONCE)
 
         async def stopped() -> None:
-            task = asyncio.create_task(Completer(world.engine).run_once())
+            task = asyncio.create_task(Completer(world.engine.engine).run_once())
             await started.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

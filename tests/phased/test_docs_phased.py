@@ -90,8 +90,8 @@ def test_the_page_on_phases(names: dict[str, Any]) -> None:
         assert ride(client, "k3").json() == {"ride": 3, "charge": "ch_2"}
         assert len(provider.charges) == 2
     assert execute("select ride, charge from receipts") == [(1, "ch_1"), (3, "ch_2")]
-    assert names["idempotency"].find_by_provider_id("ch_2", tenant="ann") is not None
-    assert {("book_room", 1), ("book_room", 2)} < names["idempotency"].phases.definitions.keys()
+    assert names["idempotency"].find(provider_id="ch_2", tenant="ann") is not None
+    assert {("book_room", 1), ("book_room", 2)} < names["idempotency"].engine.phases.definitions.keys()
     effect = type("Effect", (), {"key": "unheard of"})()
     assert asyncio.run(names["find_charge"](effect, "4242")) is names["NOT_FOUND"]
 
@@ -137,7 +137,7 @@ def test_the_page_on_once(names: dict[str, Any]) -> None:
         try:
             return [await names["consume"](message) for _ in range(2)]
         finally:
-            await names["idempotency"].drivers.aio.close()
+            await names["idempotency"].engine.drivers.aio.close()
 
     assert asyncio.run(deliver()) == [True, True]
     assert len(mails) == 1

@@ -457,7 +457,7 @@ def test_a_result_that_cannot_be_stored_at_once_is_stored_soon(
     world: World, provider: Provider, client: ProviderClient
 ) -> None:
     """The charge is made, and the store is away for a moment: the one who knows keeps trying to say so."""
-    phases = world.engine.phases.phases
+    phases = world.engine.engine.phases.phases
     write_effect, broken = phases.write_effect, [True]
 
     def flaky(*args: Any, **kwargs: Any) -> Any:

@@ -104,13 +104,13 @@ def test_fastapi_with_a_model(idempotency: Idempotency) -> None:
             seen[0].model_dump_json(by_alias=True)
         )
         assert seen[0].cents == Decimal("12.30") and isinstance(seen[0].id, UUID)
-        assert kept(idempotency.url) == {"inputs": 0, "phases": 0}
+        assert kept(idempotency.engine.url) == {"inputs": 0, "phases": 0}
 
         # FastAPI refuses what does not fit, before any key is taken; and it documents the model.
         for bad in ({}, {**RIDE, "pickUp": ""}, {**RIDE, "more": 1}, [1]):
             refused = client.post("/cities/bern/rides", headers={"Idempotency-Key": "k2"}, json=bad)
             assert refused.status_code == 422, bad
-        assert state_of(idempotency.url, "k2") is None
+        assert state_of(idempotency.engine.url, "k2") is None
         operation = client.get("/openapi.json").json()["paths"]["/cities/{city}/rides"]["post"]
         assert "RideRequest" in str(operation["requestBody"])
         assert operation["description"] == "Creates a ride."
@@ -232,7 +232,7 @@ def test_the_completer_gives_the_same_shape_or_leaves_it_to_one_that_can(
     second = Idempotency(url)
     app = shaped_app(second, "sync", SECRET, response_model=Ride, status_code=201)
     if learnt == "at start-up":
-        assert problems(app, second) == []
+        assert problems(app, second.engine) == []
     else:
         monkeypatch.setitem(globals(), "app_of_a_worker", app)
     assert asyncio.run(complete_once(second)) == 1
@@ -243,9 +243,9 @@ def test_the_completer_gives_the_same_shape_or_leaves_it_to_one_that_can(
 
 async def complete_once(idempotency: Idempotency) -> int:
     try:
-        return await Completer(idempotency).run_once()
+        return await Completer(idempotency.engine).run_once()
     finally:
-        await idempotency.drivers.aio.close()
+        await idempotency.engine.drivers.aio.close()
 
 
 def test_an_answer_that_does_not_fit_is_not_stored_and_nothing_runs_twice(idempotency: Idempotency) -> None:
@@ -254,7 +254,7 @@ def test_an_answer_that_does_not_fit_is_not_stored_and_nothing_runs_twice(idempo
         for _ in range(2):
             got = client.post("/v1/rides", headers={"Idempotency-Key": "k1"}, json={})
             assert got.status_code in (409, 500) and b"4242" not in got.content
-    assert state_of(idempotency.url, "k1") != "completed"
+    assert state_of(idempotency.engine.url, "k1") != "completed"
 
 
 def test_fastapi_authenticates_before_anything_is_looked_up(idempotency: Idempotency) -> None:
@@ -307,7 +307,7 @@ def test_starlette_with_a_model(idempotency: Idempotency) -> None:
         for bad in (b"", b"{", b'{"pickUp": 5}', b"\xff"):
             refused = client.post(path, headers={"Idempotency-Key": "k2"}, content=bad)
             assert refused.status_code == 422 and "does not fit" in refused.json()["detail"]
-        assert state_of(idempotency.url, "k2") is None
+        assert state_of(idempotency.engine.url, "k2") is None
         huge = client.post(
             f"/rides/7/{RIDE['id']}/{'9' * 400}.0", headers={"Idempotency-Key": "k3"}, json=RIDE
         )
@@ -328,7 +328,7 @@ def test_a_model_that_does_not_survive_storage_is_refused_before_anything_runs(
     with guarded(idempotency, Starlette(routes=[Route("/keep", endpoint, methods=["POST"])])) as client:
         refused = client.post("/keep", headers={"Idempotency-Key": "k1"}, content=body)
         assert refused.status_code == 422 and "cannot be kept" in refused.json()["detail"]
-    assert not ran and state_of(idempotency.url, "k1") is None
+    assert not ran and state_of(idempotency.engine.url, "k1") is None
     assert "does not come back" in caplog.text
 
 
@@ -358,7 +358,7 @@ def test_an_annotation_that_is_only_there_for_type_checkers(idempotency: Idempot
 
     function.__annotations__["input"] = "samekey.Input"  # never imported under that name here
     idempotency.phased("one")(function)
-    assert idempotency.phases.definitions["one", 1].model is None
+    assert idempotency.engine.phases.definitions["one", 1].model is None
 
 
 def test_a_dependency_by_annotation_is_not_a_model(idempotency: Idempotency) -> None:
@@ -387,4 +387,4 @@ def test_the_input_survives_byte_for_byte(idempotency: Idempotency) -> None:
     assert len(seen) == 2 and seen[0] == seen[1]
     assert seen[0].body == bytes(range(256)) and seen[0].query == "a=%00&b"
     assert seen[0].params == {"name": "Zoë"}
-    assert execute(idempotency.url, "select count(*) from samekey.inputs") == [(0,)]
+    assert execute(idempotency.engine.url, "select count(*) from samekey.inputs") == [(0,)]

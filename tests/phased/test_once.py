@@ -162,7 +162,7 @@ def test_a_call_whose_process_died_is_unknown_unless_it_may_be_repeated(guard: G
     for key, mode in (("k1", "leased"), ("k2", "repeatable")):
         guard.once(guard.calls().run, key, mode=mode)
         execute(
-            guard.idempotency.url,
+            guard.idempotency.engine.url,
             f"update samekey.keys set state = 'in_progress', locked_until = 1 where key = '{key}'",
         )
     with pytest.raises(OutcomeUnknown):
@@ -172,7 +172,7 @@ def test_a_call_whose_process_died_is_unknown_unless_it_may_be_repeated(guard: G
 
 def test_an_expired_key_is_a_new_one(guard: Guard) -> None:
     guard.once(guard.calls("old").run)
-    execute(guard.idempotency.url, "update samekey.keys set expires_at = 1")
+    execute(guard.idempotency.engine.url, "update samekey.keys set expires_at = 1")
     assert guard.once(guard.calls("new").run) == "new"
 
 
@@ -203,7 +203,7 @@ def test_a_result_that_cannot_be_kept_is_not_run_for_again(guard: Guard, mode: s
             with pytest.raises(ResultUnavailable):
                 guard.once(work.run, f"k{number}", mode=mode)
         assert work.count == 1
-        assert state_of(guard.idempotency.url, f"k{number}") == "completed"
+        assert state_of(guard.idempotency.engine.url, f"k{number}") == "completed"
 
 
 def test_a_result_that_is_too_large_is_given_once(guard: Guard) -> None:
@@ -220,7 +220,7 @@ def test_a_payload_that_cannot_be_compared_is_refused_before_anything_runs(guard
         with pytest.raises(NotSerialisable, match="The payload"):
             guard.once(work.run, payload=payload)
         assert work.count == 0
-    assert execute(guard.idempotency.url, "select count(*) from samekey.keys")[0][0] == 0
+    assert execute(guard.idempotency.engine.url, "select count(*) from samekey.keys")[0][0] == 0
 
 
 # ------------------------------------------------------------------ odd keys
@@ -268,7 +268,7 @@ def test_atomic_work_commits_with_its_result(guard: Guard) -> None:
 
     work = book if guard.style == "sync" else book_async
     assert [guard.once(work, mode="atomic") for _ in range(2)] == ["booked", "booked"]
-    assert count(guard.idempotency.url, "rides", "k1") == 1
+    assert count(guard.idempotency.engine.url, "rides", "k1") == 1
 
 
 @pytest.mark.parametrize("outcome", [RuntimeError("no"), object()])
@@ -288,8 +288,8 @@ def test_atomic_work_that_fails_or_cannot_be_kept_never_happened(guard: Guard, o
     for _ in range(2):
         with pytest.raises((RuntimeError, NotSerialisable)):
             guard.once(book if guard.style == "sync" else book_async, mode="atomic")
-    assert count(guard.idempotency.url, "rides", "k1") == 0
-    assert state_of(guard.idempotency.url, "k1") is None
+    assert count(guard.idempotency.engine.url, "rides", "k1") == 0
+    assert state_of(guard.idempotency.engine.url, "k1") is None
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
@@ -340,7 +340,7 @@ def test_a_providers_id_that_no_store_would_take_is_refused_where_it_is_set(
 
     assert [call(), call()] == ["done", "done"]
     assert len(errors) == 1 and str(errors[0]).startswith("provider_id must")
-    assert column(guard.idempotency.url, "k1", "provider_id") == "ch_1"
+    assert column(guard.idempotency.engine.url, "k1", "provider_id") == "ch_1"
 
 
 def test_the_downstream_key_is_the_same_for_every_attempt(guard: Guard) -> None:
@@ -377,7 +377,7 @@ def test_a_coroutine_that_nobody_awaits_is_not_taken_for_a_result(idempotency: I
     with pytest.raises(NotExecuted, match="once_async"):
         idempotency.once(tenant="acme", key="k1", run=work.coroutine)
     assert work.count == 0
-    assert state_of(idempotency.url, "k1") == "failed_retryable"
+    assert state_of(idempotency.engine.url, "k1") == "failed_retryable"
 
 
 def test_a_cancelled_call_is_recorded(idempotency: Idempotency, loop: LoopThread) -> None:
@@ -395,7 +395,7 @@ def test_a_cancelled_call_is_recorded(idempotency: Idempotency, loop: LoopThread
             await task
 
     loop.run(scenario())
-    wait_until(lambda: state_of(idempotency.url, "k1") == "unknown")
+    wait_until(lambda: state_of(idempotency.engine.url, "k1") == "unknown")
 
 
 # ------------------------------------------------------------------ the decorator
@@ -624,7 +624,7 @@ def test_an_incoming_webhook(idempotency: Idempotency) -> None:
     event = {"id": "evt_1", "type": "paid", "charge": "ch_1", "attempt": 1}
     assert client.post("/webhooks", json=event).status_code == 200
     assert client.post("/webhooks", json={**event, "attempt": 2}).status_code == 200
-    assert count(idempotency.url, "rides", "ch_1") == 1
+    assert count(idempotency.engine.url, "rides", "ch_1") == 1
     assert client.post("/webhooks", json={**event, "charge": "ch_2"}).status_code == 500
 
 

@@ -57,8 +57,8 @@ def test_the_provider_gets_the_downstream_key_and_its_id_leads_back(
     world.define(ride_body(world, client, provider_window=3600))
     world.post("k1")
     sent = provider.journal()[0][0]
-    record = world.engine.find_by_provider_id("ch_1", tenant="acme")
-    assert record is not None and record == world.engine.find_by_downstream_key(sent)
+    record = world.engine.engine.find_by_provider_id("ch_1", tenant="acme")
+    assert record is not None and record == world.engine.engine.find_by_downstream_key(sent)
     assert sent == downstream_key(record.scope, "k1", "charge_created")
 
 

@@ -36,7 +36,7 @@ DAY = 86_400
 def prepare(url: str) -> None:
     """The tables of samekey, and those of the application."""
     idempotency = Idempotency(url)
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     idempotency.close()
     execute(url, "create table rides (label text)")
     execute(url, "create table receipts (label text)")
@@ -278,7 +278,7 @@ class World:
 
     def complete(self) -> int:
         """One pass of a completer, which knows no application."""
-        return self.loop.run(Completer(self.engine).run_once())
+        return self.loop.run(Completer(self.engine.engine).run_once())
 
     def close(self) -> None:
         try:

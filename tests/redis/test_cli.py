@@ -54,13 +54,14 @@ class Shop:
 
     def dead(self, key: str) -> str:
         found = self.lost(key)
-        finding = self.idempotency.store.finding
-        assert run(self.idempotency.drivers.sync, lambda: finding.give_up(found, Actor("test")))
+        finding = self.idempotency.engine.store.finding
+        assert run(self.idempotency.engine.drivers.sync, lambda: finding.give_up(found, Actor("test")))
         return found
 
     def state(self, operation_id: str) -> str:
         record = run(
-            self.idempotency.drivers.sync, lambda: self.idempotency.store.finding.by_id(operation_id)
+            self.idempotency.engine.drivers.sync,
+            lambda: self.idempotency.engine.store.finding.by_id(operation_id),
         )
         assert record is not None
         return str(record.state)
@@ -87,7 +88,7 @@ def test_keys_are_listed_and_shown(shop: Shop) -> None:
     assert [one["id"] for one in shop.run("keys", "list", "--key", "a", "--json").json] == [done]
     shown = shop.run("keys", "show", done)
     assert shown.code == 0 and "completed" in shown.out and "private" not in shown.out
-    digest = shop.idempotency.digest("ann", "a")
+    digest = shop.idempotency.engine.digest("ann", "a")
     for way in ((done,), ("--key", "a", "--tenant", "ann"), ("--digest", digest)):
         assert shop.run("keys", "show", *way, "--json").json["record"]["id"] == done
     assert shop.run("keys", "show", "--digest", "0" * 12).code != 0
@@ -124,7 +125,9 @@ def test_dead_letters(shop: Shop) -> None:
 def test_sweep_and_reap(shop: Shop) -> None:
     subject = RedisSubject(shop.url)
     old = shop.done("old")
-    record = run(shop.idempotency.drivers.sync, lambda: shop.idempotency.store.finding.by_id(old))
+    record = run(
+        shop.idempotency.engine.drivers.sync, lambda: shop.idempotency.engine.store.finding.by_id(old)
+    )
     assert record is not None
     assert shop.run("sweep", "--json").json["total"] == 0
     name = subject.name_of(record.scope, record.key)

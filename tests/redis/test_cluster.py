@@ -94,7 +94,7 @@ def forgotten(idempotency: Idempotency, key: str) -> bool:
 
     def told() -> str | None:
         try:
-            record = run(idempotency.drivers.sync, lambda: idempotency.keys.read(SCOPE, key))
+            record = run(idempotency.engine.drivers.sync, lambda: idempotency.engine.keys.read(SCOPE, key))
         except StoreUnavailable:
             return None
         return "nothing" if record is None else "something"

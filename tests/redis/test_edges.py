@@ -117,7 +117,10 @@ def test_the_status_resource(
     world = World()
     client = build(kind, Store(opened(), "redis", ""), world, loop, threads, Setup())
     client.send(Ask().request("/edge", world.name))
-    record = run(opened().drivers.sync, lambda: opened().store.finding.find(tenant=f"={world.name}-alice"))[0]
+    record = run(
+        opened().engine.drivers.sync,
+        lambda: opened().engine.store.finding.find(tenant=f"={world.name}-alice"),
+    )[0]
 
     def look(operation: str, tenant: str) -> Request:
         ask = Ask(keys=(), method="GET", path=f"/idempotency/{operation}", body=b"", tenant=tenant)
@@ -157,7 +160,7 @@ def test_what_needs_a_transaction_is_refused_where_it_is_declared(idempotency: I
     with pytest.raises(ConfigurationError, match=sentence.format("atomic")):
         idempotency.once(tenant="t", key="k", run=lambda: 1, mode="atomic")
     with pytest.raises(ConfigurationError, match="there are no tables"):
-        _ = idempotency.queries
+        _ = idempotency.engine.queries
 
 
 def test_limits_are_refused(redis_url: str) -> None:
@@ -202,7 +205,10 @@ def test_many_leases_are_kept_alive_at_once(redis_cluster_url: str) -> None:
     done = threading.Event()
 
     def ends() -> dict[str, int | None]:
-        found = run(idempotency.drivers.sync, lambda: idempotency.store.finding.find(state="in_progress"))
+        found = run(
+            idempotency.engine.drivers.sync,
+            lambda: idempotency.engine.store.finding.find(state="in_progress"),
+        )
         return {record.key: record.locked_until for record in found}
 
     with ThreadPoolExecutor(12) as pool:
@@ -276,12 +282,12 @@ def test_sweeper_reconciler_and_reaper(redis_url: str) -> None:
     unknown(idempotency, "done")
 
     async def work() -> tuple[int, int, int]:
-        swept = await Sweeper(idempotency).run_once()
-        found = await Reconciler(idempotency).run_once()
-        reaped = await Reaper(idempotency).run_once()
-        again = await Reconciler(idempotency).run_once()
+        swept = await Sweeper(idempotency.engine).run_once()
+        found = await Reconciler(idempotency.engine).run_once()
+        reaped = await Reaper(idempotency.engine).run_once()
+        again = await Reconciler(idempotency.engine).run_once()
         found_states = {}
-        for record in await run_async(idempotency.drivers.aio, idempotency.store.finding.find):
+        for record in await run_async(idempotency.engine.drivers.aio, idempotency.engine.store.finding.find):
             found_states[record.key] = record.state
         assert found_states == {"never": State.FAILED_RETRYABLE, "done": State.COMPLETED}
         await idempotency.aclose()
@@ -329,7 +335,9 @@ def test_a_store_that_is_away_runs_nothing_and_comes_back() -> None:
 
         def recorded() -> bool:
             try:
-                record = run(idempotency.drivers.sync, lambda: idempotency.keys.read(SCOPE, "c"))
+                record = run(
+                    idempotency.engine.drivers.sync, lambda: idempotency.engine.keys.read(SCOPE, "c")
+                )
             except StoreUnavailable:
                 return False
             return record is not None and record.state is State.COMPLETED
@@ -344,7 +352,7 @@ def test_a_claim_that_no_replica_confirmed_is_given_back(redis_url: str) -> None
     with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
         careful.once(tenant="t", key="k", run=lambda: pytest.fail("it ran"))
     plain = Idempotency(redis_url)
-    wait_until(lambda: run(plain.drivers.sync, lambda: plain.keys.read(SCOPE, "k")) is None)
+    wait_until(lambda: run(plain.engine.drivers.sync, lambda: plain.engine.keys.read(SCOPE, "k")) is None)
     assert plain.once(tenant="t", key="k", run=lambda: 1) == 1
     for idempotency in (careful, plain):
         idempotency.close()
@@ -364,7 +372,7 @@ def test_a_new_key_takes_two_round_trips_and_a_replay_one(wait: str) -> None:
         idempotency.once(tenant="t", key="warm", run=lambda: 1)
 
         sent: list[Batch] = []
-        driver = idempotency.drivers.sync
+        driver = idempotency.engine.drivers.sync
         assert isinstance(driver, RedisDriver)
         send = driver._send
         driver._send = lambda batch: (sent.append(batch), send(batch))[1]  # type: ignore[method-assign, func-returns-value]

@@ -159,5 +159,5 @@ def test_the_number_of_partitions_cannot_change(server: RedisServer) -> None:
 
 def test_the_check_is_a_program_like_any_other(server: RedisServer) -> None:
     idempotency = Idempotency(server.url)
-    assert run(idempotency.drivers.sync, idempotency.store.check) is None
+    assert run(idempotency.engine.drivers.sync, idempotency.engine.store.check) is None
     idempotency.close()

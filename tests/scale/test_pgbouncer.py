@@ -101,7 +101,7 @@ def test_phased_work(pooled_url: str, tmp_path: Path, style: str) -> None:
 @contextmanager
 def working(outbox: Outbox, **options: Any) -> Iterator[None]:
     outbox.idempotency.job("quick")(lambda job, payload: payload)
-    service = WorkerService(outbox.idempotency, Services(completer=False, **options))
+    service = WorkerService(outbox.idempotency.engine, Services(completer=False, **options))
     running = outbox.loop.start(service.run(handle_signals=False))
     try:
         yield
@@ -165,7 +165,7 @@ def _done(outbox: Outbox) -> int:
 def prepared_by(url: str, asked_through: str) -> tuple[set[int], set[int]]:
     """How many statements sync and async handlers found prepared in their session, with default settings."""
     idempotency = Idempotency(asked_through)
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     query(url, "create table prepared (who text, how_many bigint)")
     count = "insert into prepared select '{}', count(*) from pg_prepared_statements"
 

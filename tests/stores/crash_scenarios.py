@@ -33,7 +33,7 @@ PAID = Answer(201, ((b"content-type", b"text/plain"),), b"paid")
 def prepare(url: str) -> None:
     """The tables of samekey, and one for the effects."""
     idempotency = Idempotency(url)
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     idempotency.close()
     execute(url, "create table effects (label text)")
 
@@ -102,8 +102,8 @@ def _sync(points: Points, url: str, mode: Mode) -> Answer | None:
     idempotency = Idempotency(url)
     points.watch(idempotency)
     try:
-        rules = rules_from(idempotency.policy, mode, {})
-        begun = idempotency.begin(exchange_of(points.label), rules)
+        rules = rules_from(idempotency.engine.policy, mode, {})
+        begun = idempotency.engine.begin(exchange_of(points.label), rules)
         if not isinstance(begun, Running):
             return begun
         points.reach("before the effect")
@@ -112,7 +112,7 @@ def _sync(points: Points, url: str, mode: Mode) -> Answer | None:
         else:
             execute(url, _insert(points.label))
         points.reach("after the effect")
-        finished = idempotency.finish(begun, Handled(PAID))
+        finished = idempotency.engine.finish(begun, Handled(PAID))
         points.reach("before the answer is sent")
         return finished.answer
     finally:
@@ -123,8 +123,8 @@ async def _async_request(points: Points, url: str, mode: Mode) -> Answer | None:
     idempotency = Idempotency(url)
     points.watch(idempotency)
     try:
-        rules = rules_from(idempotency.policy, mode, {})
-        begun = await idempotency.begin_async(exchange_of(points.label), rules)
+        rules = rules_from(idempotency.engine.policy, mode, {})
+        begun = await idempotency.engine.begin_async(exchange_of(points.label), rules)
         if not isinstance(begun, Running):
             return begun
         points.reach("before the effect")
@@ -133,7 +133,7 @@ async def _async_request(points: Points, url: str, mode: Mode) -> Answer | None:
         else:
             execute(url, _insert(points.label))
         points.reach("after the effect")
-        finished = await idempotency.finish_async(begun, Handled(PAID))
+        finished = await idempotency.engine.finish_async(begun, Handled(PAID))
         points.reach("before the answer is sent")
         return finished.answer
     finally:

@@ -47,18 +47,18 @@ def with_setting(url: str, name: str, value: str) -> str:
 
 
 def claim_rules(idempotency: Idempotency, connection: Any) -> Rules:
-    return rules_from(idempotency.policy, Mode.ATOMIC, {"connection": lambda _context: connection})
+    return rules_from(idempotency.engine.policy, Mode.ATOMIC, {"connection": lambda _context: connection})
 
 
 def atomic(url: str, connection: Connection, label: str) -> Answer | None:
     """One request on the user's connection."""
     idempotency = Idempotency(url)
     try:
-        begun = idempotency.begin(exchange_of(label), claim_rules(idempotency, connection))
+        begun = idempotency.engine.begin(exchange_of(label), claim_rules(idempotency, connection))
         if not isinstance(begun, Running):
             return begun
         begun.operation.connection.execute(f"insert into public.effects values ('{label}')")
-        return idempotency.finish(begun, Handled(PAID)).answer
+        return idempotency.engine.finish(begun, Handled(PAID)).answer
     finally:
         idempotency.close()
 
@@ -66,10 +66,10 @@ def atomic(url: str, connection: Connection, label: str) -> Answer | None:
 async def atomic_async(url: str, connection: Any, label: str) -> Answer | None:
     idempotency = Idempotency(url)
     try:
-        begun = await idempotency.begin_async(exchange_of(label), claim_rules(idempotency, connection))
+        begun = await idempotency.engine.begin_async(exchange_of(label), claim_rules(idempotency, connection))
         if not isinstance(begun, Running):
             return begun
         await begun.operation.connection.execute(f"insert into public.effects values ('{label}')")
-        return (await idempotency.finish_async(begun, Handled(PAID))).answer
+        return (await idempotency.engine.finish_async(begun, Handled(PAID))).answer
     finally:
         await idempotency.aclose()

@@ -120,10 +120,10 @@ def idempotency(request: pytest.FixtureRequest) -> Any:
 
 
 def test_no_lock_that_a_thread_of_the_parent_held_is_waited_for(idempotency: Idempotency) -> None:
-    driver: Any = idempotency.drivers.sync
+    driver: Any = idempotency.engine.drivers.sync
     pools = [one for one in vars(driver).values() if isinstance(one, Pool)]
-    lanes = [one for one in vars(idempotency.drivers.aio).values() if type(one).__name__ == "Lane"]
-    keeper, breaker = idempotency.keeper, idempotency.breaker
+    lanes = [one for one in vars(idempotency.engine.drivers.aio).values() if type(one).__name__ == "Lane"]
+    keeper, breaker = idempotency.engine.keeper, idempotency.engine.breaker
     assert pools
     locks = [*(pool._lock for pool in pools), *(lane._lock for lane in lanes)]
     locks += [keeper._wake, keeper._late._wake, breaker._lock]
@@ -140,7 +140,7 @@ def test_no_lock_that_a_thread_of_the_parent_held_is_waited_for(idempotency: Ide
         keeper.forget(Lease("s", "k", "a", 1000))
         with pytest.raises(StoreUnavailable), breaker:
             raise StoreUnavailable("away")
-        idempotency.drivers.sync.close()
+        idempotency.engine.drivers.sync.close()
         assert call(idempotency, "child", lambda: write(2)) == 2
         asyncio.run(use())
         idempotency.close()

@@ -124,7 +124,9 @@ def test_one_winner_a_key_across_nodes(urls: list[str]) -> None:
 
 
 def begun(idempotency: Idempotency, label: str) -> Any:
-    return idempotency.begin(exchange_of(label), rules_from(idempotency.policy, Mode.ATOMIC, {}))
+    return idempotency.engine.begin(
+        exchange_of(label), rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
+    )
 
 
 def test_a_conflict_that_is_found_at_commit_is_503_and_a_retry_runs(urls: list[str]) -> None:
@@ -139,13 +141,13 @@ def test_a_conflict_that_is_found_at_commit_is_503_and_a_retry_runs(urls: list[s
     connection.execute(f"insert into effects values ('{label}')")
     connection.execute("update accounts set cents = cents + 1 where id = 1")
     ask(urls[1], "update accounts set cents = 100 where id = 1")  # another node was faster
-    answer = idempotency.finish(running, Handled(PAID)).answer
+    answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and answer.status == 503, answer
     assert effects(urls[0], label) == 0
     retried = begun(idempotency, label)
     assert isinstance(retried, Running), retried
     retried.operation.connection.execute(f"insert into effects values ('{label}')")
-    answer = idempotency.finish(retried, Handled(PAID)).answer
+    answer = idempotency.engine.finish(retried, Handled(PAID)).answer
     assert answer is not None and answer.status == 201
     idempotency.close()
     for url in urls:
@@ -166,7 +168,7 @@ def test_a_holder_that_was_overtaken_on_another_node_commits_nothing(urls: list[
     second.operation.connection.execute(f"insert into effects values ('{label}')")
     with ThreadPoolExecutor(2) as threads:
         ends = [
-            threads.submit(engine.finish, running, Handled(PAID))
+            threads.submit(engine.engine.finish, running, Handled(PAID))
             for engine, running in ((here, first), (there, second))
         ]
         answers = [end.result().answer for end in ends]

@@ -192,14 +192,16 @@ def test_a_handler_does_not_reach_the_next_one(url: str, name: str) -> None:
     seen = []
     for meddle in (lambda c: None, MEDDLING[name], lambda c: None):
         label = secrets.token_hex(8)
-        begun = idempotency.begin(exchange_of(label), rules_from(idempotency.policy, Mode.ATOMIC, {}))
+        begun = idempotency.engine.begin(
+            exchange_of(label), rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
+        )
         assert isinstance(begun, Running)
         connection: Connection = begun.operation.connection
         shape = (connection.row_factory, connection.cursor_factory, connection.prepare_threshold)
         seen.append((shape, connection.execute(PROBE).fetchall()))
         connection.execute(f"insert into public.effects values ('{label}')".encode())
         meddle(connection)
-        finished = idempotency.finish(begun, Handled(PAID))
+        finished = idempotency.engine.finish(begun, Handled(PAID))
         assert finished.answer is not None and finished.answer.status == 201
     idempotency.close()
     assert seen[2] == seen[0]
@@ -230,20 +232,24 @@ def test_our_own_connections_do_not_inherit_an_isolation_level(postgres_server: 
     execute(own, f"alter database {name} set default_transaction_isolation to 'repeatable read'")
     label = secrets.token_hex(8)
     idempotency = Idempotency(own)
-    begun = idempotency.begin(exchange_of(label), rules_from(idempotency.policy, Mode.ATOMIC, {}))
+    begun = idempotency.engine.begin(
+        exchange_of(label), rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
+    )
     assert isinstance(begun, Running)
     begun.operation.connection.execute(f"insert into effects values ('{label}')")
-    finished = idempotency.finish(begun, Handled(PAID))
+    finished = idempotency.engine.finish(begun, Handled(PAID))
     assert finished.answer is not None and finished.answer.status == 201
     idempotency.close()
     assert effects(own, label) == 1
 
     async def same() -> int:
         engine = Idempotency(own)
-        begun = await engine.begin_async(exchange_of(label + "a"), rules_from(engine.policy, Mode.ATOMIC, {}))
+        begun = await engine.engine.begin_async(
+            exchange_of(label + "a"), rules_from(engine.engine.policy, Mode.ATOMIC, {})
+        )
         assert isinstance(begun, Running)
         await begun.operation.connection.execute(f"insert into effects values ('{label}a')")
-        finished = await engine.finish_async(begun, Handled(PAID))
+        finished = await engine.engine.finish_async(begun, Handled(PAID))
         await engine.aclose()
         assert finished.answer is not None
         return finished.answer.status
@@ -300,11 +306,11 @@ def test_our_commit_waits_even_where_the_session_does_not(url: str) -> None:
         connection.execute("set synchronous_commit to off")
         idempotency = Idempotency(url)
         label = secrets.token_hex(8)
-        begun = idempotency.begin(exchange_of(label), claim_rules(idempotency, connection))
+        begun = idempotency.engine.begin(exchange_of(label), claim_rules(idempotency, connection))
         assert isinstance(begun, Running)
         assert connection.execute("show synchronous_commit").fetchone() == ("on",)
         connection.execute(f"insert into effects values ('{label}')".encode())
-        idempotency.finish(begun, Handled(PAID))
+        idempotency.engine.finish(begun, Handled(PAID))
         idempotency.close()
         assert connection.execute("show synchronous_commit").fetchone() == ("off",), "theirs again"
 

@@ -83,13 +83,13 @@ def idempotency(url: str) -> Iterator[Idempotency]:
 
 
 def atomic(idempotency: Idempotency, connection: Any, label: str) -> Answer | None:
-    begun = idempotency.begin(exchange_of(label), claim_rules(idempotency, connection))
+    begun = idempotency.engine.begin(exchange_of(label), claim_rules(idempotency, connection))
     if not isinstance(begun, Running):
         return begun
     cursor = begun.operation.connection.cursor()
     cursor.execute(f"insert into effects values ('{label}')")
     cursor.close()
-    return idempotency.finish(begun, Handled(PAID)).answer
+    return idempotency.engine.finish(begun, Handled(PAID)).answer
 
 
 def check_cycle(
@@ -127,11 +127,11 @@ def test_settings_of_the_session(idempotency: Idempotency, url: str, name: str) 
 
 
 async def atomic_async(idempotency: Idempotency, connection: Any, label: str) -> Answer | None:
-    begun = await idempotency.begin_async(exchange_of(label), claim_rules(idempotency, connection))
+    begun = await idempotency.engine.begin_async(exchange_of(label), claim_rules(idempotency, connection))
     if not isinstance(begun, Running):
         return begun
     await begun.operation.connection.execute("insert into effects values (%s)", (label,))
-    return (await idempotency.finish_async(begun, Handled(PAID))).answer
+    return (await idempotency.engine.finish_async(begun, Handled(PAID))).answer
 
 
 @pytest.mark.parametrize("name", OPTIONS)

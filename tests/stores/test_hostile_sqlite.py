@@ -41,7 +41,9 @@ def idempotency(url: str) -> Iterator[Idempotency]:
 def atomic(
     idempotency: Idempotency, label: str, meddle: Callable[[sqlite3.Connection], Any] = NOTHING
 ) -> Answer | None:
-    begun = idempotency.begin(exchange_of(label), rules_from(idempotency.policy, Mode.ATOMIC, {}))
+    begun = idempotency.engine.begin(
+        exchange_of(label), rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
+    )
     if not isinstance(begun, Running):
         return begun
     try:
@@ -49,14 +51,16 @@ def atomic(
         meddle(connection)
         connection.execute(f"insert into effects values ('{label}')")
     except Exception as error:
-        return idempotency.finish(begun, Handled(None, error)).answer
-    return idempotency.finish(begun, Handled(PAID)).answer
+        return idempotency.engine.finish(begun, Handled(None, error)).answer
+    return idempotency.engine.finish(begun, Handled(PAID)).answer
 
 
 def leased(idempotency: Idempotency, label: str) -> Answer | None:
-    begun = idempotency.begin(exchange_of(label), rules_from(idempotency.policy, Mode.LEASED, {}))
+    begun = idempotency.engine.begin(
+        exchange_of(label), rules_from(idempotency.engine.policy, Mode.LEASED, {})
+    )
     assert isinstance(begun, Running)
-    return idempotency.finish(begun, Handled(PAID)).answer
+    return idempotency.engine.finish(begun, Handled(PAID)).answer
 
 
 def shout(connection: sqlite3.Connection) -> None:
@@ -101,9 +105,14 @@ def test_a_handler_does_not_reach_the_next_one(idempotency: Idempotency, url: st
         assert again is not None and again.status == 201, mode
         assert state_of(url, label) == "completed", f"{mode}: nobody else can see it"
     claim = new_claim()
-    decision = run(idempotency.drivers.sync, lambda: idempotency.keys.claim(claim, idempotency.policy))
+    decision = run(
+        idempotency.engine.drivers.sync,
+        lambda: idempotency.engine.keys.claim(claim, idempotency.engine.policy),
+    )
     lease = executed(decision).lease(claim.lease_ms)
-    assert run(idempotency.drivers.sync, lambda: idempotency.keys.renew([lease])) == {lease.attempt}
+    assert run(idempotency.engine.drivers.sync, lambda: idempotency.engine.keys.renew([lease])) == {
+        lease.attempt
+    }
 
 
 ENDINGS: dict[str, Callable[[sqlite3.Connection], Any]] = {
@@ -146,8 +155,8 @@ def test_an_async_handler_does_not_reach_the_next_one(url: str) -> None:
         statuses = []
         for sql in ("pragma query_only = on", "select 1"):
             label = secrets.token_hex(8)
-            rules = rules_from(engine.policy, Mode.ATOMIC, {})
-            begun = await engine.begin_async(exchange_of(label), rules)
+            rules = rules_from(engine.engine.policy, Mode.ATOMIC, {})
+            begun = await engine.engine.begin_async(exchange_of(label), rules)
             assert isinstance(begun, Running)
             await begun.operation.connection.execute(sql)
             try:
@@ -155,7 +164,7 @@ def test_an_async_handler_does_not_reach_the_next_one(url: str) -> None:
                 handled = Handled(PAID)
             except sqlite3.Error as error:
                 handled = Handled(None, error)
-            finished = await engine.finish_async(begun, handled)
+            finished = await engine.engine.finish_async(begun, handled)
             statuses.append(0 if finished.answer is None else finished.answer.status)
         await engine.aclose()
         return statuses

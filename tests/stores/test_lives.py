@@ -137,17 +137,19 @@ def test_atomic_work_of_a_second_life_is_recorded_under_the_id_that_it_was_told(
     """Also if the reaper comes by while it runs."""
     migrated(postgres_url).sync.close()
     idempotency = Idempotency(postgres_url)
-    rules = rules_from(idempotency.policy, Mode.ATOMIC, {})
+    rules = rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
     seen = []
-    upkeep = Upkeep(idempotency.store.tables.keys)
+    upkeep = Upkeep(idempotency.engine.store.tables.keys)
     for _ in range(2):
-        running = idempotency.begin(exchange_of("key"), rules)
+        running = idempotency.engine.begin(exchange_of("key"), rules)
         assert running is not None and not isinstance(running, Answer)
         seen.append(running.operation.id)
         if reaped:
-            run(idempotency.drivers.sync, lambda: upkeep.reap(batch=10))
-        running.session.execute(idempotency.queries.build("x", "create temp table if not exists t (n int)")())
-        idempotency.finish(running, Handled(ANSWER))
+            run(idempotency.engine.drivers.sync, lambda: upkeep.reap(batch=10))
+        running.session.execute(
+            idempotency.engine.queries.build("x", "create temp table if not exists t (n int)")()
+        )
+        idempotency.engine.finish(running, Handled(ANSWER))
         execute(postgres_url, "update samekey.keys set expires_at = 1, created_at = 1")
     found = execute(postgres_url, "select id, life, attempts from samekey.keys")
     assert seen[0] != seen[1]

@@ -72,7 +72,7 @@ def idempotency(url: str) -> Iterator[Idempotency]:
 
 
 def begin(idempotency: Idempotency, label: str, mode: Mode = Mode.ATOMIC, **options: Any) -> Any:
-    return idempotency.begin(exchange_of(label), rules_from(idempotency.policy, mode, options))
+    return idempotency.engine.begin(exchange_of(label), rules_from(idempotency.engine.policy, mode, options))
 
 
 def begun(idempotency: Idempotency, label: str, **options: Any) -> Running:

@@ -67,7 +67,7 @@ def idempotency(url: str) -> Iterator[Idempotency]:
 
 
 def begin(idempotency: Idempotency, label: str, mode: Mode = Mode.ATOMIC, **options: Any) -> Any:
-    return idempotency.begin(exchange_of(label), rules_from(idempotency.policy, mode, options))
+    return idempotency.engine.begin(exchange_of(label), rules_from(idempotency.engine.policy, mode, options))
 
 
 def begun(idempotency: Idempotency, label: str, **options: Any) -> Running:
@@ -109,7 +109,7 @@ def test_our_connection_refuses_to_end_its_transaction(
     for method in (connection.commit, connection.rollback, connection.begin):
         with pytest.raises(CommitRefused):
             method()
-    answer = idempotency.finish(running, Handled(PAID)).answer
+    answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and answer.status == 201
     assert effects(url, label) == 1
 
@@ -141,7 +141,7 @@ def test_a_handler_that_ends_its_own_transaction_is_found_out(
         running = begun(idempotency, label, connection=lambda _context: own)
         for statement in (insert(label), ending, *([then] if then == "begin" else [])):
             own.cursor().execute(statement)
-        finished = idempotency.finish(running, Handled(PAID))
+        finished = idempotency.engine.finish(running, Handled(PAID))
     assert isinstance(finished.error, EscapedTransaction)
     assert finished.answer is not None and b"outcome_unknown" in finished.answer.body
     assert state_of(url, label) == "unknown"
@@ -168,7 +168,7 @@ def test_a_lost_acknowledgement_of_what_was_committed(url: str, idempotency: Ide
     running = begun(idempotency, label)
     running.operation.connection.execute(insert(label))
     running.session = Cut(running.session, running.session.commit)
-    answer = idempotency.finish(running, Handled(PAID)).answer
+    answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and (answer.status, effects(url, label)) == (201, 1)
 
 
@@ -178,7 +178,7 @@ def test_a_lost_acknowledgement_of_what_was_rolled_back(
     running = begun(idempotency, label)
     running.operation.connection.execute(insert(label))
     running.session = Cut(running.session, running.session.rollback)
-    answer = idempotency.finish(running, Handled(PAID)).answer
+    answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and (answer.status, effects(url, label)) == (503, 0)
     assert b"nothing was done" in answer.body
     assert isinstance(begin(idempotency, label), Running), "a retry may run at once"
@@ -192,7 +192,7 @@ def test_a_commit_that_is_still_on_its_way_is_waited_for(
     running.operation.connection.execute(insert(label))
     session = running.session
     asked = threading.Event()
-    release = idempotency.keys.release
+    release = idempotency.engine.keys.release
 
     def noticed(lease: Lease) -> Any:
         asked.set()
@@ -204,8 +204,8 @@ def test_a_commit_that_is_still_on_its_way_is_waited_for(
 
     landing = threading.Thread(target=later)
     running.session = Cut(session, landing.start)
-    idempotency.keys.release = noticed  # type: ignore[method-assign,assignment]
-    answer = idempotency.finish(running, Handled(PAID)).answer
+    idempotency.engine.keys.release = noticed  # type: ignore[method-assign,assignment]
+    answer = idempotency.engine.finish(running, Handled(PAID)).answer
     landing.join()
     assert answer is not None and (answer.status, effects(url, label)) == (201, 1)
 
@@ -218,7 +218,7 @@ def test_the_server_killed_under_an_open_transaction_then_read_only() -> None:
         running = begun(idempotency, "key")
         running.operation.connection.execute(insert("key"))
         server.kill()
-        answer = idempotency.finish(running, Handled(PAID)).answer
+        answer = idempotency.engine.finish(running, Handled(PAID)).answer
         assert answer is not None and answer.status == 503
         server.start_again()
         ask(url, "update samekey_keys set locked_until = 1 where state = 'in_progress'")
@@ -226,7 +226,7 @@ def test_the_server_killed_under_an_open_transaction_then_read_only() -> None:
         idempotency = Idempotency(url)
         retried = begun(idempotency, "key")
         retried.operation.connection.execute(insert("key"))
-        answer = idempotency.finish(retried, Handled(PAID)).answer
+        answer = idempotency.engine.finish(retried, Handled(PAID)).answer
         assert answer is not None and answer.status == 201
         assert effects(url, "key") == 1
         idempotency.close()
@@ -243,7 +243,7 @@ def become_read_only(server: MariaDBServer, url: str) -> None:
     running = begun(idempotency, "read-only")
     running.operation.connection.execute(insert("read-only"))
     server.execute("set global read_only = 1")
-    answer = idempotency.finish(running, Handled(PAID)).answer
+    answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and answer.status == 503
     assert begin(idempotency, "read-only-2").status == 503
     assert idempotency.drivers.sync._operations._idle == [], "nobody shall get such a connection"  # type: ignore[attr-defined]
@@ -267,7 +267,7 @@ def test_what_a_handler_set_does_not_meet_the_next(url: str) -> None:
         connection.execute("set @mine = 1, sql_mode = 'ANSI_QUOTES', time_zone = '+09:00'")
         connection.execute("create temporary table left_over (x int)")
         connection.execute(insert(label))
-        answer = idempotency.finish(running, Handled(PAID)).answer
+        answer = idempotency.engine.finish(running, Handled(PAID)).answer
         assert answer is not None and answer.status == 201
     idempotency.close()
 
@@ -318,12 +318,12 @@ def test_a_deadlock_of_the_handlers_is_503_and_frees_the_key(
         blocked.result()
         other.rollback()
     # The application made a 500 of it, so nobody tells us of the error but the connection itself.
-    finished = idempotency.finish(running, Handled(Answer(500)))
+    finished = idempotency.engine.finish(running, Handled(Answer(500)))
     assert finished.error is None and state_of(url, label) is None
     assert effects(url, label) == 0
     retried = begun(idempotency, label)
     retried.operation.connection.execute(insert(label))
-    answer = idempotency.finish(retried, Handled(PAID)).answer
+    answer = idempotency.engine.finish(retried, Handled(PAID)).answer
     assert answer is not None and answer.status == 201
     assert effects(url, label) == 1
 
@@ -344,7 +344,7 @@ def test_round_trips_are_what_the_page_says(url: str, label: str, monkeypatch: p
         running = begun(idempotency, key, mode=mode)
         if mode is Mode.ATOMIC:
             running.operation.connection.execute(insert(key))
-        idempotency.finish(running, Handled(PAID))
+        idempotency.engine.finish(running, Handled(PAID))
         return len(sent)
 
     for mode in (Mode.LEASED, Mode.ATOMIC):  # connections are made, the schema is checked

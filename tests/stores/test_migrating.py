@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     idempotency = Idempotency(request.getfixturevalue(f"{request.param}_url"))
     idempotency.migrate()
     idempotency.check()
-    dialect = idempotency.drivers.dialect
+    dialect = idempotency.engine.drivers.dialect
     there = module.migrations(dialect)
     later = Migration(there[-1].version + 1, "extra", 1, ALTER[dialect])
     monkeypatch.setattr(module, "migrations", lambda _: (*there, later))
@@ -46,23 +46,26 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def ask(store: Idempotency, sql: str) -> list[Any]:
-    if store.drivers.dialect == "mysql":
-        return mariadb.ask(store.url, sql)
-    with psycopg.connect(store.url, autocommit=True) as connection:
+    if store.engine.drivers.dialect == "mysql":
+        return mariadb.ask(store.engine.url, sql)
+    with psycopg.connect(store.engine.url, autocommit=True) as connection:
         return connection.execute(sql.encode()).fetchall()
 
 
 @contextmanager
 def reader(store: Idempotency) -> Iterator[None]:
     """Somebody's transaction that has read the table and stays open: a backup, a report, a debugger."""
-    if store.drivers.dialect == "mysql":
-        with closing(pymysql.connect(**target_of(store.url).arguments())) as other, other.cursor() as cursor:
+    if store.engine.drivers.dialect == "mysql":
+        with (
+            closing(pymysql.connect(**target_of(store.engine.url).arguments())) as other,
+            other.cursor() as cursor,
+        ):
             cursor.execute("begin")
             cursor.execute("select count(*) from samekey_keys")
             yield
             other.rollback()
     else:
-        with psycopg.connect(store.url, application_name="nightly report") as connection:
+        with psycopg.connect(store.engine.url, application_name="nightly report") as connection:
             connection.execute("select count(*) from samekey.keys")
             yield
             connection.rollback()
@@ -72,7 +75,7 @@ def waiting(store: Idempotency) -> int:
     """Sessions in the queue for a lock."""
     sql = (
         "select count(*) from information_schema.processlist where state like '%metadata lock%'"
-        if store.drivers.dialect == "mysql"
+        if store.engine.drivers.dialect == "mysql"
         else "select count(*) from pg_locks where not granted"
     )
     found: int = ask(store, sql)[0][0]
@@ -89,7 +92,7 @@ def test_traffic_goes_on_while_a_migration_waits(store: Idempotency) -> None:
     applied: list[Migration] = []
 
     def work() -> None:
-        applied.extend(migrate_patiently(store.url, store.queries, wait=60, tell=told.append))
+        applied.extend(migrate_patiently(store.engine.url, store.engine.queries, wait=60, tell=told.append))
 
     migrating_now = threading.Thread(target=work)
     with reader(store):
@@ -102,24 +105,24 @@ def test_traffic_goes_on_while_a_migration_waits(store: Idempotency) -> None:
     assert [one.name for one in applied] == ["extra"]
     assert has_extra(store)
     assert "Waiting for session" in told[0]
-    if store.drivers.dialect == "postgres":
+    if store.engine.drivers.dialect == "postgres":
         assert "nightly report, idle in transaction" in told[0]
 
 
 def test_a_migration_that_gives_up_leaves_nobody_in_the_queue(store: Idempotency) -> None:
     with reader(store):
         with pytest.raises(StoreBusy, match=r"nothing was changed\. In the way: session"):
-            migrate_patiently(store.url, store.queries, wait=0)
+            migrate_patiently(store.engine.url, store.engine.queries, wait=0)
         wait_until(lambda: waiting(store) == 0)
         assert store.once(tenant="t", key="k", run=lambda: 7) == 7
-    assert [one.name for one in migrate_patiently(store.url, store.queries)] == ["extra"]
+    assert [one.name for one in migrate_patiently(store.engine.url, store.engine.queries)] == ["extra"]
 
 
 def test_the_command_says_whom_it_waits_for(store: Idempotency) -> None:
     with reader(store):
-        ran = CliRunner().invoke(app, ["migrate", store.url, "--wait", "0.3"])
+        ran = CliRunner().invoke(app, ["migrate", store.engine.url, "--wait", "0.3"])
         assert ran.exit_code == 1
         assert "Waiting for session" in ran.output and "In the way: session" in ran.output
         wait_until(lambda: waiting(store) == 0)
-    assert CliRunner().invoke(app, ["migrate", store.url]).exit_code == 0
+    assert CliRunner().invoke(app, ["migrate", store.engine.url]).exit_code == 0
     assert has_extra(store)

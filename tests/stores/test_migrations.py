@@ -311,7 +311,9 @@ def test_a_request_on_tables_that_do_not_fit_is_refused(postgres_url: str, chang
         execute(postgres_url, f"insert into {table} (version, min_compatible) values (99, 99)")
     try:
         for mode in (Mode.LEASED, Mode.ATOMIC):
-            answer = idempotency.begin(exchange_of("key"), rules_from(idempotency.policy, mode, {}))
+            answer = idempotency.engine.begin(
+                exchange_of("key"), rules_from(idempotency.engine.policy, mode, {})
+            )
             assert isinstance(answer, Answer)
             assert (answer.status, b"store_unavailable" in answer.body) == (503, True)
         with pytest.raises(SchemaMismatch):

@@ -437,25 +437,25 @@ def test_a_handler_whose_connection_is_closed_behind_our_back_keeps_no_claim(
     url: str, label: str, style: str
 ) -> None:
     idempotency = Idempotency(url)
-    rules = rules_from(idempotency.policy, Mode.ATOMIC, {})
+    rules = rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
 
     def break_it(connection: Any) -> None:
         connection.execute(INSERT, (label,))
         PlainConnection.close(connection)
 
     async def story() -> Any:
-        running = await idempotency.begin_async(exchange_of(label), rules)
+        running = await idempotency.engine.begin_async(exchange_of(label), rules)
         assert isinstance(running, Running)
         await running.session.lend(break_it)
-        return (await idempotency.finish_async(running, Handled(PAID))).answer
+        return (await idempotency.engine.finish_async(running, Handled(PAID))).answer
 
     if style == "async":
         answer = asyncio.run(story())
     else:
-        running = idempotency.begin(exchange_of(label), rules)
+        running = idempotency.engine.begin(exchange_of(label), rules)
         assert isinstance(running, Running)
         break_it(running.operation.connection)
-        answer = idempotency.finish(running, Handled(PAID)).answer
+        answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and answer.status == 503
     assert state_of(url, label) is None and effects(url, label) == 0
     asyncio.run(idempotency.aclose())
@@ -541,17 +541,17 @@ def test_an_operation_that_is_cancelled_leaves_nothing_behind(url: str, label: s
 
     async def story() -> None:
         idempotency = Idempotency(url, pool_size=2)
-        rules = rules_from(idempotency.policy, Mode.ATOMIC, {})
+        rules = rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
 
         async def operation(key: str) -> None:
-            running = await idempotency.begin_async(exchange_of(key), rules)
+            running = await idempotency.engine.begin_async(exchange_of(key), rules)
             assert isinstance(running, Running)
             try:
                 await running.operation.connection.execute(INSERT, (key,))
             except BaseException as error:
-                await idempotency.finish_async(running, Handled(None, error))
+                await idempotency.engine.finish_async(running, Handled(None, error))
                 raise
-            await idempotency.finish_async(running, Handled(PAID))
+            await idempotency.engine.finish_async(running, Handled(PAID))
 
         await operation(f"{label}-warm")
         crowd = [asyncio.ensure_future(operation(f"{label}-{number}")) for number in range(3)]
@@ -562,7 +562,7 @@ def test_an_operation_that_is_cancelled_leaves_nothing_behind(url: str, label: s
         await asyncio.gather(*crowd, return_exceptions=True)
         async with asyncio.timeout(30):
             await asyncio.gather(*(operation(f"{label}-next-{number}") for number in range(2)))
-        driver = idempotency.drivers.aio
+        driver = idempotency.engine.drivers.aio
         assert isinstance(driver, AsyncPyMySQLDriver)
         await idempotency.aclose()
         assert free_places(driver.driver) == (2, 2)
@@ -599,30 +599,30 @@ def test_an_opening_that_is_cancelled_gives_its_place_back(url: str) -> None:
 def test_a_handler_that_runs_too_long_does_not_keep_its_place(url: str, label: str, style: str) -> None:
     """Once its longest run is over, the next one has its connection, and it commits nothing more."""
     idempotency = Idempotency(url, pool_size=1)
-    rules = rules_from(idempotency.policy, Mode.ATOMIC, {"lease": 1, "max_run": 2})
-    driver = idempotency.drivers.sync
+    rules = rules_from(idempotency.engine.policy, Mode.ATOMIC, {"lease": 1, "max_run": 2})
+    driver = idempotency.engine.drivers.sync
     assert isinstance(driver, PyMySQLDriver)
 
     async def story() -> Any:
-        running = await idempotency.begin_async(exchange_of(label), rules)
+        running = await idempotency.engine.begin_async(exchange_of(label), rules)
         assert isinstance(running, Running)
         connection = running.operation.connection
         await connection.execute(INSERT, (label,))
         await asyncio.to_thread(wait_until, lambda: free_places(driver) == (1, 1))
         with pytest.raises(OperationOver):
             await connection.execute(INSERT, (label,))
-        return (await idempotency.finish_async(running, Handled(PAID))).answer
+        return (await idempotency.engine.finish_async(running, Handled(PAID))).answer
 
     if style == "async":
         answer = asyncio.run(story())
     else:
-        running = idempotency.begin(exchange_of(label), rules)
+        running = idempotency.engine.begin(exchange_of(label), rules)
         assert isinstance(running, Running)
         running.operation.connection.execute(INSERT, (label,))
         wait_until(lambda: free_places(driver) == (1, 1))
         with pytest.raises(OperationOver):
             running.operation.connection.execute(INSERT, (label,))
-        answer = idempotency.finish(running, Handled(PAID)).answer
+        answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and answer.status == 503
     assert effects(url, label) == 0 and free_places(driver) == (1, 1)
     asyncio.run(idempotency.aclose())

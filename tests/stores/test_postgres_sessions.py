@@ -244,9 +244,9 @@ def test_a_sync_operation_that_runs_too_long_loses_its_connection(watched: Watch
 
 
 async def use(idempotency: Idempotency) -> None:
-    session = await idempotency.drivers.aio.open()
+    session = await idempotency.engine.drivers.aio.open()
     await session.rollback()
-    await idempotency.drivers.aio.execute(find())
+    await idempotency.engine.drivers.aio.execute(find())
 
 
 def test_one_event_loop_after_the_other_leaves_no_connection(watched: Watched) -> None:
@@ -294,7 +294,7 @@ def test_a_loop_that_is_closed_while_a_handler_holds_its_connection(watched: Wat
     held: list[Any] = []
 
     async def hold() -> None:
-        session = await idempotency.drivers.aio.open()
+        session = await idempotency.engine.drivers.aio.open()
         await session.connection.execute("select 1")
         held.append(session)
 
@@ -330,7 +330,7 @@ def test_two_loops_at_once_keep_their_own_connections(watched: Watched) -> None:
     thread.start()
 
     async def both() -> None:
-        session = await idempotency.drivers.aio.open()
+        session = await idempotency.engine.drivers.aio.open()
         await session.connection.execute(INSERT, "kept")
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(use(idempotency), loop))
         await use(idempotency)
@@ -367,7 +367,7 @@ def test_a_forked_child_leaves_the_parents_connections_alone(watched: Watched) -
     idempotency = Idempotency(watched.url)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(use(idempotency))
-    sync = idempotency.drivers.sync.open()
+    sync = idempotency.engine.drivers.sync.open()
     before = sorted(row[0] for row in watched.sessions())
     child = os.fork()
     if child == 0:

@@ -217,25 +217,25 @@ def test_a_transaction_mode_of_the_connection_is_refused_too(driver: SQLiteDrive
 @pytest.mark.parametrize("style", ["sync", "async"])
 def test_a_handler_whose_connection_is_closed_behind_our_back_keeps_no_claim(url: str, style: str) -> None:
     idempotency = Idempotency(url)
-    rules = rules_from(idempotency.policy, Mode.ATOMIC, {})
+    rules = rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
 
     def break_it(connection: Any) -> None:
         connection.execute("insert into effects values ('k')")
         sqlite3.Connection.close(connection)
 
     async def story() -> Any:
-        running = await idempotency.begin_async(exchange_of("k"), rules)
+        running = await idempotency.engine.begin_async(exchange_of("k"), rules)
         assert isinstance(running, Running)
         await running.session.lend(break_it)
-        return (await idempotency.finish_async(running, Handled(PAID))).answer
+        return (await idempotency.engine.finish_async(running, Handled(PAID))).answer
 
     if style == "async":
         answer = asyncio.run(story())
     else:
-        running = idempotency.begin(exchange_of("k"), rules)
+        running = idempotency.engine.begin(exchange_of("k"), rules)
         assert isinstance(running, Running)
         break_it(running.operation.connection)
-        answer = idempotency.finish(running, Handled(PAID)).answer
+        answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and answer.status == 503
     assert state_of(url, "k") is None and effects(url, "k") == 0
     asyncio.run(idempotency.aclose())
@@ -333,26 +333,26 @@ def test_replays_do_not_wait_behind_writers(url: str) -> None:
     async def story() -> None:
         idempotency = Idempotency(url, timeout=60)
         for mode in (Mode.LEASED, Mode.ATOMIC):
-            rules, key = rules_from(idempotency.policy, mode, {}), f"done-{mode}"
-            running = await idempotency.begin_async(exchange_of(key), rules)
+            rules, key = rules_from(idempotency.engine.policy, mode, {}), f"done-{mode}"
+            running = await idempotency.engine.begin_async(exchange_of(key), rules)
             assert isinstance(running, Running)
             if mode is Mode.ATOMIC:
                 await running.operation.connection.execute("insert into effects values ('done')")
-            await idempotency.finish_async(running, Handled(PAID))
+            await idempotency.engine.finish_async(running, Handled(PAID))
             with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
                 other.execute("begin immediate")
                 new = [
-                    asyncio.ensure_future(idempotency.begin_async(exchange_of(f"{mode}-{n}"), rules))
+                    asyncio.ensure_future(idempotency.engine.begin_async(exchange_of(f"{mode}-{n}"), rules))
                     for n in range(40)
                 ]
                 await asyncio.sleep(0.2)  # for most of them to be at the lock; more would prove no more
                 async with asyncio.timeout(20):
-                    replay = await idempotency.begin_async(exchange_of(key), rules)
+                    replay = await idempotency.engine.begin_async(exchange_of(key), rules)
                 assert not isinstance(replay, Running) and replay is not None and replay.status == 201
                 other.execute("commit")
             for begun in await asyncio.gather(*new):
                 assert isinstance(begun, Running)
-                await idempotency.finish_async(begun, Handled(None, ValueError()))
+                await idempotency.engine.finish_async(begun, Handled(None, ValueError()))
         await idempotency.aclose()
 
     asyncio.run(story())
@@ -391,19 +391,19 @@ def test_an_operation_that_is_cancelled_leaves_nothing_behind(url: str, moment: 
 
     async def story() -> None:
         idempotency = Idempotency(url)
-        rules = rules_from(idempotency.policy, Mode.ATOMIC, {})
+        rules = rules_from(idempotency.engine.policy, Mode.ATOMIC, {})
 
         async def operation(key: str) -> None:
-            running = await idempotency.begin_async(exchange_of(key), rules)
+            running = await idempotency.engine.begin_async(exchange_of(key), rules)
             assert isinstance(running, Running)
             try:
                 await running.operation.connection.execute(f"insert into effects values ('{key}')")
             except BaseException as error:
-                await idempotency.finish_async(running, Handled(None, error))
+                await idempotency.engine.finish_async(running, Handled(None, error))
                 raise
-            await idempotency.finish_async(running, Handled(PAID))
+            await idempotency.engine.finish_async(running, Handled(PAID))
 
-        blocker = await idempotency.drivers.aio.open()
+        blocker = await idempotency.engine.drivers.aio.open()
         await blocker.connection.execute("insert into effects values ('blocker')")
         task = asyncio.ensure_future(operation("cancelled"))
         for _ in range(moment):
@@ -431,7 +431,7 @@ def test_a_handler_that_runs_too_long_does_not_keep_the_write_lock(url: str, sty
     """Once its longest run is over, others can write, and it commits nothing more."""
     idempotency = Idempotency(url)
     options = {"lease": 1, "max_run": 2}
-    rules = rules_from(idempotency.policy, Mode.ATOMIC, options)
+    rules = rules_from(idempotency.engine.policy, Mode.ATOMIC, options)
     path = url.removeprefix("sqlite:///")
 
     def lock_is_free() -> bool:
@@ -443,29 +443,29 @@ def test_a_handler_that_runs_too_long_does_not_keep_the_write_lock(url: str, sty
             return True
 
     async def story() -> Any:
-        running = await idempotency.begin_async(exchange_of("slow"), rules)
+        running = await idempotency.engine.begin_async(exchange_of("slow"), rules)
         assert isinstance(running, Running)
         connection = running.operation.connection
         await connection.execute("insert into effects values ('slow')")
         await asyncio.to_thread(wait_until, lock_is_free)
         with pytest.raises(OperationOver):
             await connection.execute("insert into effects values ('slow')")
-        following = await idempotency.drivers.aio.open()
+        following = await idempotency.engine.drivers.aio.open()
         await following.connection.execute("insert into effects values ('following')")
         await following.commit()
-        return (await idempotency.finish_async(running, Handled(PAID))).answer
+        return (await idempotency.engine.finish_async(running, Handled(PAID))).answer
 
     if style == "async":
         answer = asyncio.run(story())
     else:
-        running = idempotency.begin(exchange_of("slow"), rules)
+        running = idempotency.engine.begin(exchange_of("slow"), rules)
         assert isinstance(running, Running)
         running.operation.connection.execute("insert into effects values ('slow')")
         wait_until(lock_is_free)
         with pytest.raises(OperationOver):
             running.operation.connection.execute("insert into effects values ('slow')")
         execute(url, "insert into effects values ('following')")
-        answer = idempotency.finish(running, Handled(PAID)).answer
+        answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and answer.status == 503
     assert effects(url, "slow") == 0 and effects(url, "following") == 1
     asyncio.run(idempotency.aclose())

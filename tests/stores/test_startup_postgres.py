@@ -75,7 +75,7 @@ def execute(url: str, *statements: str) -> None:
 
 def migrated(url: str) -> None:
     idempotency = Idempotency(url)
-    run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+    run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
     idempotency.close()
 
 
@@ -344,7 +344,7 @@ def test_a_sqlite_database_that_cannot_be_written(tmp_path: Path, monkeypatch: p
     """Root may write anywhere, so the file is opened as one that may only be read."""
     path = tmp_path / "app.db"
     idempotency = Idempotency(f"sqlite:///{path}")
-    idempotency.drivers.sync.close()
+    idempotency.engine.drivers.sync.close()
     connect: Callable[..., Any] = sqlite3.connect
 
     def read_only(database: str, **options: Any) -> Any:

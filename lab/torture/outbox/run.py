@@ -223,9 +223,9 @@ def _store(plan: Plan, directory: Path) -> str:
 async def _opened(shop: Shop) -> AsyncIterator[Idempotency]:
     """The engine with its tables. The schema goes with the run."""
     idempotency = shop.open()
-    postgres = idempotency.drivers.dialect == "postgres"
+    postgres = idempotency.engine.drivers.dialect == "postgres"
     try:
-        run(idempotency.drivers.sync, lambda: migrate(idempotency.queries))
+        run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
         _execute(
             idempotency,
             f"create table {shop.orders} (number bigint primary key, paid bigint not null)",
@@ -239,7 +239,7 @@ async def _opened(shop: Shop) -> AsyncIterator[Idempotency]:
 
 
 def _execute(idempotency: Idempotency, sql: str) -> None:
-    session = idempotency.drivers.sync.open()
+    session = idempotency.engine.drivers.sync.open()
     try:
         session.connection.execute(sql)
     except BaseException:
@@ -282,7 +282,10 @@ class _Run:
             await asyncio.to_thread(self._workers.stop)
         seconds = time.monotonic() - self._began
         verdict = Verdict(
-            store=self._idempotency.drivers.dialect, jobs=plan.jobs, workers=plan.workers, seed=plan.seed
+            store=self._idempotency.engine.drivers.dialect,
+            jobs=plan.jobs,
+            workers=plan.workers,
+            seed=plan.seed,
         )
         verdict.seconds, verdict.kills = round(seconds, 1), self._workers.kills
         await self._judge(verdict)
@@ -307,7 +310,7 @@ class _Run:
             await asyncio.gather(*clients, killer, return_exceptions=True)
 
     async def _look(self) -> int:
-        counts = await run_async(self._idempotency.drivers.aio, self._idempotency.outbox.counts)
+        counts = await run_async(self._idempotency.engine.drivers.aio, self._idempotency.engine.outbox.counts)
         done = counts.get("done", 0) + counts.get("dead", 0)
         self._report(
             Progress(
@@ -372,13 +375,13 @@ class _Run:
 
     async def _ask(self, sql: str) -> list[Row]:
         """A question of our own to the shop's tables; casts, because drivers differ about sums."""
-        query = self._idempotency.queries.build("torture", sql)
+        query = self._idempotency.engine.queries.build("torture", sql)
 
         def program() -> Program[list[Row]]:
             rows = yield Statement(query, {})
             return list(rows)
 
-        return await run_async(self._idempotency.drivers.aio, program)
+        return await run_async(self._idempotency.engine.drivers.aio, program)
 
 
 def _int(value: object) -> int:

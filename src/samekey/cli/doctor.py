@@ -74,7 +74,7 @@ def _opened(
         return
     idempotency = application(app)
     try:
-        yield Store(idempotency.store, DIGEST_SECRET), idempotency
+        yield Store(idempotency.engine.store, DIGEST_SECRET), idempotency
     finally:
         idempotency.close()
 
@@ -94,8 +94,8 @@ def _read(store: Store, idempotency: Idempotency | None) -> Figures:
         dialect=dialect,
         overview=store.ask(store.finding.overview),
         skew_ms=_skew(store),
-        lease_ms=None if idempotency is None else milliseconds(idempotency.policy.lease),
-        lookups=None if idempotency is None else frozenset(idempotency.lookups),
+        lease_ms=None if idempotency is None else milliseconds(idempotency.engine.policy.lease),
+        lookups=None if idempotency is None else frozenset(idempotency.engine.lookups),
     )
     if store.has_tables:
         return replace(

@@ -124,7 +124,7 @@ def run_command(
 
 def declared_ledgers(idempotency: Idempotency) -> list[Ledgers]:
     """The comparisons that the user's code declares."""
-    return list(getattr(idempotency, "ledgers", ()))
+    return list(idempotency.engine.ledgers)
 
 
 async def _run(idempotency: Idempotency, declared: list[Ledgers]) -> list[tuple[str, Comparison]]:
@@ -132,7 +132,7 @@ async def _run(idempotency: Idempotency, declared: list[Ledgers]) -> list[tuple[
     try:
         for ledgers in declared:
             try:
-                found.append((ledgers.name, await LedgerCheck.of(idempotency, ledgers).run_once()))
+                found.append((ledgers.name, await LedgerCheck.of(idempotency.engine, ledgers).run_once()))
             except (SamekeyError, CannotCompare):
                 raise
             except Exception as error:  # the user's own code failed; its traceback is the cause

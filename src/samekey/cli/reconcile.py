@@ -49,7 +49,7 @@ def reconcile_command(
                 _tell_due(idempotency, as_json=as_json)
                 return
             reconciler = Reconciler(
-                idempotency,
+                idempotency.engine,
                 max_tries=max_tries,
                 timeout=timedelta(seconds=lookup_timeout),
             )
@@ -99,12 +99,12 @@ def _tell(looked: list[Looked], *, as_json: bool) -> None:
 
 
 def _tell_due(idempotency: Idempotency, *, as_json: bool) -> None:
-    finding, driver = idempotency.store.finding, idempotency.drivers.sync
+    finding, driver = idempotency.engine.store.finding, idempotency.engine.drivers.sync
     now = run(driver, finding.overview).now
     records = run(driver, lambda: finding.find(state=str(State.UNKNOWN), limit=1000))
     due = [one for one in records if one.reconcile_after is not None and one.reconcile_after <= now]
     rows = [
-        (one.id, one.endpoint, "yes" if idempotency.lookup_for(one.endpoint) is not None else "no")
+        (one.id, one.endpoint, "yes" if idempotency.engine.lookup_for(one.endpoint) is not None else "no")
         for one in due
     ]
     if as_json:

@@ -186,7 +186,7 @@ async def _serve(idempotency: Idempotency, services: Services) -> int:
     log.info("The worker is running; stop it with SIGTERM or Ctrl-C.")
     code = 1
     try:
-        code = await WorkerService(idempotency, services).run()
+        code = await WorkerService(idempotency.engine, services).run()
     finally:
         try:
             async with asyncio.timeout(CLOSING):

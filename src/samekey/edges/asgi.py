@@ -93,8 +93,8 @@ class IdempotencyMiddleware:
         if not callable(tenant):
             raise ConfigurationError("tenant must be a function of the ASGI scope; see samekey.tenants.")
         self.app = app
-        self._idempotency = idempotency
-        self._policy = idempotency.policy
+        self._engine = idempotency.engine
+        self._policy = idempotency.engine.policy
         self._tenant = tenant
         self._binding = binding
         self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error)
@@ -131,7 +131,7 @@ class IdempotencyMiddleware:
         guarded = self._guards.for_route(route, scope.get("path", ""))
         lines = [value for name, value in scope["headers"] if name.lower() == self._guards.header]
         if guarded is None or (not lines and not guarded.needs_key):
-            with self._idempotency.without_key(scope.get("path", "")):
+            with self._engine.without_key(scope.get("path", "")):
                 await self._pass(scope, receive, send, None)
             return
         only_guard(scope)
@@ -182,7 +182,7 @@ class IdempotencyMiddleware:
             endpoint=route.template if isinstance(route, Route) else parts.path,
             framework=framework_of(scope, self.app),
             binding=self._binding,
-            engine=self._idempotency,
+            engine=self._engine,
         )
 
     async def _status(self, scope: Scope, operation_id: str) -> Answer:
@@ -190,7 +190,7 @@ class IdempotencyMiddleware:
         tenant = tenant_of(exchange, self._policy)
         if isinstance(tenant, Answer):
             return tenant
-        return await self._idempotency.status_async(tenant, operation_id)
+        return await self._engine.status_async(tenant, operation_id)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Start-up refuses what can be seen to be wrong; shutdown waits for handlers that outlived their
@@ -217,7 +217,7 @@ class IdempotencyMiddleware:
     def _check(self, scope: Scope) -> None:
         """Once: at start-up where the server says so, else at the first request."""
         if not self._checked:
-            refuse_at_start(self.app, self._idempotency, self._routes, root=scope.get("root_path", ""))
+            refuse_at_start(self.app, self._engine, self._routes, root=scope.get("root_path", ""))
             self._guards.guard_all(state_changing(self.app))
             self._checked = True
 
@@ -233,8 +233,8 @@ class IdempotencyMiddleware:
                 break
             logger.info("Shutdown waits up to %.0f s for: %s", left, _named(waiting.values()))
             await asyncio.wait(waiting, timeout=min(left, _DRAIN_BEAT), return_when=asyncio.FIRST_COMPLETED)
-        await self._idempotency.drain(max(0.0, longest - (time.monotonic() - began)))
-        await self._idempotency.aclose()
+        await self._engine.drain(max(0.0, longest - (time.monotonic() - began)))
+        await self._engine.aclose()
 
 
 _SILENCE = "The application returned without sending a whole answer."
@@ -267,7 +267,7 @@ class _Guarded:
         at_edge: bool,
     ) -> None:
         self._app = middleware.app
-        self._idempotency = middleware._idempotency
+        self._engine = middleware._engine
         self._exchange = exchange
         self._at_edge = at_edge
         """The edge claims, and the application as a whole is the handler."""
@@ -306,7 +306,7 @@ class _Guarded:
             if self._at_edge:
                 rules = self._exchange.rules
                 assert rules is not None
-                begun = await self._idempotency.begin_async(self._exchange, rules)
+                begun = await self._engine.begin_async(self._exchange, rules)
                 if isinstance(begun, Answer):
                     await self._deliver(begun)
                     return
@@ -378,7 +378,7 @@ class _Guarded:
         """Whether the handler still runs: then whoever runs it will finish, and nobody else."""
         running = self._exchange.running
         assert running is not None
-        return self._idempotency.abandon(running)
+        return self._engine.abandon(running)
 
     async def _receive(self) -> Message:
         """The body, once. Then the client's own messages, but only for a stream that passes: a handler whose
@@ -460,7 +460,7 @@ class _Guarded:
                 return shown
             self._handled = self._exchange.handled(page, streamed=streamed)
         handled = self._handled
-        finished = await self._idempotency.finish_async(running, handled)
+        finished = await self._engine.finish_async(running, handled)
         answer = finished.answer
         if handled.streamed and answer is not None and handled.answer is not None:
             if answer.body is not handled.answer.body:

@@ -95,14 +95,14 @@ class RouteGuards:
                 )
         if undecorated not in ("guard", "pass"):
             raise ConfigurationError(f"undecorated must be 'guard' or 'pass', not {undecorated!r}.")
-        policy = idempotency.policy
+        policy = idempotency.engine.policy
         self.header = policy.header.lower().encode("latin-1")
         self._routes = routes
         self._undecorated = undecorated
         self._max_body = policy.max_body
-        self._default = idempotency.edge_rules(on_error=on_error)
-        self._required = idempotency.edge_rules(required=True, on_error=on_error)
-        self._optional = idempotency.edge_rules(required=False, on_error=on_error)
+        self._default = idempotency.engine.edge_rules(on_error=on_error)
+        self._required = idempotency.engine.edge_rules(required=True, on_error=on_error)
+        self._optional = idempotency.engine.edge_rules(required=False, on_error=on_error)
         prefix = policy.status_path
         self._status_prefix = None if prefix is None else f"{prefix.rstrip('/')}/"
 

@@ -19,6 +19,7 @@ from ..core.outcome import OnError
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer
 from ..engine.boundary import Place
+from ..engine.engine import Engine
 from ..engine.exchange import UNGUARDED, Exchange, Unguarded, current_exchange
 from ..engine.gate import tenant_of
 from ..engine.operation import _current
@@ -66,14 +67,14 @@ class IdempotencyMiddleware:
         if not callable(tenant):
             raise ConfigurationError("tenant must be a function of the WSGI environ; see samekey.tenants.")
         self.app = app
-        self._idempotency = idempotency
-        self._policy = idempotency.policy
+        self._engine = idempotency.engine
+        self._policy = idempotency.engine.policy
         self._tenant = tenant
         self._binding = binding
         self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error)
         self._routes = routes
         self._checked = False
-        self._variable = "HTTP_" + idempotency.policy.header.upper().replace("-", "_")
+        self._variable = "HTTP_" + idempotency.engine.policy.header.upper().replace("-", "_")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"].upper(), full_path(environ)
@@ -84,14 +85,14 @@ class IdempotencyMiddleware:
         if method not in self._policy.methods:
             return self._pass(environ, start_response, UNGUARDED)  # a decorated handler must know that it may
         if not self._checked:
-            refuse_at_start(self.app, self._idempotency, self._routes, root=environ.get("SCRIPT_NAME", ""))
+            refuse_at_start(self.app, self._engine, self._routes, root=environ.get("SCRIPT_NAME", ""))
             self._guards.guard_all(state_changing(self.app))
             self._checked = True
         route = find_route(self.app, environ) or of_the_application(self.app, path)
         guarded = self._guards.for_route(route, path)
         sent = environ.get(self._variable)
         if guarded is None or (sent is None and not guarded.needs_key):
-            with self._idempotency.without_key(path):
+            with self._engine.without_key(path):
                 return self._pass(environ, start_response, None)
         only_guard(environ)
         # A server joins repeated header lines with a comma, which no key may hold.
@@ -111,7 +112,7 @@ class IdempotencyMiddleware:
         exchange.routed = guarded.decorated or isinstance(route, Route)
         if not guarded.at_handler:
             exchange.framework = AT_THE_EDGE
-        work = _Guarded(self.app, self._idempotency, exchange, at_edge=not guarded.at_handler)
+        work = _Guarded(self.app, self._engine, exchange, at_edge=not guarded.at_handler)
         return work.run(start_response)
 
     def _pass(
@@ -142,13 +143,13 @@ class IdempotencyMiddleware:
             template,
             framework_of(self.app),
             self._binding,
-            engine=self._idempotency,
+            engine=self._engine,
         )
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:
         exchange = self._exchange(environ, [], None)
         tenant = tenant_of(exchange, self._policy)
-        return tenant if isinstance(tenant, Answer) else self._idempotency.status(tenant, operation_id)
+        return tenant if isinstance(tenant, Answer) else self._engine.status(tenant, operation_id)
 
 
 class _Guarded:
@@ -157,13 +158,13 @@ class _Guarded:
     def __init__(
         self,
         app: App,
-        idempotency: Idempotency,
+        engine: Engine,
         exchange: Exchange,
         *,
         at_edge: bool,
     ) -> None:
         self._app = app
-        self._idempotency = idempotency
+        self._engine = engine
         self._exchange = exchange
         self._at_edge = at_edge
         """The edge claims, and the application as a whole is the handler."""
@@ -179,7 +180,7 @@ class _Guarded:
             if self._at_edge:
                 rules = self._exchange.rules
                 assert rules is not None
-                begun = self._idempotency.begin(self._exchange, rules)
+                begun = self._engine.begin(self._exchange, rules)
                 if isinstance(begun, Answer):
                     return send_answer(start_response, begun)
                 operation = _current.set(begun.operation)
@@ -281,10 +282,10 @@ class _Guarded:
         assert running is not None
         if self._at_edge:
             running.boundary.returned(own_word(page.status, running.rules))
-        elif self._idempotency.abandon(running):
+        elif self._engine.abandon(running):
             # Somebody answers in the place of a handler that still runs; whoever runs it will finish.
             return Finished(with_expiry(page, running.rules.policy, running.expires_at))
-        return self._idempotency.finish(running, self._exchange.handled(page, streamed=streamed))
+        return self._engine.finish(running, self._exchange.handled(page, streamed=streamed))
 
     def _app_raised(self, error: BaseException, start_response: StartResponse) -> Iterable[bytes]:
         exchange = self._exchange
@@ -296,11 +297,11 @@ class _Guarded:
         assert running is not None
         if self._at_edge:
             running.boundary.raised(error)
-        elif self._idempotency.abandon(running):
+        elif self._engine.abandon(running):
             operation_id = None if running.lease is None else running.operation.id
             waiting = verdict_answer(Outstanding(operation_id, running.expires_at), running.rules.policy)
             return _Stream(send_answer(start_response, waiting), (), error)
-        finished = self._idempotency.finish(running, exchange.handled(None))
+        finished = self._engine.finish(running, exchange.handled(None))
         if finished.answer is None:
             raise error
         # What failed after the handler had returned is for the server's log, like any other error.

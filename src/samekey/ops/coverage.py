@@ -162,7 +162,7 @@ def _refused_at_start(reached: Reached) -> str | None:
     one = Declared(reached.path, plain(reached.handler), frozenset({reached.method}))
     for guard in reached.guards:
         routes = guard.middleware._guards._routes
-        wrong = next(wrong_with(one, guard.middleware._idempotency, routes), None)
+        wrong = next(wrong_with(one, guard.middleware._engine, routes), None)
         if wrong is not None:
             return wrong
     if sum(guard.middleware._guards._routes.get(reached.path) != "exempt" for guard in reached.guards) > 1:

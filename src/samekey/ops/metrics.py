@@ -22,6 +22,7 @@ from ..drivers.run import run
 from ..engine.engine import Engine
 from ..engine.events import NAMES, Event
 from ..errors import ConfigurationError
+from ..idempotency import Idempotency
 from ..stores.protocols import Overview
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ INSTRUMENTS: Final = (
 
 
 def instrument(
-    idempotency: Engine,
+    idempotency: Idempotency,
     meter_provider: MeterProvider | None = None,
     *,
     by_tenant: bool | Literal["digest"] = False,
@@ -141,8 +142,8 @@ def instrument(
     ``meter_provider``: None for the application's own, which may be set later.
 
     ``by_tenant``: adds the attribute ``tenant`` to the ``reserve`` counters: True for the id as it is,
-    ``"digest"`` for ``idempotency.digest(tenant, "")``. The first ``max_tenants`` of a process are told
-    apart, the rest are counted as ``other``.
+    ``"digest"`` for ``idempotency.engine.digest(tenant, "")``. The first ``max_tenants`` of a process are
+    told apart, the rest are counted as ``other``.
 
     ``attributes``: added to every metric; they tell several stores in one process apart.
 
@@ -159,9 +160,9 @@ def instrument(
         gauges = _gauges.get(provider)
         if gauges is None:
             gauges = _gauges[provider] = _Gauges(provider)
-        if not gauges.add(idempotency, dict(attributes or {})):
+        if not gauges.add(idempotency.engine, dict(attributes or {})):
             return  # it is recorded there already; twice would count everything double
-    tenants = Tenants(idempotency, max_tenants, digest=by_tenant == "digest") if by_tenant else None
+    tenants = Tenants(idempotency.engine, max_tenants, digest=by_tenant == "digest") if by_tenant else None
     idempotency.events.subscribe(Recorder(provider, tenants, dict(attributes or {})))
 
 

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ..drivers.fork import Lock
-from ..engine.engine import Engine
 from ..errors import ConfigurationError
+from ..idempotency import Idempotency
 from .metrics import MAX_TENANTS, instrument
 
 logger = logging.getLogger("samekey")
@@ -44,7 +44,7 @@ _REASONS: Final = {200: "200 OK", 405: "405 Method Not Allowed", 500: "500 Inter
 
 
 def metrics_app(
-    idempotency: Engine,
+    idempotency: Idempotency,
     *,
     by_tenant: bool | Literal["digest"] = False,
     max_tenants: int = MAX_TENANTS,
@@ -75,7 +75,7 @@ def metrics_app(
 
 
 def metrics_wsgi_app(
-    idempotency: Engine,
+    idempotency: Idempotency,
     *,
     by_tenant: bool | Literal["digest"] = False,
     max_tenants: int = MAX_TENANTS,
@@ -94,7 +94,7 @@ def metrics_wsgi_app(
 
 
 def serve(
-    idempotency: Engine,
+    idempotency: Idempotency,
     port: int,
     host: str = "127.0.0.1",
     *,
@@ -182,7 +182,7 @@ class Exposition:
 
     def __init__(
         self,
-        idempotency: Engine,
+        idempotency: Idempotency,
         by_tenant: bool | Literal["digest"],
         max_tenants: int,
         attributes: Mapping[str, str] | None,
@@ -228,11 +228,11 @@ class Exposition:
 
 
 _lock = threading.Lock()
-_expositions: weakref.WeakKeyDictionary[Engine, dict[Any, Exposition]] = weakref.WeakKeyDictionary()
+_expositions: weakref.WeakKeyDictionary[Idempotency, dict[Any, Exposition]] = weakref.WeakKeyDictionary()
 
 
 def _exposition(
-    idempotency: Engine,
+    idempotency: Idempotency,
     by_tenant: bool | Literal["digest"],
     max_tenants: int,
     attributes: Mapping[str, str] | None,

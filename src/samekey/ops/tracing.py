@@ -36,6 +36,7 @@ from ..engine.operation import Running
 from ..engine.phased import Run
 from ..engine.rules import Rules
 from ..engine.way import Finished, Handled
+from ..idempotency import Idempotency
 from .metrics import FINISHED, SCOPE
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _finishing: ContextVar[Span | None] = ContextVar("samekey_finishing", default=No
 """The span of the end that is being recorded, for the outcome that the engine tells about it."""
 
 
-def instrument_tracing(idempotency: Engine, tracer_provider: TracerProvider | None = None) -> None:
+def instrument_tracing(idempotency: Idempotency, tracer_provider: TracerProvider | None = None) -> None:
     """From now on, traces the operations of this ``Idempotency``. Call it once, before it is used.
 
     ``tracer_provider``: None for the application's own. Does nothing if OpenTelemetry is not installed, or
@@ -65,10 +66,11 @@ def instrument_tracing(idempotency: Engine, tracer_provider: TracerProvider | No
     except ModuleNotFoundError:
         logger.warning("There is no tracing without opentelemetry-api: pip install 'samekey[metrics]'.")
         return
-    if idempotency in _traced:
+    engine = idempotency.engine
+    if engine in _traced:
         return
-    _traced.add(idempotency)
-    tracing = Tracing(idempotency, trace.get_tracer(SCOPE, tracer_provider=tracer_provider))
+    _traced.add(engine)
+    tracing = Tracing(engine, trace.get_tracer(SCOPE, tracer_provider=tracer_provider))
     wrappers: dict[str, Callable[[Any], Any]] = {
         "claim_key": tracing.claim_key,
         "finish": tracing.finish,
@@ -77,7 +79,7 @@ def instrument_tracing(idempotency: Engine, tracer_provider: TracerProvider | No
         "attempt_async": tracing.attempt_async,
     }
     for name, wrap in wrappers.items():
-        setattr(idempotency, name, wrap(getattr(idempotency, name)))
+        setattr(engine, name, wrap(getattr(engine, name)))
     idempotency.events.subscribe(_note_outcome)
 
 

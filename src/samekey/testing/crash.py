@@ -36,10 +36,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from ..drivers.url import Drivers
 from ..errors import ConnectionLost
+from ..idempotency import Idempotency
 from .crash_drivers import AsyncWatchedDriver, WatchedDriver
 
 __all__ = [
@@ -92,12 +92,6 @@ class Crashed:
 Strike = Callable[[Point], NoReturn]
 
 
-class HasDrivers(Protocol):
-    """What ``Points.watch`` needs of an engine."""
-
-    drivers: Drivers
-
-
 class Points:
     """Counts the points of one run, and strikes at one of them."""
 
@@ -112,13 +106,13 @@ class Points:
         self._strike = strike or self._crash
         self._lock = threading.Lock()
 
-    def watch(self, engine: HasDrivers) -> None:
-        """From here on, everything that an engine asks of its drivers is a point.
+    def watch(self, idempotency: Idempotency) -> None:
+        """From here on, everything that is asked of its drivers is a point.
 
         Its background threads keep the driver that they have: what they do is not part of the scenario.
         """
-        drivers = engine.drivers
-        engine.drivers = dataclasses.replace(
+        drivers = idempotency.engine.drivers
+        idempotency.engine.drivers = dataclasses.replace(
             drivers, sync=WatchedDriver(drivers.sync, self), aio=AsyncWatchedDriver(drivers.aio, self)
         )
 
