@@ -119,9 +119,10 @@ def encode_value(value: Any, what: str) -> bytes:
     try:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
         same = same_value(json.loads(text), value)
-    except (TypeError, ValueError, RecursionError) as error:
+    except Exception as error:  # a lazy list may raise anything when it is read
         raise NotSerialisable(
-            f"{what} cannot be stored: {error}. Use plain values: dict, list, str, int, float, bool, None."
+            f"{what} cannot be stored: {_said(error)}. Use plain values: dict, list, str, int, float, bool, "
+            "None."
         ) from None
     if not same:
         raise NotSerialisable(
@@ -129,6 +130,13 @@ def encode_value(value: Any, what: str) -> bytes:
             "dict with string keys, list, str, int, float, bool, None."
         )
     return text.encode()
+
+
+def _said(error: Exception) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__
 
 
 def same_value(back: Any, value: Any) -> bool:

@@ -2,14 +2,12 @@
 
 Looks, short writes and transactions have separate threads. A look never queues behind writers, who wait for
 SQLite's one write lock; and a transaction that holds that lock can end while writers wait for it. Of the
-transactions only one is let at the lock at a time; the others wait in the event loop, where waiting costs no
-thread.
+transactions only one is let at the lock at a time, in all event loops together; the others wait in their
+loop, where waiting costs no thread.
 """
 
 from __future__ import annotations
 
-import asyncio
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from ..core.program import Row, Statement
 from ..errors import StoreBusy
 from .sqlite import SQLiteDriver, SQLiteSession
 from .threads import Lane, ThreadedSession
+from .turn import Turn
 
 
 class AsyncSQLiteDriver:
@@ -30,9 +29,7 @@ class AsyncSQLiteDriver:
         self._writes = Lane("samekey-sqlite-write", 8, patience)
         # The one whose turn it is needs two: a statement of a cancelled caller may run when it is ended.
         self._transactions = Lane("samekey-sqlite-tx", 2, patience)
-        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._turn = Turn()
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         lane = self._looks if _only_looks(statement) else self._writes
@@ -45,18 +42,16 @@ class AsyncSQLiteDriver:
         for lane in (self._looks, self._writes, self._transactions):
             await lane.close()
 
-    async def _take_turn(self) -> asyncio.Lock:
-        """The right to be the one transaction of this event loop, until the lock is released."""
-        turn = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    async def _take_turn(self) -> Turn:
+        """The right to be the one transaction of this process, until it is given back."""
         try:
-            async with asyncio.timeout(self.driver.busy_seconds):
-                await turn.acquire()
+            await self._turn.take(self.driver.busy_seconds)
         except TimeoutError:
             raise StoreBusy(
                 "Other handlers of this process have held SQLite's write lock for too long. Retry with the "
                 "same key."
             ) from None
-        return turn
+        return self._turn
 
 
 def _only_looks(statement: Statement) -> bool:

@@ -18,9 +18,40 @@ from ..core.program import Row, Statement
 from ..errors import CommitRefused, OperationOver, StoreBusy
 from .fork import anew_after_fork, leave_to_parent
 from .protocol import Session
+from .turn import Turn
 
 T = TypeVar("T")
 Parameters = Sequence[Any] | Mapping[str, Any]
+
+
+async def in_a_thread(work: Callable[..., T], *args: Any) -> T:
+    """Does something rare in a thread of its own: starting, stopping. The event loop's default executor is
+    the application's, and may be full of what hangs."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    job: Future[T] = Future()
+
+    def settle() -> None:
+        if not answer.done():
+            _copy(job, answer)
+
+    def run() -> None:
+        try:
+            job.set_result(work(*args))
+        except BaseException as error:
+            job.set_exception(error)
+        with suppress(RuntimeError):  # the event loop is closed, and nobody waits
+            loop.call_soon_threadsafe(settle)
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="samekey", daemon=True)
+    thread.start()
+    try:
+        result = await answer
+    except asyncio.CancelledError:
+        _forget(answer)
+        raise
+    thread.join()  # it has said its last word
+    return result
 
 
 class Lane:
@@ -77,11 +108,14 @@ class Lane:
             raise
 
     async def close(self) -> None:
-        """Waits for what the threads are doing, without holding up the event loop."""
+        """Waits for what the threads are doing, as long as one may wait for them, without holding up the
+        event loop."""
         with self._lock:
             made, self._made = self._made, None
         if made is not None:
-            await asyncio.to_thread(made.shutdown)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout + 1):
+                    await in_a_thread(made.shutdown)
 
     def _submit(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[], T], after: Callable[[], object] | None
@@ -95,8 +129,12 @@ class Lane:
                 _copy(job, answer)
 
         def tell(_: Future[T]) -> None:
-            with suppress(RuntimeError):  # the event loop is closed, and nobody waits
+            try:
                 loop.call_soon_threadsafe(settle)
+            except RuntimeError:  # the event loop is closed; in another one somebody may wait for the turn
+                with suppress(RuntimeError):
+                    if after is not None:
+                        after()
 
         job = self._threads().submit(copy_context().run, work)
         job.add_done_callback(tell)
@@ -153,16 +191,14 @@ S = TypeVar("S", bound=LendingSession)
 class ThreadedSession(Generic[S]):
     """A sync session for async code. One statement after the other, and none after the end.
 
-    ``turn``: a lock that has to be had before the first use, and is given back at the end.
+    ``turn``: has to be had before the first use, and is given back at the end.
     """
 
-    def __init__(
-        self, session: S, lane: Lane, turn: Callable[[], Awaitable[asyncio.Lock]] | None = None
-    ) -> None:
+    def __init__(self, session: S, lane: Lane, turn: Callable[[], Awaitable[Turn]] | None = None) -> None:
         self._session = session
         self._lane = lane
         self._take_turn = turn
-        self._turn: asyncio.Lock | None = None
+        self._turn: Turn | None = None
         self._ended = False
         self._one_at_a_time = asyncio.Lock()
         self._connection = AsyncConnection(self)
@@ -193,8 +229,10 @@ class ThreadedSession(Generic[S]):
 
         def expired() -> None:
             then()
-            with suppress(RuntimeError):  # the event loop is closed, and nobody waits
+            try:
                 loop.call_soon_threadsafe(self._expired)
+            except RuntimeError:  # the event loop is closed
+                self._expired()
 
         self._session.expire_after(seconds, expired)
 
@@ -244,7 +282,7 @@ class ThreadedSession(Generic[S]):
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
-            turn.release()
+            turn.give_back()
 
 
 class AsyncConnection:

@@ -36,6 +36,7 @@ from ..drivers.caller import for_the_handler
 from ..drivers.encrypted import Cipher
 from ..drivers.fork import anew_after_fork
 from ..drivers.run import run, run_in, run_in_async
+from ..drivers.threads import Lane, in_a_thread
 from ..errors import (
     AmbiguousProviderId,
     Answered,
@@ -134,6 +135,7 @@ class Engine:
         self.keeper = Keeper(self.drivers.sync, self.keys.renew, self.keys.held)
         self._digest_secret = digest_secret
         self._errands = Errands()
+        self._finishing = Lane("samekey-finish", 2 * pool_size, timeout)
         self._lookup_limit = LookupLimit(self.policy.lookups_per_minute)
         self._ready = False
         self.resolver: Resolver = DirectResolver(self.store.finding)
@@ -298,7 +300,8 @@ class Engine:
 
     async def _finish_async(self, running: Running, handled: Handled) -> Finished:
         if running.sync:
-            return await asyncio.to_thread(self.finish, running, handled)
+            # In threads of our own: those of the event loop are the application's, and may all hang.
+            return await self._finishing.finish(lambda: self.finish(running, handled))
         outcome = running.judge(handled)
         try:
             return await self.drive_async(self._way(running).finish(running, handled))
@@ -547,7 +550,7 @@ class Engine:
         """Calls a phased function from async code; a sync one runs in a thread."""
         function = attempt.definition.function
         if not inspect.iscoroutinefunction(function):
-            return await asyncio.to_thread(self.attempt, attempt)
+            return await in_a_thread(self.attempt, attempt)
         started = time.monotonic()
         try:
             result = await function(AsyncPhasedOperation(attempt, self), attempt.captured.value)
@@ -650,4 +653,5 @@ class Engine:
         """Gives back threads and connections. Async code."""
         await self._errands.settle(self.timeout)
         await self.drivers.aio.close()
-        await asyncio.to_thread(self.close)
+        await self._finishing.close()
+        await in_a_thread(self.close)

@@ -44,6 +44,7 @@ from ..errors import (
     StillRunning,
     StoreUnavailable,
 )
+from .boundary import Place
 from .decorate import must_have_run
 from .exchange import Exchange
 from .operation import Running, _current
@@ -99,12 +100,13 @@ class Once:
         begun.boundary.enter()
         try:
             result = must_have_run(function())
+            begun.boundary.returned(result)
+            handled = self._handled(result)
         except BaseException as error:
-            engine.finish(begun, _raised(begun, error))
+            engine.finish(begun, _broken_off(begun, error))
             raise
         finally:
             _current.reset(token)
-        handled = self._handled(result)
         return self._result(result, handled, engine.finish(begun, handled))
 
     async def run_async(self, function: Callable[[], Any]) -> Any:
@@ -121,12 +123,13 @@ class Once:
         try:
             result = function()
             result = await result if inspect.isawaitable(result) else must_have_run(result)
+            begun.boundary.returned(result)
+            handled = self._handled(result)
         except BaseException as error:
-            await engine.finish_async(begun, _raised(begun, error))
+            await engine.finish_async(begun, _broken_off(begun, error))
             raise
         finally:
             _current.reset(token)
-        handled = self._handled(result)
         return self._result(result, handled, await engine.finish_async(begun, handled))
 
     def _handled(self, result: Any) -> Handled:
@@ -234,7 +237,9 @@ class Arguments:
         return values
 
 
-def _raised(begun: Running, error: BaseException) -> Handled:
+def _broken_off(begun: Running, error: BaseException) -> Handled:
+    if begun.boundary.place is Place.RETURNED:
+        return Handled(None, own=False)  # it was done, and what came of it cannot be kept
     begun.boundary.raised(error)
     return Handled(None, error, before_effect=begun.boundary.is_proof())
 

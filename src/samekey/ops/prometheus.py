@@ -9,7 +9,6 @@ each, or an OpenTelemetry collector to push to.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import threading
@@ -21,6 +20,7 @@ from typing import Any, Final, Literal
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ..drivers.fork import Lock
+from ..drivers.threads import in_a_thread
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from .metrics import MAX_TENANTS, instrument
@@ -64,7 +64,7 @@ def metrics_app(
             return
         accepted = b",".join(value for name, value in scope["headers"] if name.lower() == b"accept")
         # In a thread: the gauges may wait for the store a moment, and the event loop must not.
-        status, headers, body = await asyncio.to_thread(
+        status, headers, body = await in_a_thread(
             exposition.page, scope["method"], accepted.decode("latin-1")
         )
         encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]

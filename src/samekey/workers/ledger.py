@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from ..core.ledger import FIELDS, Comparison, Entry, Field, Ledgers, compare
+from ..drivers.threads import in_a_thread
 from ..engine.engine import Engine
 from .apart import Apart, TooLong
 
@@ -71,7 +72,7 @@ class LedgerCheck:
         ours, theirs = await self._both(
             self._entries("our entries", ledgers.ours), self._entries("their entries", ledgers.theirs)
         )
-        comparison = await asyncio.to_thread(compare, ours, theirs, ledgers.fields)
+        comparison = await in_a_thread(compare, ours, theirs, ledgers.fields)
         level = logging.ERROR if comparison.differences else logging.INFO
         logger.log(level, "%s: %s", ledgers.name, comparison)
         self._engine.events.emit("ledger.difference", value=comparison.differences, ledger=ledgers.name)

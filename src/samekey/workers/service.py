@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from ..core.backoff import Backoff
+from ..drivers.threads import in_a_thread
 from ..engine.desk import LOOKUP_TIMEOUT
 from ..engine.engine import Engine
 from ..errors import SamekeyError, StoreError
@@ -152,7 +153,7 @@ class WorkerService:
         A store that is away is not an error: it is logged, and ``run`` asks again until it is there.
         """
         try:
-            await asyncio.to_thread(self._engine.check)
+            await in_a_thread(self._engine.check)
         except StoreError as error:
             self._note("store", error)
 
@@ -179,7 +180,7 @@ class WorkerService:
     async def _until_the_store_is_there(self) -> None:
         tries = 0
         while not self._stopping.is_set():
-            asking = asyncio.ensure_future(asyncio.to_thread(self._engine.check))
+            asking = asyncio.ensure_future(in_a_thread(self._engine.check))
             await self._first(asking)
             if not asking.done():
                 return
