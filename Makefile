@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 # One more than there are cores: many tests wait for a lease or a process. More than four gain nothing.
 WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: demo test torture check format docs bench dist clean
+.PHONY: demo test torture check format docs bench dist walk clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -45,6 +45,10 @@ docs: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m bench.http
+
+# How many files and functions a request enters, for whoever wants to read along.
+walk: $(VENV)/.installed
+	$(BIN)/python -m lab.walk
 
 # Builds wheel and sdist, and uses the wheel as a new user would, from an empty environment.
 dist: $(VENV)/.installed
