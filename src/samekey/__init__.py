@@ -12,6 +12,7 @@ from .engine.phased import NOT_FOUND, Effect
 from .engine.phases import AsyncPhasedOperation, PhasedOperation
 from .engine.reconcile import Resolution
 from .errors import (
+    CallDeclined,
     ConfigurationError,
     KeyReused,
     LeaseLost,
@@ -30,6 +31,7 @@ __all__ = [
     "NOT_FOUND",
     "AsyncPhasedOperation",
     "Backoff",
+    "CallDeclined",
     "ConfigurationError",
     "Declined",
     "Effect",

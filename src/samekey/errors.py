@@ -17,6 +17,7 @@
     │   ├── KeyReused               422: the same key with another payload
     │   ├── StillRunning            409: the first call has not ended
     │   ├── ResultUnavailable       409: it was done, its result is gone
+    │   ├── CallDeclined            402: it was found out that the provider had said no; carries what it said
     │   ├── LimitExceeded           429: too many new keys of one tenant
     │   ├── AmbiguousProviderId     two operations of one tenant have the same id of the provider's
     │   ├── NotExtended             409: a retention that cannot be extended
@@ -47,7 +48,7 @@ machine-readable codes, that code.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class SamekeyError(Exception):
@@ -154,6 +155,19 @@ class ResultUnavailable(Refused):
 
     status = 409
     code = "result_unavailable"
+
+
+class CallDeclined(Refused):
+    """The provider had the call and said no, as was found out later. ``value`` is what was found."""
+
+    status = 402
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(
+            "The provider said no to the first call, and that is remembered. Nothing was run; value holds "
+            "what it said."
+        )
+        self.value = value
 
 
 class LimitExceeded(Refused):

@@ -1,8 +1,8 @@
 """What somebody found out about an effect: the provider, by lookup or webhook, or an operator.
 
-An effect of leased work, or a job, ends in an HTTP answer: ``Executed(Response(201, …))``. An effect of
-phased work ends in what its call would have returned, a plain value, and the run goes on with that:
-``Executed({"id": …})``.
+What a request began, leased work or a job, ends in an HTTP answer: ``Executed(Response(201, …))``. A call of
+``once()`` ends in what its function would have returned, a plain value: ``Executed({"id": …})``. So does an
+effect of phased work, and the run goes on with that. What does not fit is refused.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
 
+from .core.claim import is_call
 from .core.effects import Says
 from .core.phases import decode_value, encode_value
-from .core.record import Answer, decode_headers, encode_headers
+from .core.provider import checked_provider_id
+from .core.record import Answer, Record, decode_headers, encode_headers
 from .core.replayable import replayable
 from .core.states import Mode
 from .errors import ConfigurationError, NotExecuted, NotSerialisable
@@ -23,7 +26,7 @@ from .response import Response, answer_of
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """It happened; this is the answer that every retry gets, or what the phase's call would have returned."""
+    """It happened; this is the answer that every retry gets, or what the call would have returned."""
 
     response: Any
     provider_id: str | None = None
@@ -32,7 +35,8 @@ class Executed:
 @dataclass(frozen=True, slots=True)
 class Declined:
     """The provider has it and said no; this failure is the answer that every retry gets, or what the phase's
-    call would have returned for a refusal."""
+    call would have returned for a refusal. Of a call of ``once()``: later ones raise ``CallDeclined`` with
+    it."""
 
     response: Any
     provider_id: str | None = None
@@ -55,6 +59,23 @@ def is_still_unknown(finding: object) -> bool:
     return finding is StillUnknown or isinstance(finding, StillUnknown)
 
 
+class Kind(StrEnum):
+    """What evidence about an operation gives, by what the operation is."""
+
+    ANSWER = "answer"
+    """An HTTP answer: work that a request began."""
+    CALL = "call"
+    """What the function would have returned: a call of ``once()``."""
+    PHASE = "phase"
+    """What the effect's call would have returned: phased work, whose function gives the answer."""
+
+
+def kind_of(record: Record) -> Kind:
+    if record.mode is Mode.PHASED:
+        return Kind.PHASE
+    return Kind.CALL if is_call(record.scope) else Kind.ANSWER
+
+
 def check_finding(finding: object) -> None:
     """A lookup that returns anything else has a bug, and its word counts for nothing."""
     known = isinstance(finding, Executed | Declined)
@@ -63,6 +84,7 @@ def check_finding(finding: object) -> None:
             f"A lookup returned {type(finding).__name__}; it must return Executed(…), Declined(…), "
             "NotExecuted or StillUnknown."
         )
+    _check_provider_id(finding)
 
 
 def check_evidence(evidence: object) -> None:
@@ -73,22 +95,82 @@ def check_evidence(evidence: object) -> None:
             f"{named} settles nothing; evidence is Executed(…), Declined(…) or NotExecuted. While nobody can "
             "tell, say nothing."
         )
+    _check_provider_id(evidence)
 
 
-def answer_in(evidence: Executed | Declined) -> Answer:
+def _check_provider_id(evidence: object) -> None:
+    if isinstance(evidence, Executed | Declined) and evidence.provider_id is not None:
+        checked_provider_id(evidence.provider_id)
+
+
+def check_about(evidence: object, record: Record) -> None:
+    """Whether it can be the end of this operation, or of an effect of it: else it is refused at the door, and
+    not found out by the client that is told the wrong thing."""
+    check_evidence(evidence)
+    if not isinstance(evidence, Executed | Declined):
+        return
+    match kind_of(record):
+        case Kind.ANSWER:
+            check_answer(evidence)
+        case Kind.CALL:
+            encode_value(_plain(evidence, _CALL), "The evidence")
+        case Kind.PHASE:
+            encode_value(value_in(evidence), "The evidence")
+
+
+def check_answer(evidence: Executed | Declined) -> None:
+    """A refusal must not be told as done, nor what was done as an error."""
+    if not isinstance(evidence.response, Response | Answer):
+        raise ConfigurationError(
+            f"Evidence about an operation that a request began is the HTTP answer that every retry gets, and "
+            f"not {type(evidence.response).__name__}: {type(evidence).__name__}(Response(…))."
+        )
+    status = answer_of(evidence.response).status
+    if isinstance(evidence, Declined):
+        if status < 400:
+            raise ConfigurationError(
+                f"Declined(Response({status})) would tell a refusal as done: a refusal has a status of 400 "
+                "or more."
+            )
+    elif status >= 400:
+        raise ConfigurationError(
+            f"Executed(Response({status})) would tell what was done as an error. Was it Declined(…)?"
+        )
+    elif status < 200 or status in (307, 308):
+        raise ConfigurationError(f"{status} is no final answer: it says that nothing was done here.")
+
+
+_CALL: Final = (
+    "Evidence about a call of once() is what its function would have returned, a plain value, and not an "
+    "HTTP answer."
+)
+_PHASE: Final = (
+    "Evidence about an effect of phased work is what its call would have returned, a plain value, and not an "
+    "HTTP answer: the phases after it still have to run, and the function gives the answer."
+)
+_JSON: Final = ((b"content-type", b"application/json"),)
+CALL_RETURNED: Final = 200
+CALL_DECLINED: Final = 422
+"""The statuses under which a call's value is stored: what it returned, or what it was refused with."""
+
+
+def answer_for(evidence: Executed | Declined, record: Record) -> Answer:
     """The answer that is stored: without cookies and all else that belonged to one moment."""
-    return replayable(answer_of(evidence.response))
+    if kind_of(record) is not Kind.CALL:
+        return replayable(answer_of(evidence.response))
+    status = CALL_RETURNED if isinstance(evidence, Executed) else CALL_DECLINED
+    return Answer(status, _JSON, encode_value(_plain(evidence, _CALL), "The evidence"))
 
 
 def value_in(evidence: Executed | Declined) -> Any:
     """What a phase's call would have returned. An HTTP answer is refused: it would end the operation, and the
     phases that come after would never run."""
+    return _plain(evidence, _PHASE)
+
+
+def _plain(evidence: Executed | Declined, otherwise: str) -> Any:
     if isinstance(evidence.response, Response | Answer):
-        raise ConfigurationError(
-            "Evidence about an effect of phased work is what its call would have returned, a plain value, "
-            "and not "
-            "an HTTP answer: the phases after it still have to run, and the function gives the answer."
-        )
+        raise ConfigurationError(otherwise)
     return evidence.response
 
 
@@ -98,19 +180,19 @@ def says(finding: Evidence) -> Says:
     return Says.DECLINED if isinstance(finding, Declined) else Says.NOT_EXECUTED
 
 
-def encode_evidence(finding: Evidence, mode: Mode) -> bytes:
-    """As it is kept until it can be applied to an operation of this mode."""
+def encode_evidence(finding: Evidence) -> bytes:
+    """As it is kept until it can be applied."""
     check_evidence(finding)
     if not isinstance(finding, Executed | Declined):
         return json.dumps({"kind": str(Says.NOT_EXECUTED)}).encode()
     kept: dict[str, Any] = {"kind": str(says(finding)), "provider_id": finding.provider_id}
-    if mode is Mode.PHASED:
-        kept["value"] = encode_value(value_in(finding), "The evidence").decode("ascii")
-    else:
-        answer = answer_in(finding)
+    if isinstance(finding.response, Response | Answer):
+        answer = replayable(answer_of(finding.response))
         kept["status"] = answer.status
         kept["headers"] = encode_headers(answer.headers).decode("ascii")
         kept["body"] = base64.b64encode(answer.body).decode("ascii")
+    else:
+        kept["value"] = encode_value(finding.response, "The evidence").decode("ascii")
     return json.dumps(kept).encode()
 
 

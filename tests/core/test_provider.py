@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from samekey import ConfigurationError
-from samekey.core.provider import ProviderId, checked_provider_id
+from samekey.core.provider import StoredText, checked_provider_id
 
 
 class Holder:
-    provider_id = ProviderId()
+    provider_id = StoredText()
 
 
 @pytest.mark.parametrize("good", ["c", "ch_1", "x" * 255, "Zoë 日本 🙂", " "])

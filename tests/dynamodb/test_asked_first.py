@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samekey import Executed, Idempotency, NotExecuted, OutcomeUnknown, Response, StillUnknown
+from samekey import Executed, Idempotency, NotExecuted, OutcomeUnknown, StillUnknown
 from samekey.drivers.run import run
 from samekey.errors import NotExtended
 
@@ -18,7 +18,7 @@ DAY = 86_400_000
 @pytest.mark.parametrize("ttl_from", ["completion", "creation"])
 def test_the_lookup_is_asked_before_an_expired_key_runs_again(dynamodb_url: str, ttl_from: Any) -> None:
     idempotency = Idempotency(dynamodb_url)
-    findings: list[Any] = [StillUnknown, Executed(Response(200, 7), provider_id="ch_1"), NotExecuted]
+    findings: list[Any] = [StillUnknown, Executed(7, provider_id="ch_1"), NotExecuted]
     ran: list[int] = []
     idempotency.lookup()(lambda _: findings.pop(0))
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from samekey import Executed, Idempotency, OutcomeUnknown, Response, ietf
+from samekey import Executed, Idempotency, OutcomeUnknown, ietf
 from samekey.core.claim import call_part, scope_of
 from samekey.core.ledger import Comparison, Entry
 from samekey.core.record import Record
@@ -36,7 +36,7 @@ def test_every_service_does_its_work_inside_an_application(url: str) -> None:
 
     @idempotency.lookup()
     async def found(record: Record) -> Executed:
-        return Executed(Response(200, {"found": record.key}))
+        return Executed({"found": record.key})
 
     idempotency.compare_ledgers(
         ours=lambda: [Entry("a", 1, "EUR")], theirs=lambda: [Entry("b", 1, "EUR")], report=compared.append

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from samekey import Executed, OutcomeUnknown, Response, current_operation
+from samekey import Executed, Response
 from samekey.core.effects import Sent, SentStep
 from samekey.core.record import Record
 from samekey.stores.protocols import Actor
@@ -69,28 +69,10 @@ def _age(world: World, by: int) -> None:
 def unknown_payment(world: World) -> None:
     """A card was charged, or not: the provider's answer never came. The reconciler could not tell either."""
     ago = 3 * HOUR + 5 * SECOND
-
-    def charge() -> None:
-        current_operation().source = "cards"
-        current_operation().downstream_key()
-        raise OutcomeUnknown("the provider did not answer")
-
-    try:
-        world.engine.once(tenant="acme", key="order-1042", run=charge, name="charge")
-    except OutcomeUnknown:
-        pass
-    record = world.by_key("order-1042")
-    world.sql(
-        "update {keys} set endpoint = 'POST /payments', created_at = created_at - ?,"
-        " last_run_at = last_run_at - ?, expires_at = expires_at - ?, reconcile_after = reconcile_after + ?"
-        " where id = ?",
-        ago,
-        ago,
-        ago,
-        HOUR,
-        record.id,
-    )
-    world.sql("update {effects} set sent_at = sent_at - ?", ago)
+    record = world.claim("order-1042", at=-ago, lease=HOUR)
+    sent = Sent((SentStep("", record.downstream_key()),), "cards")
+    world.run(lambda: world.keys.lose(record.lease(HOUR), "OutcomeUnknown", sent=sent, now=world.now - ago))
+    world.sql("update {keys} set reconcile_after = reconcile_after + ?", ago + HOUR)
     _name(world, record, "payment")
     _age(world, ago)
 

@@ -315,7 +315,7 @@ def test_plain_functions_ask_as_well(world: World) -> None:
         ran.append(1)
         return len(ran)
 
-    findings: list[Any] = [StillUnknown, Executed(Response(200, 7)), NotExecuted]
+    findings: list[Any] = [StillUnknown, Executed(7), NotExecuted]
     world.engine.lookup()(lambda _: findings.pop(0))
 
     def once() -> Any:

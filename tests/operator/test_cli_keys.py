@@ -240,7 +240,9 @@ def test_the_answer_is_what_a_retry_gets(world: World) -> None:
 
     with pytest.raises(OutcomeUnknown):
         world.engine.once(tenant=TENANT, key="k", run=lost)
-    resolve(world, world.by_key("k").id, "--executed", "--status", "200", "--body", '"paid"')
+    refused = resolve(world, world.by_key("k").id, "--executed", "--status", "200", "--body", '"paid"')
+    assert refused.code == 2 and "call of once()" in refused.err
+    resolve(world, world.by_key("k").id, "--executed", "--result", '"paid"')
     assert world.engine.once(tenant=TENANT, key="k", run=lost) == "paid"
 
 

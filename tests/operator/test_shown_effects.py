@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from functools import partial
 
-from samekey import OutcomeUnknown, current_operation
+import pytest
+
+from samekey import NotExecuted, OutcomeUnknown, current_operation
 from samekey.core.record import Record
 from tests.operator.command import samekey
 from tests.operator.world import HOUR, World
@@ -40,6 +46,47 @@ def test_where_a_process_died_no_key_is_made_up(lite: World) -> None:
     assert record.downstream_key() not in out
     assert "is not known" in out and "--step STEP" in out
     assert record.downstream_key("charge") in shown(lite, record, "--step", "charge")
+
+
+KILLED = """
+import os, signal, sys
+from samekey import Idempotency, current_operation
+
+def charge():
+    current_operation().downstream_key("quote")
+    current_operation().downstream_key("charge")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Idempotency(sys.argv[1]).once(tenant="acme", key="k", run=charge, name="pay")
+"""
+
+
+def test_what_a_former_attempt_sent_does_not_pass_for_all_that_was_sent(lite: World) -> None:
+    """The last attempt was killed right after it had been given its keys: they are not noted."""
+
+    def pay(*steps: str, then: Exception | None = None) -> None:
+        for step in steps:
+            current_operation().downstream_key(step)
+        if then is not None:
+            raise then
+
+    once = partial(lite.engine.once, tenant="acme", name="pay")
+    once(key="another", run=partial(pay, "quote", "charge"))
+    with pytest.raises(NotExecuted):
+        once(key="k", run=partial(pay, "quote", then=NotExecuted()))
+    killed = subprocess.run([sys.executable, "-c", KILLED, lite.url], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    lite.run(lambda: lite.upkeep.sweep(batch=10, now=lite.now + HOUR))
+    record = lite.by_key("k")
+    assert (record.state, record.attempts) == ("unknown", 2)
+    out = shown(lite, record)
+    assert "by a former attempt" in out and "is not known" in out
+    assert record.downstream_key("charge") in out, "another operation of this endpoint has asked for it"
+    assert "by every downstream key above" not in out
+    assert out.index("Say --not-executed only when") < out.index("--not-executed --reason")
+    described = json.loads(shown(lite, record, "--json"))
+    assert [(one["step"], one["former"]) for one in described["effects"]] == [("quote", True)]
+    assert [one["step"] for one in described["may_have_been_sent"]] == ["charge", "quote"]
 
 
 def test_a_job_that_was_never_begun_has_sent_nothing(lite: World) -> None:

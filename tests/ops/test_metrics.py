@@ -36,7 +36,7 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from lab.proxy import FaultProxy
-from samekey import Idempotency, NotExecuted, OutcomeUnknown, current_operation
+from samekey import Idempotency, NotExecuted, OutcomeUnknown, Response, current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.ledger import Entry
 from samekey.core.program import Row, Statement
@@ -262,7 +262,7 @@ def reconcile(service: Service, finding: Any, **options: Any) -> None:
 
 
 def resolved(service: Service) -> None:
-    reconcile(service, Executed({"done": True}))
+    reconcile(service, Executed(Response(200, {"done": True})))
     assert service.post() == 200
 
 

@@ -115,7 +115,7 @@ def test_a_lookup_whose_coroutine_exits_is_asked_again(outbox: Outbox) -> None:
         asked.append(record.key)
         if len(asked) == 1:
             raise SystemExit(3)
-        return Executed(Response(200, {"found": 1}))
+        return Executed({"found": 1})
 
     idempotency.lookup()(traced(find))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +14,6 @@ from samekey import (
     Idempotency,
     NotExecuted,
     OutcomeUnknown,
-    Response,
     StillRunning,
     StoreUnavailable,
     current_operation,
@@ -88,7 +86,7 @@ def find_out(idempotency: Idempotency, provider: ProviderClient, key: str) -> No
     """What a reconciler does: asks the provider, by the downstream key, and tells the store."""
     sent = downstream_key(SCOPE, key, "")
     found = provider.find(sent)
-    evidence = NotExecuted if found is None else Executed(Response(200, json.dumps(found.id)))
+    evidence = NotExecuted if found is None else Executed(found.id)
     try:
         idempotency.resolve(
             evidence,

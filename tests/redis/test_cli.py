@@ -97,7 +97,7 @@ def test_keys_are_listed_and_shown(shop: Shop) -> None:
 
 def test_unknown_outcomes_are_resolved(shop: Shop) -> None:
     done, never = shop.lost("a"), shop.lost("b")
-    ran = shop.run("keys", "resolve", done, "--executed", "--status", "200", "--body", "{}", *WHY)
+    ran = shop.run("keys", "resolve", done, "--executed", "--result", "{}", *WHY)
     assert ran.code == 0 and "is completed now" in ran.out
     assert "keeps no audit" in ran.out
     assert shop.run("keys", "resolve", never, "--not-executed", *WHY).code == 0
@@ -147,13 +147,13 @@ def test_sweep_and_reap(shop: Shop) -> None:
 
 
 MODULE = """
-    from samekey import Executed, Idempotency, Response
+    from samekey import Executed, Idempotency
 
     idempotency = Idempotency({url!r})
 
     @idempotency.lookup()
     def find(record):
-        return Executed(Response(200, {{"found": True}}))
+        return Executed({{"found": True}})
 """
 
 
@@ -217,7 +217,7 @@ def test_an_operators_answer_is_encrypted_where_the_others_are(redis_url: str) -
     shop = Shop(redis_url, encryption=fernet(secret))
     shop.done("a")
     lost = shop.lost("b")
-    resolve = ("keys", "resolve", lost, "--executed", "--status", "200", "--body", '"late"', *WHY)
+    resolve = ("keys", "resolve", lost, "--executed", "--result", '"late"', *WHY)
     assert "are encrypted, and yours would not be" in shop.run(*resolve).sentence
     assert shop.run(*resolve, "--encryption-key", secret).code == 0
     assert shop.idempotency.once(tenant="ann", key="b", run=lambda: pytest.fail("it ran")) == "late"

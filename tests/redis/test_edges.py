@@ -21,7 +21,6 @@ from samekey import (
     Idempotency,
     NotExecuted,
     OutcomeUnknown,
-    Response,
     StoreUnavailable,
     current_operation,
     ietf,
@@ -259,7 +258,7 @@ def test_a_webhook_settles_it_by_any_of_three_ids(idempotency: Idempotency) -> N
         {"provider_id": "ch_3"},
     ]
     for way in ways:
-        evidence = Executed(Response(200, {"late": True}))
+        evidence = Executed({"late": True})
         assert tell(idempotency, evidence, **way) is Resolution.RESOLVED
         assert tell(idempotency, evidence, **way) is Resolution.TOO_LATE
     assert tell(idempotency, evidence, provider_id="ch_9") is Resolution.NOT_FOUND
@@ -276,7 +275,7 @@ def test_sweeper_reconciler_and_reaper(redis_url: str) -> None:
     @idempotency.lookup()
     def look(record: Any) -> object:
         asked.append(record.key)
-        return NotExecuted if record.key == "never" else Executed(Response(201, {"found": True}))
+        return NotExecuted if record.key == "never" else Executed({"found": True})
 
     unknown(idempotency, "never")
     unknown(idempotency, "done")

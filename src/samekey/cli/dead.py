@@ -17,6 +17,7 @@ from ..core.problem import refuse
 from ..core.program import Program
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
+from ..evidence import Declined
 from ..stores.protocols import Actor
 from ..stores.sql.operator import DeadJob
 from .describe import described_job, next_step, print_jobs, print_timeline
@@ -311,7 +312,7 @@ def _refuse_living(letter: Letter) -> None:
 
 def _failure(status: int, body: str | None) -> Answer:
     if body is not None:
-        return answer_from(status, body, None, declined=True)
+        return answer_from(status, body, None, Declined)
     detail = (
         "The operation was given up. It will not be carried out under this key; ask before using a new one."
     )

@@ -9,12 +9,16 @@ from ..core.effects import Effect
 from ..core.fingerprint import part_digests
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
+from ..evidence import Kind, kind_of
 from ..stores.sql.operator import DeadJob, Transition
-from .output import moment, print_facts, print_table, say, tenant_name, when
+from .output import moment, print_table, tenant_name, when
+from .sent import how_to_search
 from .target import Store
 
 
-def next_step(record: Record, now: int, effects: Sequence[Effect] = ()) -> str | None:
+def next_step(
+    record: Record, now: int, effects: Sequence[Effect] = (), likely: Sequence[str] = ()
+) -> str | None:
     """What an operator may do about it."""
     open_phase = next((e for e in effects if record.mode is Mode.PHASED and e.outcome is None), None)
     if open_phase is not None and record.state in (State.UNKNOWN, State.DEAD_LETTER):
@@ -26,12 +30,22 @@ def next_step(record: Record, now: int, effects: Sequence[Effect] = ()) -> str |
             f"  samekey keys resolve {record.id} --declined --result '…' --reason '…'\n"
             f"  samekey keys resolve {record.id} --not-executed --reason '…'"
         )
+    if record.state is State.UNKNOWN and record.mode is Mode.PHASED:
+        return (
+            "None of its effects is open. If what stopped it is seen to, its run goes on from its recovery "
+            "point:\n"
+            f"  samekey keys resolve {record.id} --executed --reason '…'"
+        )
     if record.state is State.UNKNOWN or (
         record.state is State.DEAD_LETTER and record.mode not in (Mode.DEFERRED, Mode.PHASED)
     ):
-        return _how_to_search(record, effects) + (
-            f"  samekey keys resolve {record.id} --executed --status 201 --body '…' --reason '…'\n"
-            f"  samekey keys resolve {record.id} --declined --status 402 --body '…' --reason '…'\n"
+        call = kind_of(record) is Kind.CALL
+        done, refused = (
+            ("--result '…'",) * 2 if call else ("--status 201 --body '…'", "--status 402 --body '…'")
+        )
+        return how_to_search(record, effects, likely) + (
+            f"  samekey keys resolve {record.id} --executed {done} --reason '…'\n"
+            f"  samekey keys resolve {record.id} --declined {refused} --reason '…'\n"
             f"  samekey keys resolve {record.id} --not-executed --reason '…'"
         )
     if record.state is State.DEAD_LETTER:
@@ -48,26 +62,6 @@ def next_step(record: Record, now: int, effects: Sequence[Effect] = ()) -> str |
     ):
         return "Its lease has ended, and nobody has moved it yet: samekey sweep"
     return None
-
-
-def _how_to_search(record: Record, effects: Sequence[Effect]) -> str:
-    """By what was sent, and by nothing else: a key that was never sent is not found, and that proves
-    nothing."""
-    if any(effect.downstream_key is not None for effect in effects):
-        return "Find out at the provider what happened, by every downstream key above and its id, then:\n"
-    if record.mode is Mode.ATOMIC:
-        return "Find out in your own tables what was committed, then:\n"
-    if record.error_code != "lease_ended":
-        return (
-            "Its handler asked for no downstream key. Find out at the provider what happened, by what you "
-            "know of the request, then:\n"
-        )
-    return (
-        "Which downstream keys were sent is not known: the process ended before it could note them. Your "
-        "code says for which steps its handler asks; each key follows from its step:\n"
-        f"  samekey keys show {record.id} --step STEP\n"
-        "Find out at the provider by all of them, then:\n"
-    )
 
 
 def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable[tuple[str, str]]:
@@ -177,42 +171,6 @@ def print_timeline(timeline: Iterable[Transition]) -> None:
         ("when", "from", "to", "actor", "reason"),
         ((when(s.at), s.before or "–", s.after or "–", s.actor, s.reason or "") for s in timeline),
     )
-
-
-def print_effects(effects: Iterable[Effect]) -> None:
-    """One block for each effect, the downstream key on a line of its own: it is copied into a provider's
-    search."""
-    for effect in effects:
-        say("")
-        pairs = [
-            ("step", effect.step or "(the call)"),
-            ("downstream key", effect.downstream_key or "none was asked for"),
-            ("provider's id", effect.provider_id),
-            ("source", effect.source),
-            ("its state", effect_state(effect)),
-            ("sent", when(effect.sent_at) + ("" if effect.sends < 2 else ", not for the first time")),
-        ]
-        print_facts((name, value) for name, value in pairs if value is not None)
-
-
-def effect_state(effect: Effect) -> str:
-    """What is known of it, in a word."""
-    if effect.job_state is not None:
-        return f"job {effect.job_state}"
-    return "no end known" if effect.outcome is None else effect.outcome.replace("_", " ")
-
-
-def described_effect(effect: Effect) -> dict[str, Any]:
-    return {
-        "step": effect.step,
-        "kind": str(effect.kind),
-        "downstream_key": effect.downstream_key,
-        "provider_id": effect.provider_id,
-        "source": effect.source,
-        "state": effect_state(effect),
-        "sent_at": moment(effect.sent_at),
-        "sends": effect.sends,
-    }
 
 
 def print_jobs(jobs: Iterable[DeadJob]) -> None:

@@ -15,17 +15,15 @@ from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..engine.extending import Extension, moment, new_end
 from ..errors import NotExecuted, NotExtended, SamekeyError
-from ..evidence import Declined, Evidence, Executed
+from ..evidence import Declined, Evidence, Executed, Kind, check_about, check_answer, kind_of
 from ..response import Response
 from ..stores.sql.operator import DeadJob
 from .describe import (
-    described_effect,
     described_job,
     described_record,
     described_step,
     facts,
     next_step,
-    print_effects,
     print_jobs,
     print_timeline,
 )
@@ -41,6 +39,7 @@ from .output import (
     say,
     sentences,
 )
+from .sent import described_effect, described_likely, effects_of, likely_steps, print_effects
 from .target import (
     DIGEST_SECRET,
     ActorName,
@@ -175,7 +174,8 @@ def show_command(
         if found.record is None and not found.timeline:
             raise Refusal("Nothing is known of it: no record, and no timeline.")
         jobs, events = _jobs(store, found.record), _events(store, found.record)
-        effects = _effects(store, found.record)
+        effects = effects_of(store, found.record)
+        likely = likely_steps(store, found.record, effects)
         derived = None if step is None or found.record is None else found.record.downstream_key(step)
         if as_json:
             print_json(
@@ -183,7 +183,14 @@ def show_command(
                     "record": found.record
                     and described_record(store, found.record, reveal=reveal, answer=True, body=body),
                     "timeline": [described_step(step) for step in found.timeline],
-                    "effects": [described_effect(effect) for effect in effects],
+                    "effects": [
+                        described_effect(found.record, effect)
+                        for effect in effects
+                        if found.record is not None
+                    ],
+                    "may_have_been_sent": []
+                    if found.record is None
+                    else described_likely(found.record, likely),
                     "jobs": [described_job(job) for job in jobs],
                     "events": events,
                     **({} if derived is None else {"derived": {"step": step, "downstream_key": derived}}),
@@ -194,7 +201,7 @@ def show_command(
             say("The record is gone; this is its timeline.")
         else:
             print_facts(facts(store, found.record, reveal=reveal, body=body))
-            print_effects(effects)
+            print_effects(found.record, effects)
             if derived is not None:
                 say("")
                 say(f"The downstream key of the step {step!r}, whether or not it was sent: {derived}")
@@ -209,7 +216,7 @@ def show_command(
             about = "the operation" if event["about"] is None else str(event["about"])
             said = f"{event['source']} said {event['says']} of {about} at {event['at']} ({event['id']})"
             say(printable(f"{said}; it is not used yet."))
-        hint = None if found.record is None else next_step(found.record, store.now(), effects)
+        hint = None if found.record is None else next_step(found.record, store.now(), effects, likely)
         if hint is not None:
             say("")
             say(hint)
@@ -235,13 +242,6 @@ def _events(store: Store, record: Record | None) -> list[dict[str, Any]]:
     if record is None or not store.has_tables:
         return []
     return [described_event(event) for event in store.ask(lambda: store.effects.waiting(record.id))]
-
-
-def _effects(store: Store, record: Record | None) -> list[Effect]:
-    """What was sent, as far as it is known; a job that was never begun has sent nothing."""
-    if record is None:
-        return []
-    return [one for one in store.ask(lambda: store.finding.effects(record.id)) if one.was_sent]
 
 
 def _jobs(store: Store, record: Record | None) -> list[DeadJob]:
@@ -293,7 +293,7 @@ def resolve_command(
         typer.Option(
             "--result",
             envvar="SAMEKEY_RESULT",
-            help="Of phased work: what the effect's call would have returned, as JSON.",
+            help="Of phased work, or a call of once(): what it would have returned, as JSON.",
         ),
     ] = None,
     provider_id: Annotated[
@@ -323,17 +323,26 @@ def resolve_command(
         if not not_executed:
             store.refuse_plain_answers()
             kind = Declined if declined else Executed
-            if phase is not None:
-                evidence = kind(_result_of(phase, result, status, body), provider_id)
-                becomes, told = State.IN_PROGRESS, f": {phase.step!r} has its result, and the run goes on"
-            else:
-                if result is not None:
-                    raise typer.BadParameter(
-                        "--result is for phased work with an effect whose end is unknown."
-                    )
-                answer = answer_from(status, body, content_type, declined=declined)
-                evidence = kind(answer, provider_id)
-                becomes, told = State.COMPLETED, f" with {answer.status}, {len(answer.body)} bytes"
+            match kind_of(record):
+                case Kind.PHASE if phase is not None:
+                    stopped = f"it is phased and stopped at {phase.step!r}"
+                    evidence = kind(_result_of(stopped, _GOES_ON, result, status, body), provider_id)
+                    becomes, told = State.IN_PROGRESS, f": {phase.step!r} has its result, and the run goes on"
+                case Kind.PHASE:
+                    _only_goes_on(result, status, body, declined=declined)
+                    evidence = Executed(None)
+                    becomes, told = State.IN_PROGRESS, ": the run goes on from its recovery point"
+                case Kind.CALL:
+                    called = "it is a call of once()"
+                    evidence = kind(_result_of(called, "", result, status, body), provider_id)
+                    becomes, told = State.COMPLETED, " with that result"
+                case Kind.ANSWER:
+                    if result is not None:
+                        raise typer.BadParameter("--result is for phased work and for calls of once().")
+                    answer = answer_from(status, body, content_type, kind)
+                    evidence = kind(answer, provider_id)
+                    becomes, told = State.COMPLETED, f" with {answer.status}, {len(answer.body)} bytes"
+            _checked(evidence, record)
         if dry_run:
             say(f"It would become {becomes}{told}. It is {record.state} and stays so: this was a dry run.")
             return
@@ -352,21 +361,39 @@ def _open_phase(store: Store, record: Record) -> Effect | None:
     """The effect of phased work whose end is unknown."""
     if record.mode is not Mode.PHASED:
         return None
-    return next((one for one in _effects(store, record) if one.outcome is None), None)
+    return next((one for one in effects_of(store, record) if one.outcome is None), None)
 
 
-def _result_of(phase: Effect, result: str | None, status: int | None, body: str) -> Any:
+_GOES_ON = " The phases after it still have to run."
+
+
+def _result_of(what: str, why: str, result: str | None, status: int | None, body: str) -> Any:
     if result is None or status is not None or body:
         raise typer.BadParameter(
-            f"it is phased and stopped at {phase.step!r}: give what that call would have returned, as JSON, "
-            "and no "
-            "--status or --body. The phases after it still have to run.",
+            f"{what}: give what that call would have returned, as JSON, and no --status or --body.{why}",
             param_hint="--result",
         )
     try:
         return json.loads(result)
     except ValueError as error:
         raise typer.BadParameter(f"it is not JSON: {error}", param_hint="--result") from None
+
+
+def _only_goes_on(result: str | None, status: int | None, body: str, *, declined: bool) -> None:
+    if declined or result is not None or status is not None or body:
+        raise typer.BadParameter(
+            "it is phased, and none of its effects is open: say --executed alone, and its run goes on from "
+            "its recovery point. An answer would leave the phases after that undone.",
+            param_hint="--executed",
+        )
+
+
+def _checked(evidence: Evidence, record: Record) -> None:
+    """By the same check as a webhook's word."""
+    try:
+        check_about(evidence, record)
+    except SamekeyError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _to_resolve(store: Store, operation_id: str, *, not_executed: bool) -> Record:
@@ -387,21 +414,21 @@ def _to_resolve(store: Store, operation_id: str, *, not_executed: bool) -> Recor
     return record
 
 
-def answer_from(status: int | None, body: str, content_type: str | None, *, declined: bool) -> Answer:
+def answer_from(
+    status: int | None, body: str, content_type: str | None, kind: type[Executed | Declined]
+) -> Answer:
     """The answer that an operator writes down for every retry."""
     if status is None:
         raise typer.BadParameter(
             "the answer needs its status, as the client would have got it.", param_hint="--status"
         )
-    if declined and status < 400:
-        raise typer.BadParameter("a refusal has a status of 400 or more.", param_hint="--status")
-    if not declined and status >= 400:
-        raise typer.BadParameter("what was done is no error; was it --declined?", param_hint="--status")
-    content, kind = (None, None) if not body else (body.encode(), content_type or _media_type(body))
+    content, media = (None, None) if not body else (body.encode(), content_type or _media_type(body))
     try:
-        return Response(status, content, {} if kind is None else {"content-type": kind}).answer()
+        answer = Response(status, content, {} if media is None else {"content-type": media}).answer()
+        check_answer(kind(answer))
+        return answer
     except (SamekeyError, UnicodeError) as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(str(error), param_hint="--status") from None
 
 
 def _media_type(body: str) -> str:

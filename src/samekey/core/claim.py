@@ -65,6 +65,11 @@ def call_part(tenant: str) -> str:
     return f"@{scope_part(tenant)}"
 
 
+def is_call(scope: str) -> bool:
+    """Whether a key of this scope is that of a plain function's call, and not a client's."""
+    return scope.partition(":")[2].startswith("@")
+
+
 def owner_of(scope: str) -> str:
     """The first part of a scope: a tenant's clients, or the service's own calls for that tenant."""
     length, _, parts = scope.partition(":")

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from .program import Row, Value
-from .record import Record
+from .record import Record, run_of
 from .states import Mode, State
 
 
@@ -90,6 +90,10 @@ class Effect:
     """Set once its end is known."""
     job_state: str | None = None
     job_answers: bool = False
+
+    @property
+    def run(self) -> str:
+        return run_of(self.attempt)
 
     @property
     def was_sent(self) -> bool:
@@ -197,7 +201,7 @@ def choose(words: Sequence[Word], record: Record, effect: Effect) -> Word | None
 def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word]) -> Verdict:
     """A leased handler's steps are noted with its outcome. Where a process died before that, nobody knows
     which it had sent, unless the word names the plain key: a handler that asks for that one gets no other."""
-    noted = [effect for effect in effects if effect.attempt == record.attempt]
+    noted = [effect for effect in effects if effect.run == record.run]
     keys: dict[str | None, Effect] = {
         effect.downstream_key: effect for effect in noted if effect.downstream_key is not None
     }
@@ -215,7 +219,7 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
     if word.says is Says.EXECUTED:
         return Settle(word, None)
     known = next((effect.provider_id for effect in noted), record.provider_id)
-    former = {effect.provider_id for effect in effects if effect.attempt != record.attempt}
+    former = {effect.provider_id for effect in effects if effect.run != record.run}
     if word.provider_id is not None and word.provider_id != known and word.provider_id in former:
         return Late()  # of what another attempt has made
     if not _about_now(word, record.attempts, record.last_run_at, known):

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Self, overload
+from typing import Any, Self, overload
 
-from ..errors import ConfigurationError
-
-LONGEST: Final = 255
-"""Characters; the ids that providers publish have a few dozen."""
+from .texts import checked_text
 
 
 def checked_provider_id(value: object) -> str:
     """The id as it is stored, or ``ConfigurationError`` for what a store would refuse at the very end."""
-    if not isinstance(value, str):
-        raise ConfigurationError(
-            f"provider_id must be text, not {type(value).__name__}. Write: provider_id = str(…)."
-        )
-    if not 1 <= len(value) <= LONGEST:
-        raise ConfigurationError(f"provider_id must have 1 to {LONGEST} characters; this has {len(value)}.")
-    if any(one < " " or "\x7f" <= one <= "\x9f" or "\ud800" <= one <= "\udfff" for one in value):
-        raise ConfigurationError("provider_id must not hold control characters or half of a character.")
-    return value
+    return checked_text("provider_id", value)
 
 
-class ProviderId:
-    """An attribute that holds such an id, or None."""
+class StoredText:
+    """An attribute that holds a text that every store can keep, such as a provider's id or name, or None."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._kept = f"_{name}"
+        self._name, self._kept = name, f"_{name}"
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -39,4 +28,4 @@ class ProviderId:
         return self if instance is None else getattr(instance, self._kept, None)
 
     def __set__(self, instance: Any, value: str | None) -> None:
-        setattr(instance, self._kept, None if value is None else checked_provider_id(value))
+        setattr(instance, self._kept, None if value is None else checked_text(self._name, value))

@@ -47,6 +47,20 @@ class Lease:
     duration_ms: int
 
 
+_MOVED = "-"
+
+
+def nobodys(attempt: str) -> str:
+    """The id that an attempt has once somebody else than its holder has moved the record: whatever the holder
+    still says changes nothing, and it cannot take what was found out for its own doing."""
+    return attempt + _MOVED
+
+
+def run_of(attempt: str) -> str:
+    """The run that an attempt id stands for, as its holder had it or as others have left it."""
+    return attempt.rstrip(_MOVED)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One key in one scope, as the store holds it. Times are milliseconds by the store's clock."""
@@ -89,6 +103,11 @@ class Record:
     def downstream_key(self, step: str = "") -> str:
         """The key that this operation sends to a provider at that step: what a lookup asks for."""
         return downstream_key(self.scope, self.key, step)
+
+    @property
+    def run(self) -> str:
+        """Which run of its handler it shows, whoever has moved it since."""
+        return run_of(self.attempt)
 
     def lease(self, duration_ms: int) -> Lease:
         return Lease(self.scope, self.key, self.attempt, duration_ms)

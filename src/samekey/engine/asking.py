@@ -18,7 +18,7 @@ from ..core.policy import Policy
 from ..core.record import Answer, Record
 from ..core.states import Mode
 from ..errors import SamekeyError
-from ..evidence import Declined, Executed, answer_in, is_still_unknown
+from ..evidence import Declined, Executed, answer_for, check_about, check_answer, is_still_unknown
 from ..response import Response
 from ..stores.keys import Keys, Seen
 from ..stores.protocols import Actor, Finding
@@ -104,4 +104,10 @@ def _answer(finding: object, record: Record) -> Answer | None:
     if not isinstance(finding, Executed | Declined):
         return None
     whole = record.mode is not Mode.PHASED or isinstance(finding.response, Response | Answer)
-    return answer_in(finding) if whole else None
+    if not whole:
+        return None
+    if record.mode is Mode.PHASED:
+        check_answer(finding)
+    else:
+        check_about(finding, record)
+    return answer_for(finding, record)

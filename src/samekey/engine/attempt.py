@@ -33,6 +33,7 @@ from ..core.problem import Refusal, refuse, uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
 from ..core.states import State
+from ..core.texts import checked_text
 from ..errors import (
     ConfigurationError,
     ConnectionLost,
@@ -127,6 +128,7 @@ class Run:
         forgotten = self.steps.forgotten(before=step_name(name, kind))
         if forgotten is not None:
             raise forgotten  # before anything comes after a step that did not happen
+        checked_text("The name of a phase", name)
         if name in self._names:
             raise ConfigurationError(
                 f"Two phases are named {name!r}. Give each its own name: it is also what their downstream "

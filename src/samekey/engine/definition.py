@@ -10,8 +10,9 @@ from typing import Any
 
 from ..core.backoff import Backoff
 from ..core.policy import milliseconds
-from ..core.provider import ProviderId
+from ..core.provider import StoredText
 from ..core.record import Answer
+from ..core.texts import checked_text
 from ..errors import DefinitionChanged, OutcomeUnknown
 from ..response import Response, answer_of
 from .rules import Rules
@@ -94,8 +95,10 @@ class Definition:
 class Effect:
     """One outside call: send ``key`` to the provider, and keep the provider's own id here."""
 
-    provider_id = ProviderId()
+    provider_id = StoredText()
     """Set it to the provider's own id, text; it is stored with the result and can be looked up."""
+    source = StoredText()
+    """The provider that is called."""
 
     def __init__(
         self, key: str, provider_id: str | None = None, timeout: float = 0.0, *, source: str | None = None
@@ -103,7 +106,6 @@ class Effect:
         self.key = key
         self.provider_id = provider_id
         self.source = source
-        """The provider that is called."""
         self.timeout = timeout
         """Seconds that are left for the call when it begins: the longest time-out to give your client."""
 
@@ -145,5 +147,5 @@ def effect_rules(
         milliseconds(settle),
         milliseconds(timeout),
         can_look_up,
-        source,
+        None if source is None else checked_text("source", source),
     )

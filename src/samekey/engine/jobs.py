@@ -14,7 +14,8 @@ from ..core.claim import downstream_key
 from ..core.phases import encode_value
 from ..core.policy import milliseconds
 from ..core.program import Program, Unreadable
-from ..core.provider import ProviderId
+from ..core.provider import StoredText
+from ..core.texts import checked_text
 from ..errors import ConfigurationError, NotSerialisable
 from ..stores.sql.jobs import Job, Jobs
 from .operation import Running
@@ -55,6 +56,9 @@ class JobRegistry:
                 f"The job {definition.name!r} needs a name without {_AGAIN} and {_NEXT}: downstream keys "
                 "count the jobs of an operation by them, so two jobs could share one."
             )
+        checked_text("The name of a job", definition.name)
+        if definition.source is not None:
+            checked_text("source", definition.source)
         if definition.max_attempts < 1 or definition.timeout <= timedelta(0):
             raise ConfigurationError(
                 f"The job {definition.name!r} needs at least one attempt and a time-out longer than nothing."
@@ -164,7 +168,7 @@ class Next:
 class JobContext:
     """``job`` in a job function: who it is for, and the key to send to the provider."""
 
-    provider_id = ProviderId()
+    provider_id = StoredText()
     """Set it to the provider's own id, text; it is stored before the job is marked done."""
 
     def __init__(self, job: Job, envelope: Envelope, registry: JobRegistry) -> None:

@@ -99,9 +99,17 @@ class Keeper:
         with self._wake:
             self._watched.pop(lease.attempt, None)
 
-    def record_later(self, lease: Lease, factory: Callable[[], Program[Any]]) -> None:
-        """Tries an outcome again until the lease would have ended; the lease is not renewed for it."""
-        self._late.record(factory, lease.duration_ms / 1000)
+    def record_later(
+        self,
+        lease: Lease,
+        factory: Callable[[], Program[Any]],
+        otherwise: Callable[[], Program[Any]] | None = None,
+    ) -> None:
+        """Tries an outcome again until the lease would have ended; the lease is not renewed for it.
+
+        ``otherwise`` is what is recorded if the store refuses that for good.
+        """
+        self._late.record(factory, lease.duration_ms / 1000, otherwise)
 
     def give_back_later(self, lease: Lease, factory: Callable[[], Program[bool]]) -> None:
         """Gives back a claim that may have landed though nobody heard of it; nothing runs under it."""

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.program import Program
@@ -33,7 +33,7 @@ a half seconds after its connection was cut."""
 LAST_TRIES = 5.0
 """Seconds for what still waits when the process stops."""
 
-_TRANSIENT = (StoreUnavailable, TransactionConflict, CommitUncertain)
+TRANSIENT = (StoreUnavailable, TransactionConflict, CommitUncertain)
 
 
 @dataclass(slots=True)
@@ -45,6 +45,8 @@ class _Item:
     due: float = 0.0
     pause: float = FIRST_PAUSE
     looked_for: bool = False
+    otherwise: Callable[[], Program[Any]] | None = None
+    """What is recorded if the store refuses the outcome for good: the same with less around it."""
 
     def later(self) -> None:
         self.due = time.monotonic() + self.pause
@@ -67,9 +69,14 @@ class Late:
         self._away = FIRST_PAUSE
         """How long a store that could not be reached is left alone."""
 
-    def record(self, factory: Callable[[], Program[Any]], seconds: float) -> None:
+    def record(
+        self,
+        factory: Callable[[], Program[Any]],
+        seconds: float,
+        otherwise: Callable[[], Program[Any]] | None = None,
+    ) -> None:
         """Tries an outcome until the store has taken it, or refused it for good, or the time is over."""
-        self._add(_Item(factory, time.monotonic() + seconds, gives_back=False))
+        self._add(_Item(factory, time.monotonic() + seconds, gives_back=False, otherwise=otherwise))
 
     def give_back(self, factory: Callable[[], Program[bool]], seconds: float) -> None:
         """Gives back a claim that may have landed, or may still land."""
@@ -149,14 +156,18 @@ class Late:
             return True
         try:
             done = run(self._driver, item.factory)
-        except _TRANSIENT as error:
+        except TRANSIENT as error:
             logger.warning("An outcome could not be recorded and will be tried again: %s", error)
             if isinstance(error, StoreUnavailable) and not isinstance(error, StoreBusy):
                 return False
             item.later()
             self._put_back([item])
         except Exception:
-            logger.exception("The store refused an outcome for good; it is left to its lease's end")
+            if item.otherwise is not None:
+                logger.exception("The store refused an outcome with its notes; it is recorded without them")
+                self._put_back([replace(item, factory=item.otherwise, otherwise=None)])
+            else:
+                logger.exception("The store refused an outcome for good; it is left to its lease's end")
         else:
             if item.gives_back and not done:
                 if not item.looked_for:

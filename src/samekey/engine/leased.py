@@ -7,18 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.claim import Claim
-from ..core.decide import Execute, Verdict
+from ..core.decide import Execute, Replay, Verdict, Withheld
 from ..core.outcome import Outcome
 from ..core.policy import Policy
 from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
 from ..core.states import Mode
-from ..errors import StoreBusy
-from ..evidence import answer_in
-from ..stores.keys import Keys, Seen
+from ..errors import StoreBusy, StoreError
+from ..evidence import answer_for
+from ..stores.keys import NOT_NOTED, Keys, Seen
 from .flow import Flow, ask
 from .keeper import Keeper
+from .late import TRANSIENT
 from .operation import Operation, Running
 from .reconcile import Resolver
 from .rules import Rules
@@ -64,7 +65,7 @@ class Leased:
         found = yield from ask(lambda: self._resolver.kept_success(record.id))
         if found is None:
             return None
-        answer = answer_in(found)
+        answer = answer_for(found, record)
         yield from ask(
             lambda: self._keys.complete(
                 lease,
@@ -92,14 +93,11 @@ class Leased:
         assert outcome is not None
         if outcome is Outcome.REMEMBER:
             answer = handled.answer_or_failure(policy)
+            kept = keep(answer, handled, policy)
             expires_at = yield from self._attempt(
                 lease,
-                lambda: self._keys.complete(
-                    lease,
-                    keep(answer, handled, policy),
-                    provider_id=provider_id,
-                    sent=sent,
-                ),
+                lambda: self._keys.complete(lease, kept, provider_id=provider_id, sent=sent),
+                bare=lambda: self._keys.complete(lease, kept),
                 otherwise=running.expires_at,
             )
             if expires_at is None:
@@ -107,36 +105,63 @@ class Leased:
             return Finished(with_expiry(answer, policy, expires_at), handled.propagated)
         if outcome is Outcome.UNKNOWN:
             code = handled.error_code
-            yield from self._attempt(
+            held = yield from self._attempt(
                 lease,
                 lambda: self._keys.lose(lease, code, provider_id=provider_id, sent=sent),
-                otherwise=None,
+                bare=lambda: self._keys.lose(lease, NOT_NOTED),
+                otherwise=running.expires_at,
             )
         elif outcome is Outcome.FAIL or sent.steps or running.attempts > 1:
             # A key is as if it had never been used only if nothing was ever sent under it: else a word of the
-            # provider's about this attempt would be taken for one about the next.
-            yield from self._attempt(
+            # provider's about this attempt would be taken for one about the next. Nor is it freed without
+            # what was noted: then its lease runs out, and it is unknown.
+            held = yield from self._attempt(
                 lease, lambda: self._keys.fail(lease, handled.error_code, sent=sent), otherwise=True
             )
         else:
-            yield from self._attempt(lease, lambda: self._keys.release(lease), otherwise=True)
+            held = yield from self._attempt(lease, lambda: self._keys.release(lease), otherwise=True)
+        if not held and (told := (yield from self._found_out(running))) is not None:
+            return Finished(told)
         return handled.unremembered(policy, outcome, running.operation.id, running.expires_at)
 
-    def _attempt(self, lease: Lease, factory: Callable[[], Program[Any]], *, otherwise: Any) -> Flow[Any]:
+    def _found_out(self, running: Running) -> Flow[Answer | None]:
+        """The answer that others have found out while this holder was late: what it says itself is older."""
+        claim, policy = running.claim, running.rules.policy
+        try:
+            seen = yield from ask(lambda: self._keys.look(claim, policy))
+        except StoreError:
+            return None
+        return verdict_answer(seen, policy) if isinstance(seen, Replay | Withheld) else None
+
+    def _attempt(
+        self,
+        lease: Lease,
+        factory: Callable[[], Program[Any]],
+        *,
+        otherwise: Any,
+        bare: Callable[[], Program[Any]] | None = None,
+    ) -> Flow[Any]:
         """Records an outcome. The one exception to "durable before sent" is made here.
 
         The handler has run, so its answer is the truth whether or not the store can be reached. The
         client gets it, recording goes on in the background until the lease ends, and a retry meanwhile
-        finds the lease and does not run.
+        finds the lease and does not run. What the handler noted beside its outcome matters less than that:
+        where the store will not have the one with the other, the ``bare`` outcome is recorded.
         """
         try:
-            return (yield from ask(factory))
+            try:
+                return (yield from ask(factory))
+            except Exception as error:
+                if bare is None or isinstance(error, TRANSIENT):
+                    raise
+                logger.error("The outcome of an operation is recorded without what it noted: %s", error)
+                return (yield from ask(bare))
         except Exception as error:
             # Of the store, or of whatever stands before it, such as an encryption service.
             logger.error(
                 "The outcome of an operation could not be recorded and will be tried again: %s", error
             )
-            self._keeper.record_later(lease, factory)
+            self._keeper.record_later(lease, factory, bare)
             return otherwise
 
     def _overtaken(self, running: Running) -> Flow[Answer]:

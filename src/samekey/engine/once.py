@@ -33,6 +33,7 @@ from ..core.phases import decode_value, encode_value
 from ..core.record import Answer
 from ..core.states import Mode
 from ..errors import (
+    CallDeclined,
     ConfigurationError,
     CorruptRecord,
     DefinitionChanged,
@@ -44,6 +45,7 @@ from ..errors import (
     StillRunning,
     StoreUnavailable,
 )
+from ..evidence import CALL_DECLINED, CALL_RETURNED
 from .boundary import Place
 from .decorate import must_have_run
 from .exchange import Exchange
@@ -135,7 +137,7 @@ class Once:
     def _handled(self, result: Any) -> Handled:
         """The result as it is stored. One that cannot be is withheld, unless everything can be undone."""
         try:
-            return Handled(Answer(200, _JSON, encode_value(result, "The result")))
+            return Handled(Answer(CALL_RETURNED, _JSON, encode_value(result, "The result")))
         except NotSerialisable as error:
             if self.rules.mode is Mode.ATOMIC:
                 return Handled(None, error)
@@ -259,7 +261,9 @@ def _earlier(verdict: Verdict) -> Any:
     match verdict:
         case Replay(record):
             assert record.answer is not None
-            if record.answer.status != 200:
+            if record.answer.status == CALL_DECLINED:
+                raise CallDeclined(decode_value(record.answer.body))
+            if record.answer.status != CALL_RETURNED:
                 raise ResultUnavailable(
                     "The first call failed, and its failure is remembered. Nothing was run."
                 )

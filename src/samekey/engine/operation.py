@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from ..core.claim import Claim, downstream_key
 from ..core.effects import Sent, SentStep
 from ..core.outcome import Outcome
-from ..core.provider import checked_provider_id
+from ..core.provider import StoredText, checked_provider_id
 from ..core.record import Lease
 from ..core.states import Mode
+from ..core.texts import checked_text
 from ..errors import ConfigurationError, NoOperation, UnfinishedWork
 from ..stores.sql.atomic import Opened
 from .boundary import Boundary
@@ -34,6 +35,10 @@ logger = logging.getLogger("samekey")
 class Operation:
     """A guarded operation while its handler runs. Get it with ``current_operation()``."""
 
+    source = StoredText()
+    """The provider that is called, by the name that ``resolve`` is given: its ids are looked for within
+    it."""
+
     def __init__(self, claim: Claim, operation_id: str) -> None:
         self._claim = claim
         self._boundary = Boundary()
@@ -44,9 +49,6 @@ class Operation:
         """How many jobs this operation has written so far."""
         self._enqueue: Callable[[str, Any, float | timedelta], Any] | None = None
         self._steps = Steps()
-        self.source: str | None = None
-        """The provider that is called, by the name that ``resolve`` is given: its ids are looked for within
-        it."""
         self._provider_id: str | None = None
         self._sent: dict[str, SentStep] = {}
 
@@ -91,6 +93,7 @@ class Operation:
         about that key settles the operation. One that makes several names them all, and finds out by a
         lookup.
         """
+        checked_text("step", step, may_be_empty=True)
         if "#" in step and self._claim.mode is Mode.DEFERRED:
             raise ConfigurationError(
                 f"The step {step!r} of a deferred operation needs a name without #: that is how its jobs are "

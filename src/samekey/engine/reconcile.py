@@ -37,8 +37,8 @@ from ..evidence import (
     Declined,
     Evidence,
     Executed,
-    answer_in,
-    check_evidence,
+    answer_for,
+    check_about,
     decode_evidence,
     encode_evidence,
     says,
@@ -122,6 +122,11 @@ MOST_FREED: Final = 64
 """Attempts of one operation that events may free on a key store, where the record keeps them all: it must
 stay small. After that an operator decides."""
 
+NOTHING_OPEN: Final = (
+    "None of its effects is open, so there is nothing that this could be the result of. Executed(None) has "
+    "its run go on from its recovery point; an answer would leave the phases after that undone."
+)
+
 _UNSETTLED = (State.UNKNOWN, State.DEAD_LETTER)
 
 
@@ -170,10 +175,10 @@ class DirectResolver:
         source: str | None = None,
         event: str | None = None,
     ) -> Program[bool]:
-        check_evidence(finding)
+        check_about(finding, record)
         attempt = record.attempt
         if isinstance(finding, Executed | Declined):
-            answer, provider_id = answer_in(finding), finding.provider_id
+            answer, provider_id = answer_for(finding, record), finding.provider_id
             return self.finding.executed(
                 record.id, answer, actor, provider_id=provider_id, source=source, attempt=attempt
             )
@@ -189,6 +194,9 @@ class DirectResolver:
             return Resolution.DUPLICATE
         effects = yield from self.finding.effects(operation_id)
         verdict = judge(said.word(now), record, effects)
+        if isinstance(verdict, Foreign):
+            return Resolution.NOT_FOUND
+        check_about(said.evidence, record)
         match verdict:
             case Settle():
                 if len(freed_by) >= MOST_FREED:
@@ -203,8 +211,6 @@ class DirectResolver:
                 return Resolution.UNPLACED
             case Late():
                 return Resolution.TOO_LATE
-            case Foreign():
-                return Resolution.NOT_FOUND
             case _:
                 assert_never(verdict)
 
@@ -234,7 +240,7 @@ class NotingResolver:
         self._effects = effects
 
     def apply(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
-        check_evidence(finding)
+        check_about(finding, record)
         yield BEGIN
         found = yield from self._effects.locked(record.id)
         if found is None or found[1].attempt != record.attempt or found[1].state not in _UNSETTLED:
@@ -243,6 +249,10 @@ class NotingResolver:
         open_phases = [e for e in effects if e.kind is EffectKind.PHASE and e.was_sent and e.outcome is None]
         if record.mode is Mode.PHASED and len(open_phases) == 1:
             return (yield from self._settle(found[1], open_phases[0], effects, finding, actor, None))
+        if record.mode is Mode.PHASED and isinstance(finding, Executed | Declined):
+            if isinstance(finding, Declined) or finding.response is not None:
+                raise ConfigurationError(NOTHING_OPEN)
+            return (yield from self._effects.go_on(found[1], actor))
         return (yield from self._settle(found[1], None, effects, finding, actor, None))
 
     def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
@@ -251,7 +261,6 @@ class NotingResolver:
         if found is None:
             return Resolution.NOT_FOUND
         now, record = found
-        stored = encode_evidence(said.evidence, record.mode)
         earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
         if earlier is not None and earlier.state in ("used", "late"):
             return Resolution.DUPLICATE
@@ -265,9 +274,11 @@ class NotingResolver:
         others = [one for one in waiting if one != earlier]
         received_at = now if earlier is None else earlier.received_at
         verdict = judge(said.word(received_at), record, effects, [_word(event) for event in others])
+        if isinstance(verdict, Foreign):
+            return Resolution.NOT_FOUND
+        check_about(said.evidence, record)
+        stored = encode_evidence(said.evidence)
         match verdict:
-            case Foreign():
-                return Resolution.NOT_FOUND
             case Late():
                 yield from self._note(said, operation_id, stored, "late")
                 return Resolution.TOO_LATE
@@ -362,7 +373,7 @@ class NotingResolver:
         yield from self._effects.mark(event, "used")
 
     def note_ambiguous(self, said: Said) -> Program[None]:
-        stored = encode_evidence(said.evidence, Mode.LEASED)
+        stored = encode_evidence(said.evidence)
         yield from self._note(said, None, stored, "ambiguous")
 
     def _note(self, said: Said, operation_id: str | None, stored: bytes, state: str) -> Program[None]:
@@ -407,7 +418,7 @@ class NotingResolver:
         if not (yield from self._effects.found_job(effect, record, said, provider_id=finding.provider_id)):
             return False
         if effect.job_answers and record.state is State.DEAD_LETTER:
-            answer = answer_in(finding)
+            answer = answer_for(finding, record)
             return (
                 yield from self._operator.executed(
                     record.id, answer, actor, provider_id=finding.provider_id, attempt=record.attempt
@@ -428,7 +439,7 @@ class NotingResolver:
         provider_id = None
         if isinstance(finding, Executed | Declined):
             provider_id = finding.provider_id
-            answer = answer_in(finding)
+            answer = answer_for(finding, record)
             moved = yield from operator.executed(
                 record.id, answer, actor, provider_id=provider_id, attempt=attempt
             )

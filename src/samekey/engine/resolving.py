@@ -14,6 +14,7 @@ from datetime import datetime
 
 from ..core.claim import downstream_key, scope_part
 from ..core.record import Record
+from ..core.texts import checked_text, is_storable
 from ..errors import ConfigurationError, SignatureRefused, StoreBusy
 from ..evidence import Evidence, check_evidence
 from ..stores.keys import Keys
@@ -26,8 +27,6 @@ logger = logging.getLogger("samekey")
 
 ROUNDS = 16
 """How often an operation is looked at again that moved meanwhile: each time somebody else made progress."""
-LONGEST = 255
-"""Characters of a source or an event id: every store's index can hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,17 @@ class Named:
                 "operation by "
                 "its downstream key or its own id."
             )
+        for name in ("operation_id", "downstream_key", "provider_id"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ConfigurationError(f"{name} must be text, not {type(getattr(self, name)).__name__}.")
+        if self.step is not None:
+            checked_text("step", self.step, may_be_empty=True)
+
+    @property
+    def can_be_found(self) -> bool:
+        """Whether anything can be kept under such an id: what no store can hold, none has."""
+        given = (self.operation_id, self.downstream_key, self.provider_id)
+        return all(one is None or is_storable(one) for one in given)
 
 
 def resolve(
@@ -68,10 +78,12 @@ def resolve(
     """Places one event and applies it."""
     check_evidence(evidence)
     named.check(tenant)
-    _check_text("source", source)
-    _check_text("event_id", event_id)
+    checked_text("source", source)
+    checked_text("event_id", event_id)
     said = Said(evidence, source, event_id, _milliseconds(occurred_at), None, named.provider_id)
     _check_signature(verify)
+    if not named.can_be_found:
+        return Resolution.NOT_FOUND
     found = yield from _find(keys, named, source, None if tenant is None else scope_part(tenant))
     if len(found) > 1:
         yield from ask(lambda: resolver.note_ambiguous(said))
@@ -136,11 +148,6 @@ def _check_signature(verify: Callable[[], bool]) -> None:
         raise ConfigurationError("verify must be a plain function: check the signature before, and await it.")
     if verified is not True:
         raise SignatureRefused("The event's signature is wrong; nothing was looked up.")
-
-
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or "\x00" in value:
-        raise ConfigurationError(f"{name} must be a string of 1 to {LONGEST} characters.")
 
 
 def _milliseconds(at: datetime) -> int:

@@ -38,6 +38,8 @@ made progress, so more than a few is unheard of; the bound turns the unheard-of 
 
 LOOKED_AT = 50
 """Leases that were not renewed and are looked at in one go; with a lock on each, still far below a beat."""
+NOT_NOTED = "not_noted"
+"""The error code of an attempt whose outcome is unknown, and so is what it may have sent."""
 NOT_BEGUN = "not_begun"
 """The error code of an attempt that took its key and never reached its handler."""
 

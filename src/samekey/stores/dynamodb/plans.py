@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...core.claim import located_by
 from ...core.program import Row
-from ...core.record import expiry_of
+from ...core.record import expiry_of, run_of
 from ...core.states import LEASE_END, Event, Mode, State, sources, target
 from ...errors import StoreError
 from .items import (
@@ -154,7 +154,8 @@ def noted_steps(item: Item) -> list[tuple[str, str | None, str | None]]:
 
 def is_current(item: Item) -> bool:
     """Whether what was noted is of the present attempt."""
-    return bool(value_of(item, "sent_attempt") == value_of(item, "attempt"))
+    noted = value_of(item, "sent_attempt")
+    return noted is not None and run_of(noted) == run_of(value_of(item, "attempt"))
 
 
 def effects_of(p: Values, now: int) -> Plan:

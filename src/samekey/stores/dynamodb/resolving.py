@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from ...core.record import decode_record, expiry_of
+from ...core.record import decode_record, expiry_of, nobodys
 from ...core.states import Event, State, sources, target
 from .items import Item, forget_after, place, row_of, value_of
 from .plans import NO_ANSWER, answered, item_of, moved_row, one, over, provider
@@ -89,7 +89,15 @@ def give_up_finding(p: Values, now: int) -> Plan:
 
     def change(item: Item) -> dict[str, Term]:
         queue = place(state, str(value_of(item, "pk")))
-        return {"state": str(state), "reconcile_after": None, "queue": queue, "due": now, **_by(p)}
+        attempt = nobodys(value_of(item, "attempt"))
+        return {
+            "state": str(state),
+            "attempt": attempt,
+            "reconcile_after": None,
+            "queue": queue,
+            "due": now,
+            **_by(p),
+        }
 
     return (yield from _found_out(p, now, [str(State.UNKNOWN)], change))
 
@@ -147,6 +155,7 @@ def _settled(item: Item, state: State, now: int) -> dict[str, Term]:
     expires_at = expiry_of(now, record.created_at, record.ttl_ms, counted)
     return {
         "state": str(state),
+        "attempt": nobodys(record.attempt),
         "locked_until": None,
         "reconcile_after": None,
         "reconcile_tries": 0,

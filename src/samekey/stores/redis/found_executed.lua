@@ -6,7 +6,7 @@ if not record then
     return {}
 end
 change(KEYS[FIRST_RECORD], record, {
-    state = {to:found_executed}, answer_version = p.answer_version, answer_status = p.answer_status or false,
+    state = {to:found_executed}, attempt = nobodys(record), answer_version = p.answer_version, answer_status = p.answer_status or false,
     answer_headers = p.answer_headers or false, answer_body = p.answer_body or false,
     completed_at = clock, locked_until = false, expires_at = expiry(record), reconcile_after = false,
     reconcile_tries = false, provider_id = p.provider_id, source = p.source,

@@ -9,7 +9,7 @@ if p.event then
     freed_by[#freed_by + 1] = p.event
 end
 change(KEYS[FIRST_RECORD], record, {
-    state = {to:found_not_executed}, locked_until = false, reconcile_after = false, reconcile_tries = false,
+    state = {to:found_not_executed}, attempt = nobodys(record), locked_until = false, reconcile_after = false, reconcile_tries = false,
     expires_at = clock + number(record.ttl_ms), freed_by = #freed_by > 0 and cjson.encode(freed_by) or false,
 })
 return {row({clock}, record)}

@@ -3,5 +3,5 @@ local record = operation({[{state:unknown}] = true})
 if not record then
     return {}
 end
-change(KEYS[FIRST_RECORD], record, {state = {to:give_up}, reconcile_after = false})
+change(KEYS[FIRST_RECORD], record, {state = {to:give_up}, attempt = nobodys(record), reconcile_after = false})
 return {{clock}}

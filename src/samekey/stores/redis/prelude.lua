@@ -207,6 +207,16 @@ local function operation(states)
     return nil
 end
 
+-- The id that an attempt has once somebody else than its holder has moved the record: it is nobody's any more.
+local function nobodys(record)
+    return record.attempt .. '-'
+end
+
+-- The run that an attempt id, as its holder had it or as others have left it, stands for.
+local function run_of(attempt)
+    return attempt and string.gsub(attempt, '-+$', '') or nil
+end
+
 -- What a leased handler may have sent, as it is noted with the outcome of its attempt.
 local function noted_with(record, columns)
     if p.step_list then

@@ -178,6 +178,14 @@ class Effects:
         yield from act_end(self._queries)
         return bool(moved and written)
 
+    def go_on(self, record: Record, actor: Actor, *, now: int | None = None) -> Program[bool]:
+        """Phased work of which nothing is open goes on from its recovery point. False if it has moved."""
+        yield BEGIN
+        yield from act_as(self._queries, actor)
+        moved = yield self._queries.statement("go_on", now, operation_id=record.id, attempt=record.attempt)
+        yield from act_end(self._queries)
+        return bool(moved)
+
     def not_sent_phase(
         self, record: Record, effect: Effect, actor: Actor, *, now: int | None = None
     ) -> Program[bool]:

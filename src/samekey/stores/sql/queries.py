@@ -176,6 +176,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "expiry:k": _expiry(dialect, "k."),
         "over": _OVER.format(claim=_states(Event.CLAIM), expire=_states(Event.EXPIRE), now=_CLOCK[dialect]),
         "for_ever": str(LAST_TIME),
+        "nobodys": "concat(attempt, '-')" if dialect == "mysql" else "attempt || '-'",
         "schema": schema,
     }
     if dialect == "postgres":

@@ -31,7 +31,7 @@ where id = :operation_id and state = 'unknown'
 -- It happened (or was declined): this is its answer. The last error code stays: it tells a record that was
 -- found out from one that its holder completed.
 update {keys} set
-    state = {to:found_executed}, answer_version = :answer_version,
+    state = {to:found_executed}, attempt = {nobodys}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now}, locked_until = null,
     expires_at = {expiry}, reconcile_after = null,
@@ -57,7 +57,7 @@ select {now}, {record} from {keys} where id = :operation_id and mark = :mark
 -- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
 -- running that again would write twice; the job is tried again instead.
 update {keys} set
-    state = {to:found_not_executed}, locked_until = null, reconcile_after = null,
+    state = {to:found_not_executed}, attempt = {nobodys}, locked_until = null, reconcile_after = null,
     reconcile_tries = 0,
     expires_at = {now} + ttl_ms, mark = :mark
 where id = :operation_id and state in ({from:found_not_executed})
@@ -67,7 +67,7 @@ where id = :operation_id and state in ({from:found_not_executed})
 select {now}, {record} from {keys} where id = :operation_id and mark = :mark
 
 -- name: give_up_finding
-update {keys} set state = {to:give_up}, reconcile_after = null, mark = :mark
+update {keys} set state = {to:give_up}, attempt = {nobodys}, reconcile_after = null, mark = :mark
 where id = :operation_id and state = 'unknown'
     and (:attempt is null or attempt = :attempt)
 -- then
@@ -106,7 +106,7 @@ where operation_id = :operation_id and state = 'dead' and answers = 1
 -- name: close_dead
 -- An operator gives a dead operation its final answer.
 update {keys} set
-    state = {to:found_executed}, answer_version = :answer_version,
+    state = {to:found_executed}, attempt = {nobodys}, answer_version = :answer_version,
     answer_status = :answer_status, answer_headers = :answer_headers,
     answer_body = :answer_body, completed_at = {now}, locked_until = null,
     expires_at = {expiry}, reconcile_after = null, reconcile_tries = 0,
@@ -130,7 +130,8 @@ where id in (:locked)
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:resume}, locked_until = {now}, attempts = 0, error_code = null, mark = :mark
+update {keys} set
+    state = {to:resume}, attempt = {nobodys}, locked_until = {now}, attempts = 0, error_code = null, mark = :mark
 where id = :operation_id and mode = 'phased' and state = 'dead_letter'
 -- then
 select {now} from {keys} where id = :operation_id and mark = :mark

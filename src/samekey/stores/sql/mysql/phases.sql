@@ -78,7 +78,7 @@ select {now} from {keys} where scope = :scope and `key` = :key and mark = :mark
 -- was refused before it could begin is not counted as an attempt. The attempt is no longer anybody's, so
 -- that a heartbeat on its way does not take it up again.
 update {keys} set
-    attempt = concat(:attempt, '-'),
+    attempt = {nobodys},
     locked_until = {now} + :pause_ms, error_code = :error_code, attempts = attempts - :uncounted, mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:lease_end})
 -- then

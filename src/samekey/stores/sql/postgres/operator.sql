@@ -31,7 +31,7 @@ returning {now}
 -- It happened (or was declined): this is its answer. The last error code stays: it tells a record that was
 -- found out from one that its holder completed.
 update {keys} set
-    state = {to:found_executed}, answer_version = :answer_version::bigint,
+    state = {to:found_executed}, attempt = {nobodys}, answer_version = :answer_version::bigint,
     answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
     answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null,
     expires_at = {expiry}, reconcile_after = null,
@@ -55,7 +55,7 @@ returning {now}, {record}
 -- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
 -- running that again would write twice; the job is tried again instead.
 update {keys} set
-    state = {to:found_not_executed}, locked_until = null, reconcile_after = null,
+    state = {to:found_not_executed}, attempt = {nobodys}, locked_until = null, reconcile_after = null,
     reconcile_tries = 0,
     expires_at = {now} + ttl_ms
 where id = :operation_id::text and state in ({from:found_not_executed})
@@ -64,7 +64,7 @@ where id = :operation_id::text and state in ({from:found_not_executed})
 returning {now}, {record}
 
 -- name: give_up_finding
-update {keys} set state = {to:give_up}, reconcile_after = null
+update {keys} set state = {to:give_up}, attempt = {nobodys}, reconcile_after = null
 where id = :operation_id::text and state = 'unknown'
     and (:attempt::text is null or attempt = :attempt::text) and {durable}
 returning {now}
@@ -100,7 +100,7 @@ where operation_id = :operation_id::text and state = 'dead' and answers = 1
 -- name: close_dead
 -- An operator gives a dead operation its final answer.
 update {keys} set
-    state = {to:found_executed}, answer_version = :answer_version::bigint,
+    state = {to:found_executed}, attempt = {nobodys}, answer_version = :answer_version::bigint,
     answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
     answer_body = :answer_body::bytea, completed_at = {now}, locked_until = null,
     expires_at = {expiry}, reconcile_after = null, reconcile_tries = 0
@@ -120,7 +120,8 @@ returning {now}
 
 -- name: revive_phased
 -- A phased operation is left to the completer again.
-update {keys} set state = {to:resume}, locked_until = {now}, attempts = 0, error_code = null
+update {keys} set
+    state = {to:resume}, attempt = {nobodys}, locked_until = {now}, attempts = 0, error_code = null
 where id = :operation_id::text and mode = 'phased' and state = 'dead_letter' and {durable}
 returning {now}
 

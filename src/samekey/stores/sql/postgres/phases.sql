@@ -79,7 +79,7 @@ returning {now}
 -- was refused before it could begin is not counted as an attempt. The attempt is no longer anybody's, so
 -- that a heartbeat on its way does not take it up again.
 update {keys} set
-    attempt = :attempt::text || '-',
+    attempt = {nobodys},
     locked_until = {now} + :pause_ms::bigint, error_code = :error_code::text,
     attempts = attempts - :uncounted::bigint
 where scope = :scope::text and key = :key::text and attempt = :attempt::text

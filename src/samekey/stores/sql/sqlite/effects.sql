@@ -83,7 +83,7 @@ select {now}, {record} from {keys} where id = :operation_id
 -- name: go_on
 -- An effect was found out: the run goes on, by the completer or a retry. It counts its attempts anew.
 update {keys} set
-    state = {to:go_on}, locked_until = {now}, attempts = 1, error_code = null, reconcile_after = null,
+    state = {to:go_on}, attempt = {nobodys}, locked_until = {now}, attempts = 1, error_code = null, reconcile_after = null,
     reconcile_tries = 0
 where id = :operation_id and attempt = :attempt and mode = 'phased'
     and state in ({from:go_on})

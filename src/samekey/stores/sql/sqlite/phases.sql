@@ -66,7 +66,7 @@ returning {now}
 -- was refused before it could begin is not counted as an attempt. The attempt is no longer anybody's, so
 -- that a heartbeat on its way does not take it up again.
 update {keys} set
-    attempt = :attempt || '-',
+    attempt = {nobodys},
     locked_until = {now} + :pause_ms, error_code = :error_code, attempts = attempts - :uncounted
 where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:lease_end})

@@ -132,7 +132,7 @@ create table if not exists samekey_effects (
     place          varbinary(255) not null,
     attempt        varbinary(512) not null,
     tenant         varbinary(512) not null,
-    source         varbinary(255),
+    source         varbinary(1024),
     downstream_key varbinary(128),
     provider_id    varbinary(1024),
     sends          bigint not null,
