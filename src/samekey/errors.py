@@ -22,6 +22,7 @@
     │   ├── AmbiguousProviderId     two operations of one tenant have the same id of the provider's
     │   ├── NotExtended             409: a retention that cannot be extended
     │   └── SignatureRefused        401: an event that does not come from the provider
+    ├── Contradicted                a provider says that it happened; who says otherwise must name its events
     ├── CorruptRecord               500: a record that this version cannot read
     ├── HandlerError
     │   ├── NotExecuted             raise it: nothing happened, a retry may run
@@ -48,6 +49,7 @@ machine-readable codes, that code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -195,6 +197,21 @@ class SignatureRefused(Refused):
     """An event whose signature is wrong. Nothing was looked up."""
 
     status = 401
+
+
+class Contradicted(SamekeyError):
+    """A provider says that it happened, and that word waits: nobody may say otherwise by the way."""
+
+    status = 409
+
+    def __init__(self, events: Sequence[str]) -> None:
+        named = ", ".join(repr(event) for event in events)
+        super().__init__(
+            f"A provider says that it happened, in an event that waits for this operation: {named}. Nothing "
+            "was changed. Find out which is true; to say that it did not happen all the same, name each of "
+            "these events: --despite EVENT."
+        )
+        self.events = tuple(events)
 
 
 class CorruptRecord(SamekeyError):

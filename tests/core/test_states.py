@@ -191,13 +191,22 @@ def test_failed_retryable_is_entered_only_with_proof() -> None:
     assert entering(State.FAILED_RETRYABLE) == {Event.FAIL, Event.FOUND_NOT_EXECUTED, Event.LEASE_END}
 
 
+def test_what_a_provider_says_has_happened_is_not_free_whoever_would_free_it() -> None:
+    for state in (State.IN_PROGRESS, State.FAILED_RETRYABLE, State.UNKNOWN):
+        assert next_state(state, Event.DISPUTE, Mode.LEASED) is State.UNKNOWN
+    for state in set(State) - set(sources(Event.DISPUTE)):
+        with pytest.raises(IllegalTransition):
+            next_state(state, Event.DISPUTE, Mode.LEASED)
+
+
 # --- D6, B5: the unknown ------------------------------------------------------------------------
 
 
 def test_unknown_moves_only_by_a_finding_an_operator_or_its_holders_late_result() -> None:
     holder = {Event.COMPLETE, Event.FAIL, Event.RELEASE, Event.REGAIN}
     reconciliation = {Event.FOUND_EXECUTED, Event.FOUND_NOT_EXECUTED, Event.GO_ON, Event.GIVE_UP}
-    assert leaving(State.UNKNOWN) <= holder | reconciliation
+    assert leaving(State.UNKNOWN) <= holder | reconciliation | {Event.DISPUTE}
+    assert next_state(State.UNKNOWN, Event.DISPUTE, Mode.LEASED) is State.UNKNOWN
     assert reconciliation <= leaving(State.UNKNOWN)
     assert Event.COMPLETE in leaving(State.UNKNOWN)
 

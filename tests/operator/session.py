@@ -48,6 +48,8 @@ IDS = {
     "refund": "a6c2f817de094b53917b0e5dc3f8a24d",
     "invoice": "09be47d1c35a8f62e7d0b1946a2cf8e3",
     "order": "f3905b7c1d2e4a6889d0c7e1b5a4f362",
+    "one": "3e8b01f6a7d94c25b86f0e12d7c9543a",
+    "another": "b4d7720e91c35f68a0e4c81f36d25b97",
 }
 """Fixed, so that the page does not change with every run."""
 
@@ -121,6 +123,7 @@ def ambiguous_event(world: World) -> None:
                 record.lease(MINUTE), ANSWER, sent=sent
             )
         )
+        _name(world, record, name)
     world.tell(Executed(Response(201)), "evt_77", provider_id="po_5", tenant="acme")
 
 

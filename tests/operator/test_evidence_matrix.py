@@ -20,7 +20,7 @@ from samekey.core.record import Record
 from samekey.core.states import Mode
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.jobs import Job, Taking
-from samekey.stores.sql.phases import StoredInput
+from samekey.stores.sql.phases import Disputed, StoredInput
 from samekey.workers.reconciler import Reconciler
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, SOURCE, World, claim_of
 
@@ -38,7 +38,7 @@ LEASED = """
     other attempt  completed  too_late completed    too_late completed    too_late completed
     other step     unknown    unplaced unknown      unplaced unknown      unplaced unknown
     other step     dead       unplaced dead_letter  unplaced dead_letter  unplaced dead_letter
-    other step     failed     unplaced retryable    unplaced retryable    unplaced retryable
+    other step     failed     unplaced unknown      unplaced retryable    unplaced retryable
     other step     completed  too_late completed    too_late completed    too_late completed
     other tenant   unknown    not_found unknown     not_found unknown     not_found unknown
     other tenant   dead       not_found dead_letter not_found dead_letter not_found dead_letter
@@ -61,10 +61,27 @@ PHASED = """
     other attempt  dead       resolved in_progress  too_late dead_letter  too_late dead_letter
     other attempt  failed     resolved in_progress  too_late retryable    too_late retryable
     other attempt  completed  too_late completed    too_late completed    too_late completed
+    other step     running    unplaced in_progress  unplaced in_progress  unplaced in_progress
+    other step     unknown    unplaced unknown      unplaced unknown      unplaced unknown
+    other step     dead       unplaced dead_letter  unplaced dead_letter  unplaced dead_letter
+    other step     failed     unplaced unknown      unplaced retryable    unplaced retryable
+    other step     completed  too_late completed    too_late completed    too_late completed
+    other tenant   failed     not_found retryable   not_found retryable   not_found retryable
+    other source   failed     not_found retryable   not_found retryable   not_found retryable
+"""
+HALF_DONE = """
+    about          state      executed              declined              not executed
+    right          running    kept                  kept                  kept
+    right          unknown    resolved in_progress  resolved in_progress  resolved in_progress
+    right          dead       resolved in_progress  resolved in_progress  resolved in_progress
+    right          completed  too_late completed    too_late completed    too_late completed
+    other attempt  running    kept                  kept                  kept
+    other attempt  unknown    resolved in_progress  too_late unknown      too_late unknown
+    other attempt  dead       resolved in_progress  too_late dead_letter  too_late dead_letter
+    other attempt  completed  too_late completed    too_late completed    too_late completed
     other step     running    too_late in_progress  too_late in_progress  too_late in_progress
     other step     unknown    too_late unknown      too_late unknown      too_late unknown
     other step     dead       too_late dead_letter  too_late dead_letter  too_late dead_letter
-    other step     failed     too_late retryable    too_late retryable    too_late retryable
     other step     completed  too_late completed    too_late completed    too_late completed
     other tenant   running    not_found in_progress not_found in_progress not_found in_progress
     other tenant   unknown    not_found unknown     not_found unknown     not_found unknown
@@ -92,6 +109,7 @@ DEFERRED = """
 """What is told, and what the record is then. A kept word about running work is told what becomes of it
 below."""
 
+TABLES = {"leased": LEASED, "phased": PHASED, "half done": HALF_DONE, "deferred": DEFERRED}
 SAID = ("executed", "declined", "not executed")
 
 
@@ -109,7 +127,7 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    for work, table in (("leased", LEASED), ("phased", PHASED), ("deferred", DEFERRED)):
+    for work, table in TABLES.items():
         for line in table.strip().splitlines()[1:]:
             words = line.split()
             about = words.pop(0) if words[0] == "right" else f"{words.pop(0)} {words.pop(0)}"
@@ -130,7 +148,7 @@ def evidence_of(work: str, said: str) -> Evidence:
     if said == "not executed":
         return NotExecuted
     kind = Executed if said == "executed" else Declined
-    if work == "phased":
+    if work in ("phased", "half done"):
         return kind({"said": said})
     return kind(Response(201 if said == "executed" else 402, {"said": said}))
 
@@ -189,35 +207,45 @@ class LeasedWork(Work):
 
 
 class PhasedWork(Work):
-    step, other = "capture", "authorise"
+    """One that has come to its first effect, or (``first``) has the result of another before that."""
+
+    step, other, position, first = "capture", "authorise", 0, False
 
     def __init__(self, world: World, attempts: int) -> None:
         super().__init__(world, attempts)
         self.record = world.claim(mode=Mode.PHASED, at=BEFORE, lease=2 * DAY)
         self.lease = lease = self.record.lease(MINUTE)
         programs, stored, at = world.phases, StoredInput("book", 1, b"{}"), world.now + BEFORE
-        operation = self.record.id
+        operation, position = self.record.id, self.position
         world.run(lambda: programs.begin(lease, operation, stored, now=at))
-        world.run(lambda: programs.intend(lease, operation, 0, "authorise", source=SOURCE, now=at))
-        world.run(lambda: programs.write_effect(lease, operation, 0, "authorise", b"1", "au_1", now=at))
+        if self.first:
+            world.run(lambda: programs.intend(lease, operation, 0, "authorise", source=SOURCE, now=at))
+            world.run(lambda: programs.write_effect(lease, operation, 0, "authorise", b"1", "au_1", now=at))
+        begun = at if attempts > 1 else world.now
+        world.run(lambda: programs.intend(lease, operation, position, "capture", source=SOURCE, now=begun))
         if attempts > 1:
-            world.run(lambda: programs.intend(lease, operation, 1, "capture", source=SOURCE, now=at))
-            world.run(lambda: programs.intend_again(lease, operation, 1, "capture", now=world.now))
-        else:
-            world.run(lambda: programs.intend(lease, operation, 1, "capture", source=SOURCE, now=world.now))
+            world.run(lambda: programs.intend_again(lease, operation, position, "capture", now=world.now))
 
     def end(self, state: str) -> None:
-        world, lease, operation = self.world, self.lease, self.record.id
+        world, lease, operation, position = self.world, self.lease, self.record.id, self.position
         if state == "completed":
-            world.run(lambda: world.phases.write_effect(lease, operation, 1, "capture", b"2", "ca_1"))
+            world.run(lambda: world.phases.write_effect(lease, operation, position, "capture", b"2", "ca_1"))
             world.run(lambda: world.phases.complete(lease, operation, ANSWER))
         elif state == "failed":
-            world.run(lambda: world.phases.take_back(lease, operation, 1, "capture"))
-            world.run(lambda: world.keys.fail(lease, "x"))
+            try:
+                world.run(lambda: world.phases.take_back(lease, operation, position, "capture"))
+            except Disputed:  # the intent stays, and whoever resumes finds the provider's word
+                world.run(lambda: world.phases.let_go(lease, pause_ms=0, error_code="x"))
+            else:
+                world.run(lambda: world.keys.fail(lease, "x"))
         elif state == "dead":
             world.run(lambda: world.phases.give_up(lease, error_code="x"))
         else:
             world.run(lambda: world.keys.lose(lease, "x"))
+
+
+class HalfDoneWork(PhasedWork):
+    position, first = 1, True
 
 
 class DeferredWork(Work):
@@ -264,6 +292,7 @@ class DeferredWork(Work):
 WORK: dict[str, Callable[[World, int], Work]] = {
     "leased": LeasedWork,
     "phased": PhasedWork,
+    "half done": HalfDoneWork,
     "deferred": DeferredWork,
 }
 
@@ -297,7 +326,11 @@ def test_an_event_after_its_state(world: World, cell: Cell) -> None:
     assert tell(work, cell) == cell.resolution
     after = world.read(work.record)
     assert after.state == cell.becomes
-    if cell.resolution != "resolved":
+    if after.state == "unknown" != before.state:
+        assert (cell.said, before.state) == ("executed", "failed_retryable"), (
+            "a yes stops a retry, nothing else"
+        )
+    elif cell.resolution != "resolved":
         assert (after, len(world.timeline(work.record))) == (before, timeline), "nothing moved"
     if cell.resolution == "not_found":
         assert world.count("evidence") == 0, "nothing foreign is stored"
@@ -311,6 +344,7 @@ KEPT = [c for c in CELLS if c.becomes is None]
 THEN = {
     "leased": ("unknown", "dead", "failed", "completed"),
     "phased": ("unknown", "dead", "failed", "completed"),
+    "half done": ("unknown", "dead", "completed"),
 }
 
 
@@ -344,6 +378,7 @@ def test_a_retry_does_not_run_what_the_provider_said_had_happened(world: World) 
     assert tell(work, cell) is Resolution.KEPT
     work.end("failed")
     claim = claim_of(work.record.key, Mode.LEASED, MINUTE, DAY, "acme", "POST /payments")
+    assert world.read(work.record).state == "unknown", "nobody else may run it either"
     begun = world.engine.engine.drive(
         world.engine.engine._ways[Mode.LEASED].begin(claim, RULES(world), None, None)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,8 +10,12 @@ import pytest
 import samekey.core.effects as rules
 import samekey.engine.reconcile as applying
 from samekey.core.effects import Effect, Verdict, Word
+from samekey.core.program import Program
 from samekey.core.record import Record
+from samekey.errors import StoreBusy
+from samekey.stores.sql.effects import Effects
 from tests.operator import test_evidence_matrix as matrix
+from tests.operator.test_a_yes_before_a_send import before
 from tests.operator.world import World
 
 
@@ -33,8 +37,43 @@ def ignore_the_attempt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_about_now", lambda *_: True)
 
 
+def forget_the_yes(patch: pytest.MonkeyPatch) -> None:
+    """A word that waits stops nobody."""
+
+    def nothing(self: Effects, record: Record) -> Program[None]:
+        yield from ()
+
+    patch.setattr(Effects, "dispute", nothing)
+
+
+def believe_the_no(patch: pytest.MonkeyPatch) -> None:
+    """A "no" counts, whatever another word says."""
+    patch.setattr(applying, "judge", rules._judge)
+
+
+IGNORED = [
+    (forget_the_yes, "two steps", "by its key", "its holder says that nothing happened"),
+    # The store itself refuses to free such a key, which is taken for a race, again and again.
+    (believe_the_no, "phased", "by a key that nobody knows", "another event says so"),
+]
+
+
+@pytest.mark.parametrize(("mutate", "kind", "named", "way"), IGNORED)
+def test_a_yes_that_is_ignored_is_seen(
+    lite: World,
+    monkeypatch: pytest.MonkeyPatch,
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    kind: str,
+    named: str,
+    way: str,
+) -> None:
+    mutate(monkeypatch)
+    with pytest.raises((AssertionError, StoreBusy)):
+        before(lite, kind, named, way)
+
+
 MUTANTS = {
-    "drop the step": (drop_the_step, "phased, other step, unknown, executed"),
+    "drop the step": (drop_the_step, "half done, other step, unknown, executed"),
     "ignore the attempt": (ignore_the_attempt, "leased, other attempt, unknown, not executed"),
 }
 

@@ -121,9 +121,11 @@ def test_two_matches_are_an_error_that_an_operator_sees(
     assert world.tell(PAID, provider_id="ch_1", tenant="acme") is Resolution.AMBIGUOUS
     assert world.states(records) == ["unknown", "unknown"]
     assert counted == ["reconcile.failed"]
-    assert "fits 2 effects" in caplog.text
-    (event,) = world.run(world.engine.engine.store.tables.effects.unused)
-    assert (event.state, event.provider_id, event.operation_id) == ("ambiguous", "ch_1", None)
+    assert "fits 2 operations" in caplog.text
+    events = world.run(world.engine.engine.store.tables.effects.unused)
+    assert {(event.state, event.provider_id, event.operation_id) for event in events} == {
+        ("ambiguous", "ch_1", record.id) for record in records
+    }
     with pytest.raises(AmbiguousProviderId):
         world.engine.engine.find_by_provider_id("ch_1", tenant="acme")
     # Once there is only one again, the event is not used up.

@@ -300,6 +300,15 @@ def resolve_command(
         str | None,
         typer.Option("--provider-id", envvar="SAMEKEY_PROVIDER_ID", help="The provider's own id for it."),
     ] = None,
+    despite: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--despite",
+            envvar="SAMEKEY_DESPITE",
+            metavar="EVENT",
+            help="An event by which a provider says that it happened: you set it aside. Repeatable.",
+        ),
+    ] = None,
     actor_name: ActorName = None,
     dry_run: DryRun = False,
     schema: Schema = "samekey",
@@ -346,14 +355,16 @@ def resolve_command(
         if dry_run:
             say(f"It would become {becomes}{told}. It is {record.state} and stays so: this was a dry run.")
             return
-        if not store.act(lambda: store.resolver.apply(record, evidence, who)):
-            now = store.record(operation_id)
+        applied = store.act(lambda: store.resolver.apply(record, evidence, who, despite=despite or ()))
+        now = store.record(operation_id)
+        if not applied:
             raise Refusal(
                 "Somebody else was faster: it is "
                 + ("gone" if now is None else f"{now.state} now")
                 + ". Nothing was changed."
             )
-        say(f"{operation_id} was {record.state} and is {becomes} now{told}.")
+        became = becomes if now is None else now.state
+        say(f"{operation_id} was {record.state} and is {became} now{told}.")
         _note_yourself(store)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -133,6 +133,8 @@ class Word:
     """When it happened, by the provider's clock, which may be wrong; but never after it was received, by
     ours."""
     event_id: str = ""
+    among: tuple[str | None, ...] = ()
+    """The downstream keys of the effects that have its id of the provider's, where there are several."""
 
 
 # What becomes of a word
@@ -169,16 +171,38 @@ class Foreign:
 Verdict: TypeAlias = Settle | Keep | Unplaced | Late | Foreign
 
 CLOCK_TOLERANCE_MS: Final = 5_000
-"""How far a provider's clock may be behind ours, or tick in whole seconds, and its word still count about an
-operation that had just begun. Whatever happened longer before an operation began is not about it."""
+"""How far a provider's clock may be from ours; it may also tick in whole seconds. Whatever happened longer
+before an operation began is not about it. A "no" is about the last of several sends only if it happened
+longer after that; within the tolerance nobody can tell, and doubt never runs anything: it waits for a lookup
+or an operator."""
 
 _RUNNING = (State.IN_PROGRESS, State.PENDING)
 _OVER = (State.COMPLETED, State.EXPIRED)
+_HAPPENED = (Says.EXECUTED, Says.DECLINED)
 
 
 def judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word] = ()) -> Verdict:
-    """What this word means now. ``others`` are those that wait; they count where a leased handler has sent
-    several steps, which are settled together or not at all."""
+    """What this word means now. ``others`` are those that wait: where a leased handler has sent several
+    steps, these are settled together or not at all; and nothing but a yes settles what another word says has
+    happened."""
+    verdict = _judge(word, record, effects, others)
+    contradicted = any(one.says is Says.EXECUTED for one in others)
+    if isinstance(verdict, Settle) and verdict.word.says is not Says.EXECUTED and contradicted:
+        return Keep()
+    return verdict
+
+
+def placed(word: Word, record: Record, effects: Sequence[Effect]) -> Word:
+    """The word with the effect that it is about, where it names that otherwise than by its key and it is
+    known: which one it is shows best when the word comes."""
+    kind = {Mode.PHASED: EffectKind.PHASE, Mode.DEFERRED: EffectKind.JOB}.get(record.mode)
+    if word.about is not None or kind is None:
+        return word
+    effect = _one_of(word, [one for one in effects if one.kind is kind])
+    return word if effect is None else replace(word, about=effect.downstream_key)
+
+
+def _judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word]) -> Verdict:
     if _before(word, record):
         # About a former operation of this key, which had the same downstream keys, or by a clock that is far
         # off. Where nothing is left of a former one, nobody can tell: an operator sees it.
@@ -222,8 +246,9 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
     former = {effect.provider_id for effect in effects if effect.run != record.run}
     if word.provider_id is not None and word.provider_id != known and word.provider_id in former:
         return Late()  # of what another attempt has made
-    if not _about_now(word, record.attempts, record.last_run_at, known):
-        return Late()
+    doubt = _in_doubt(_about_now(word, record.attempts, record.last_run_at, known))
+    if doubt is not None:
+        return doubt
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
         return Late()  # nothing new
     return Settle(word, None)
@@ -254,15 +279,21 @@ def _judge_several(
 def _judge_phase(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict:
     effect = _one_of(word, effects)
     if effect is None:
-        return Late() if record.state in _OVER else Unplaced()
+        # One that names no effect says nothing new once all that were sent have their results.
+        known = word.about is None and all(one.outcome in _HAPPENED for one in effects if one.was_sent)
+        return Late() if record.state in _OVER or (effects and known) else Unplaced()
     if _is_foreign(word, effect):
         return Foreign()
-    if record.state in _OVER or effect.outcome in (Says.EXECUTED, Says.DECLINED):
+    if record.state in _OVER or effect.outcome in _HAPPENED:
         return Late()
+    if any(_stands_instead(other, effect) for other in effects):
+        # It was taken back, and another one was tried in its place: there is no room for both.
+        return Unplaced() if word.says is Says.EXECUTED else Late()
     if record.state in _RUNNING:
         return Keep()
-    if not _believable(word, effect):
-        return Late()
+    doubt = _in_doubt(_believable(word, effect))
+    if doubt is not None:
+        return doubt
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
         return Late()
     return Settle(word, effect)
@@ -276,8 +307,9 @@ def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict
         return Foreign()
     if effect.job_state == "live":
         return Keep()  # its own next run says more: it also does the job's writes
-    if effect.job_state != "dead" or not _believable(word, effect):
-        return Late()
+    doubt = Late() if effect.job_state != "dead" else _in_doubt(_believable(word, effect))
+    if doubt is not None:
+        return doubt
     if word.says is Says.NOT_EXECUTED:
         return Keep()  # an operator has the job tried again: its handler must not run twice
     return Settle(word, effect)
@@ -285,6 +317,10 @@ def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict
 
 def _one_of(word: Word, effects: Sequence[Effect]) -> Effect | None:
     sent = [effect for effect in effects if effect.was_sent]
+    if word.about is None and word.among:
+        # One object of the provider's for several effects: it tells of the one that has no result yet.
+        still = [e for e in sent if e.downstream_key in word.among and e.outcome not in _HAPPENED]
+        return still[0] if len(still) == 1 else None
     if word.about is None:
         return sent[0] if len(sent) == 1 and len(effects) == 1 else None
     return next((effect for effect in sent if effect.downstream_key == word.about), None)
@@ -300,7 +336,23 @@ def _is_foreign(word: Word, effect: Effect) -> bool:
     return effect.source is not None and effect.source != word.source
 
 
-def _believable(word: Word, effect: Effect) -> bool:
+def _stands_instead(other: Effect, effect: Effect) -> bool:
+    return (
+        other.place == effect.place
+        and other.step != effect.step
+        and other.was_sent
+        and other.outcome != Says.NOT_EXECUTED
+    )
+
+
+def _in_doubt(about_now: bool | None) -> Late | Keep | None:
+    """What becomes of a word that is not certainly about the last send; None: it is."""
+    if about_now is None:
+        return Keep()
+    return None if about_now else Late()
+
+
+def _believable(word: Word, effect: Effect) -> bool | None:
     """That it happened is true for good, whichever attempt did it."""
     if word.says is Says.EXECUTED:
         return True
@@ -308,13 +360,15 @@ def _believable(word: Word, effect: Effect) -> bool:
     return _about_now(word, effect.sends, effect.sent_at, effect.provider_id)
 
 
-def _about_now(word: Word, sends: int, sent_at: int, provider_id: str | None) -> bool:
-    """Whether a "no" is about the last send. It tells nothing about one that began after it, nor does a "no"
-    about another of the provider's objects. Where there was one send only, a word about this operation is
-    about that, whatever the time: a provider's clock differs from ours and may tick in seconds."""
+def _about_now(word: Word, sends: int, sent_at: int, provider_id: str | None) -> bool | None:
+    """Whether a "no" is about the last send; None: the clocks cannot tell. It tells nothing about one that
+    began after it, nor does a "no" about another of the provider's objects. Where there was one send only, a
+    word about this operation is about that, whatever the time."""
     if word.provider_id is not None and provider_id is not None and word.provider_id != provider_id:
         return False
-    return sends <= 1 or word.occurred_at >= sent_at
+    if sends <= 1 or word.occurred_at > sent_at + CLOCK_TOLERANCE_MS:
+        return True
+    return False if word.occurred_at < sent_at - CLOCK_TOLERANCE_MS else None
 
 
 def _text(value: object) -> str | None:

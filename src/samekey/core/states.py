@@ -71,6 +71,9 @@ class Event(StrEnum):
     """The outcome cannot be told."""
     RELEASE = "release"
     """The holder frees the key: the answer is not one to remember."""
+    DISPUTE = "dispute"
+    """A provider says that something happened of what is free to run again, or would be: nobody runs it until
+    somebody has found out."""
     LEASE_END = "lease_end"
     """The lease ran out; what follows depends on the mode."""
     TIME_OUT = "time_out"
@@ -133,6 +136,10 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.EXPIRED, Event.LOSE): State.UNKNOWN,
     (State.IN_PROGRESS, Event.RELEASE): None,
     (State.UNKNOWN, Event.RELEASE): None,
+    # A yes that waits keeps a key from being free, whoever would free it.
+    (State.IN_PROGRESS, Event.DISPUTE): State.UNKNOWN,
+    (State.FAILED_RETRYABLE, Event.DISPUTE): State.UNKNOWN,
+    (State.UNKNOWN, Event.DISPUTE): State.UNKNOWN,
     (State.PENDING, Event.TIME_OUT): State.COMPLETED,
     (State.UNKNOWN, Event.FOUND_EXECUTED): State.COMPLETED,
     (State.DEAD_LETTER, Event.FOUND_EXECUTED): State.COMPLETED,

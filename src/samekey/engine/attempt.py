@@ -50,7 +50,7 @@ from ..errors import (
 from ..evidence import Declined, Executed, value_in
 from ..stores.protocols import Actor
 from ..stores.sql.effects import Event
-from ..stores.sql.phases import Work
+from ..stores.sql.phases import Disputed, Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in
 from .input import Captured
@@ -207,7 +207,12 @@ class Run:
         self._meant_at = time.monotonic()
         phases, lease, operation_id = self.ways.phases, self.lease, self.operation_id
         if phase is None:
-            yield from ask(lambda: phases.intend(lease, operation_id, position, name, source=rules.source))
+            try:
+                yield from ask(
+                    lambda: phases.intend(lease, operation_id, position, name, source=rules.source)
+                )
+            except Disputed:
+                return (yield from self._told(name))
             self._acted = self._meant = True
             return None
         found = yield from ask(lambda: self.ways.resolver.kept_about(operation_id, name))
@@ -224,12 +229,32 @@ class Run:
                 yield from phases.intend_anew(lease, operation_id, position, name, source=rules.source)
                 yield from self.ways.resolver.use(word)
 
-            yield from ask(send_anew)
+            try:
+                yield from ask(send_anew)
+            except Disputed:
+                return (yield from self._told(name))
             return None
         if resume is not Resume.CALL_AGAIN:
             return resume
-        yield from ask(lambda: phases.intend_again(lease, operation_id, position, name, source=rules.source))
+        try:
+            yield from ask(
+                lambda: phases.intend_again(lease, operation_id, position, name, source=rules.source)
+            )
+        except Disputed:
+            return (yield from self._told(name))
         return None
+
+    def _told(self, name: str) -> Flow[Found]:
+        """A provider says that something happened: if it is this effect, that is its result. Else nobody
+        knows what it is, and nothing more is sent."""
+        found = yield from ask(lambda: self.ways.resolver.kept_about(self.operation_id, name))
+        if found is not None and isinstance(found.evidence, Executed):
+            return found
+        self._resumable = False
+        raise OutcomeUnknown(
+            f"{name!r} was not called: a provider says that something of this operation happened, which has "
+            "no place in it. See samekey evidence list."
+        )
 
     def adopt(self, position: int, name: str, effect: Effect, found: Found) -> Flow[Any]:
         """What the provider has said meanwhile is the result."""
@@ -237,18 +262,23 @@ class Run:
         effect.provider_id, effect.source = found.evidence.provider_id, found.event.source
         return (yield from self.record(position, name, effect, value_in(found.evidence), found.event))
 
-    def not_found(self, position: int, name: str, phase: Phase, rules: EffectRules) -> Flow[None]:
-        """The provider knows nothing of it. That counts only once a first caller cannot still be calling."""
+    def not_found(self, position: int, name: str, phase: Phase, rules: EffectRules) -> Flow[Found | None]:
+        """The provider knows nothing of it. That counts only once a first caller cannot still be calling, and
+        only if it has not told otherwise meanwhile: gives that."""
         now = yield from ask(self.ways.phases.clock)
         settled = settles_at(phase.intent_at, rules.timeout_ms, rules.settle_ms)
         if now < settled:
             raise NotSettled(name, settled - now)
         self._meant_at = time.monotonic()
-        yield from ask(
-            lambda: self.ways.phases.intend_anew(
-                self.lease, self.operation_id, position, name, source=rules.source
+        try:
+            yield from ask(
+                lambda: self.ways.phases.intend_anew(
+                    self.lease, self.operation_id, position, name, source=rules.source
+                )
             )
-        )
+        except Disputed:
+            return (yield from self._told(name))
+        return None
 
     def look_up_or_stop(self, name: str, todo: Resume) -> None:
         """Where nobody can tell whether an effect happened, the operation stops here as unknown."""
@@ -273,7 +303,7 @@ class Run:
         if first:
             try:
                 yield from self._take_back(position, name)
-            except (LeaseLost, StoreError):
+            except (LeaseLost, StoreError, Disputed):
                 pass  # then the intent stays, and whoever resumes finds out
         if held > 0:
             raise NotExecuted(f"{name!r} was not called: its time was over before the call could begin.")
@@ -300,6 +330,7 @@ class Run:
                 stored,
                 effect.provider_id,
                 source=effect.source,
+                adopted=event is not None,
             )
             if event is not None:
                 yield from self.ways.resolver.use(event)
@@ -336,7 +367,13 @@ class Run:
         if outcome in (Outcome.FAIL, Outcome.RELEASE):
             if first:
                 # It never left this machine, and nobody else has tried: as if it had not been meant.
-                yield from self._take_back(position, name)
+                try:
+                    yield from self._take_back(position, name)
+                except Disputed:
+                    # Its word is the result, for whoever resumes; no answer may be made of the error.
+                    raise OutcomeUnknown(
+                        f"The call of {name!r} said that nothing happened, and the provider says that it did."
+                    ) from error
         elif outcome is Outcome.UNKNOWN and not rules.can_be_settled:
             self._resumable = False
 

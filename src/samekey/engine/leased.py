@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.claim import Claim
-from ..core.decide import Execute, Replay, Verdict, Withheld
+from ..core.decide import Execute, Replay, Uncertain, Verdict, Withheld
 from ..core.outcome import Outcome
-from ..core.policy import Policy
 from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
-from ..core.states import Mode
-from ..errors import StoreBusy, StoreError
-from ..evidence import answer_for
+from ..errors import SamekeyError, StoreError
 from ..stores.keys import NOT_NOTED, Keys, Seen
+from ..stores.sql.effects import Moved
 from .flow import Flow, ask
 from .keeper import Keeper
 from .late import TRANSIENT
@@ -40,14 +38,12 @@ class Leased:
         self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
     ) -> Flow[Running | Verdict]:
         decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
+        if isinstance(decision, Uncertain) and (yield from self._told(decision.record)):
+            decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record
         lease = record.lease(claim.lease_ms)
-        if record.attempts > 1 and claim.mode is not Mode.PHASED:
-            verdict = yield from self._happened(claim, record, lease, rules.policy)
-            if verdict is not None:
-                return verdict
         self._keeper.watch(lease, max_run_of(rules))
         running = Running(claim, rules, Operation(claim, record.id), lease=lease)
         running.expires_at = record.expires_at
@@ -59,24 +55,14 @@ class Leased:
         assert running.lease is not None
         yield from given_back(self._keys, self._keeper, running.lease)
 
-    def _happened(self, claim: Claim, record: Record, lease: Lease, policy: Policy) -> Flow[Verdict | None]:
-        """A provider's word that it happened may have come while an attempt was running that then failed. It
-        wins: this retry does not run."""
-        found = yield from ask(lambda: self._resolver.kept_success(record.id))
-        if found is None:
-            return None
-        answer = answer_for(found, record)
-        yield from ask(
-            lambda: self._keys.complete(
-                lease,
-                answer,
-                provider_id=found.provider_id,
-            )
-        )
-        seen = yield from ask(lambda: self._keys.look(claim, policy))
-        if seen is None or isinstance(seen, Seen):
-            raise StoreBusy("The record of this key would not hold still. Retry with the same key.")
-        return seen
+    def _told(self, record: Record) -> Flow[bool]:
+        """A provider's word may have come while an attempt was running whose outcome is unknown since:
+        whoever asks now need not wait until the reconciler looks."""
+        try:
+            return (yield from ask(lambda: self._resolver.apply_waiting(record.id)))
+        except (SamekeyError, Moved) as error:
+            logger.warning("What waits about operation %s could not be used: %s", record.id, error)
+            return False
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         lease = running.lease

@@ -160,7 +160,9 @@ class AsyncPhasedOperation(_Operation):
                 found = await _within(effect.timeout, lookup(effect, *args, **kwargs))
                 if found is not NOT_FOUND:
                     return await drive(run.record(position, name, effect, _found(name, found)))
-                await drive(run.not_found(position, name, phase, rules))
+                told = await drive(run.not_found(position, name, phase, rules))
+                if told is not None:
+                    return await drive(run.adopt(position, name, effect, told))
             effect.timeout = await drive(run.may_call(position, name, rules, first=phase is None))
             try:
                 result = await _within(effect.timeout, call(effect, *args, **kwargs))
@@ -232,7 +234,9 @@ class PhasedOperation(_Operation):
                 found = lookup(effect, *args, **kwargs)
                 if found is not NOT_FOUND:
                     return drive(run.record(position, name, effect, _found(name, found)))
-                drive(run.not_found(position, name, phase, rules))
+                told = drive(run.not_found(position, name, phase, rules))
+                if told is not None:
+                    return drive(run.adopt(position, name, effect, told))
             effect.timeout = drive(run.may_call(position, name, rules, first=phase is None))
             try:
                 result = call(effect, *args, **kwargs)

@@ -27,12 +27,13 @@ from ..core.effects import (
     Word,
     choose,
     judge,
+    placed,
 )
 from ..core.phases import encode_value
 from ..core.program import BEGIN, Program
 from ..core.record import Record
 from ..core.states import Mode, State
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, Contradicted, NotExecuted
 from ..evidence import (
     Declined,
     Evidence,
@@ -69,7 +70,8 @@ class Resolution(StrEnum):
     """Nobody can tell which effect is meant: the operation has several, or it happened before the operation
     began. Where the store can, it is kept for an operator."""
     AMBIGUOUS = "ambiguous"
-    """Two operations have this id of the provider's. Neither was moved; an operator sees the event."""
+    """Two operations have this id of the provider's, and neither was settled; an operator sees the event. If
+    it says that it happened, neither runs again before that."""
     NOT_FOUND = "not_found"
     """No such effect of this tenant and source, not yet or no longer. Nothing was noted: the provider may
     send the event again."""
@@ -86,6 +88,8 @@ class Said:
     about: str | None = None
     """The downstream key of the effect; None: it names the operation alone."""
     provider_id: str | None = None
+    among: tuple[str | None, ...] = ()
+    """The downstream keys of the effects that have this id, where there are several."""
 
     @property
     def names_id(self) -> str | None:
@@ -99,15 +103,26 @@ class Said:
         named = json.dumps([self.source, self.event_id]).encode()
         return hashlib.sha256(named).hexdigest()[:32]
 
-    def word(self, received_at: int) -> Word:
+    def word(self, received_at: int) -> Heard:
         """As it counts if it was received then, by the store's clock: nothing is heard of before it has
         happened, whatever a provider's clock says."""
-        at = min(self.occurred_at, received_at)
-        return Word(says(self.evidence), self.source, self.about, self.names_id, at, self.event_id)
+        at, given = min(self.occurred_at, received_at), self.evidence
+        return Heard(
+            says(given), self.source, self.about, self.names_id, at, self.event_id, self.among, finding=given
+        )
 
     @property
     def actor(self) -> Actor:
         return Actor("webhook", f"event {self.event_id} of {self.source}")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Word):
+    """A word with what it found: the verdict is about this event, and about no look-alike of it."""
+
+    finding: Evidence = NotExecuted
+    event: Event | None = None
+    """As it was kept; None: it comes now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +151,15 @@ class Resolver(Protocol):
     @property
     def finding(self) -> Finding: ...
 
-    def apply(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
+    def apply(
+        self, record: Record, finding: Evidence, actor: Actor, *, despite: Sequence[str] = ()
+    ) -> Program[bool]:
         """A lookup's or an operator's word about an unknown or dead record as it was seen: about the leased
-        call, or about the effect of phased work that has no result. False if somebody else was first."""
+        call, or about the effect of phased work that has no result. False if somebody else was first.
+
+        ``Contradicted`` if a provider says that it happened: only an operator, who names those events
+        (``despite``), may say otherwise.
+        """
 
     def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
         """One event of a provider's about an operation. ``Moved`` if that moved meanwhile: try again."""
@@ -146,15 +167,14 @@ class Resolver(Protocol):
     def apply_waiting(self, operation_id: str) -> Program[bool]:
         """Uses what was kept, if it can be used now."""
 
-    def kept_success(self, operation_id: str) -> Program[Executed | None]:
-        """For a retry that has just won the right to run: what was kept, if it says that it happened
-        already."""
-
     def stranded(self, *, batch: int) -> Program[list[str]]:
         """Operations that run no more while evidence about them waits."""
 
-    def note_ambiguous(self, said: Said) -> Program[None]:
-        """Keeps an event that fits two operations, for an operator to see."""
+    def looked_at(self, operation_id: str) -> Program[None]:
+        """What waits about it could not be used now: that of others comes first, next time."""
+
+    def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
+        """Keeps an event that fits this operation and others, for an operator to see."""
 
 
 class DirectResolver:
@@ -172,17 +192,28 @@ class DirectResolver:
         record: Record,
         finding: Evidence,
         actor: Actor,
+        *,
+        despite: Sequence[str] = (),
         source: str | None = None,
         event: str | None = None,
     ) -> Program[bool]:
         check_about(finding, record)
         attempt = record.attempt
+        disputed_by = yield from self.finding.disputed_by(record.id)
+        if disputed_by not in (None, *despite) and not isinstance(finding, Executed):
+            raise Contradicted([str(disputed_by)])
         if isinstance(finding, Executed | Declined):
             answer, provider_id = answer_for(finding, record), finding.provider_id
-            return self.finding.executed(
-                record.id, answer, actor, provider_id=provider_id, source=source, attempt=attempt
+            return (
+                yield from self.finding.executed(
+                    record.id, answer, actor, provider_id=provider_id, source=source, attempt=attempt
+                )
             )
-        return self.finding.not_executed(record.id, actor, attempt=attempt, event=event)
+        return (
+            yield from self.finding.not_executed(
+                record.id, actor, attempt=attempt, event=event, despite=disputed_by
+            )
+        )
 
     def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
         found = yield from self.finding.clocked(operation_id)
@@ -201,13 +232,21 @@ class DirectResolver:
             case Settle():
                 if len(freed_by) >= MOST_FREED:
                     return Resolution.UNPLACED
-                if not (yield from self.apply(record, said.evidence, said.actor, said.source, said.digest)):
+                try:
+                    moved = yield from self.apply(
+                        record, said.evidence, said.actor, source=said.source, event=said.digest
+                    )
+                except Contradicted:
+                    return Resolution.UNPLACED
+                if not moved:
                     raise Moved
                 return Resolution.RESOLVED
             case Keep():
+                yield from self._dispute(record, said)
                 running = record.state is State.IN_PROGRESS
                 return Resolution.TOO_EARLY if running else Resolution.UNPLACED
             case Unplaced():
+                yield from self._dispute(record, said)
                 return Resolution.UNPLACED
             case Late():
                 return Resolution.TOO_LATE
@@ -218,16 +257,22 @@ class DirectResolver:
         yield from ()
         return False
 
-    def kept_success(self, operation_id: str) -> Program[Executed | None]:
-        yield from ()
-        return None
-
     def stranded(self, *, batch: int) -> Program[list[str]]:
         yield from ()
         return []
 
-    def note_ambiguous(self, said: Said) -> Program[None]:
+    def looked_at(self, operation_id: str) -> Program[None]:
         yield from ()
+
+    def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
+        """Nothing is kept, but a yes keeps this operation from running again."""
+        found = yield from self.finding.clocked(operation_id)
+        if found is not None:
+            yield from self._dispute(found[1], said)
+
+    def _dispute(self, record: Record, said: Said) -> Program[None]:
+        if isinstance(said.evidence, Executed):
+            yield from self.finding.dispute(record.id, said.event_id, attempt=record.attempt)
 
 
 class NotingResolver:
@@ -239,12 +284,16 @@ class NotingResolver:
         self._operator = operator
         self._effects = effects
 
-    def apply(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
+    def apply(
+        self, record: Record, finding: Evidence, actor: Actor, *, despite: Sequence[str] = ()
+    ) -> Program[bool]:
         check_about(finding, record)
         yield BEGIN
         found = yield from self._effects.locked(record.id)
         if found is None or found[1].attempt != record.attempt or found[1].state not in _UNSETTLED:
             return False
+        if not isinstance(finding, Executed):
+            yield from self._overrule(record.id, despite)
         effects = yield from self._effects.of(record.id)
         open_phases = [e for e in effects if e.kind is EffectKind.PHASE and e.was_sent and e.outcome is None]
         if record.mode is Mode.PHASED and len(open_phases) == 1:
@@ -255,6 +304,16 @@ class NotingResolver:
             return (yield from self._effects.go_on(found[1], actor))
         return (yield from self._settle(found[1], None, effects, finding, actor, None))
 
+    def _overrule(self, operation_id: str, despite: Sequence[str]) -> Program[None]:
+        """An operator sets aside what providers say, event by event; what was not named contradicts."""
+        waiting = yield from self._effects.unsettled(operation_id)
+        yes = [event for event in waiting if event.says == Says.EXECUTED]
+        unnamed = [event.event_id for event in yes if event.event_id not in despite]
+        if unnamed:
+            raise Contradicted(unnamed)
+        for event in yes:
+            yield from self._effects.mark(event, "late")
+
     def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
         yield BEGIN
         found = yield from self._effects.locked(operation_id)
@@ -264,37 +323,34 @@ class NotingResolver:
         earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
         if earlier is not None and earlier.state in ("used", "late"):
             return Resolution.DUPLICATE
+        effects = yield from self._effects.of(operation_id)
         if earlier is not None and earlier.about != said.about:
             if said.about is None:
                 said = replace(said, about=earlier.about)  # it has named its effect before
             else:
                 yield from self._effects.mark(earlier, "late")  # it names its effect now, and is noted anew
-        effects = yield from self._effects.of(operation_id)
-        waiting = yield from self._effects.waiting(operation_id)
-        others = [one for one in waiting if one != earlier]
-        received_at = now if earlier is None else earlier.received_at
-        verdict = judge(said.word(received_at), record, effects, [_word(event) for event in others])
+        unsettled = yield from self._effects.unsettled(operation_id)
+        others = [_word(one) for one in unsettled if one != earlier]
+        word = placed(said.word(now if earlier is None else earlier.received_at), record, effects)
+        said = replace(said, about=word.about)
+        verdict = judge(word, record, effects, others)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
         check_about(said.evidence, record)
         stored = encode_evidence(said.evidence)
         match verdict:
             case Late():
-                yield from self._note(said, operation_id, stored, "late")
+                yield from self._note(said, record, stored, "late")
                 return Resolution.TOO_LATE
             case Keep() | Unplaced():
-                yield from self._note(said, operation_id, stored, "waiting")
+                yield from self._note(said, record, stored, "waiting")
                 if earlier is not None:
                     return Resolution.DUPLICATE
                 return Resolution.KEPT if isinstance(verdict, Keep) else Resolution.UNPLACED
             case Settle():
-                finding = _finding(verdict.word, said, others)
-                moved = yield from self._settle(
-                    record, verdict.effect, effects, finding, said.actor, said.source
-                )
-                if not moved:
+                if not (yield from self._carry_out(verdict, record, effects, said.actor, said.source)):
                     raise Moved
-                yield from self._note(said, operation_id, stored, "used")
+                yield from self._note(said, record, stored, "used")
                 return Resolution.RESOLVED
             case _:
                 assert_never(verdict)
@@ -305,26 +361,26 @@ class NotingResolver:
         if found is None:
             return False
         record = found[1]
-        waiting = yield from self._effects.waiting(operation_id)
-        if not waiting:
+        unsettled = yield from self._effects.unsettled(operation_id)
+        if not unsettled:
             return False
         effects = yield from self._effects.of(operation_id)
         # The event that says most comes first: that it happened, then that it was refused.
-        waiting.sort(key=lambda event: list(Says).index(_word(event).says))
-        for event in waiting:
-            others = [other for other in waiting if other is not event]
-            verdict = judge(_word(event), record, effects, [_word(other) for other in others])
+        words = sorted(map(_word, unsettled), key=lambda word: list(Says).index(word.says))
+        for word in words:
+            if _kept(word).state != "waiting":
+                continue
+            verdict = judge(word, record, effects, [other for other in words if other is not word])
             if isinstance(verdict, Late):
-                yield from self._effects.mark(event, "late")
+                yield from self._effects.mark(_kept(word), "late")
             if not isinstance(verdict, Settle):
                 continue
-            used = next((other for other in others if _word(other) == verdict.word), event)
+            used = _kept(verdict.word)
             actor = Actor("webhook", f"event {used.event_id} of {used.source}, which had come early")
-            finding = decode_evidence(used.outcome)
-            if not (yield from self._settle(record, verdict.effect, effects, finding, actor, used.source)):
+            if not (yield from self._carry_out(verdict, record, effects, actor, used.source)):
                 return False
-            yield from self._effects.mark(event, "used")
-            yield from self._effects.mark(used, "used")
+            for event in (_kept(word), used):
+                yield from self._effects.mark(event, "used")
             return True
         yield from self._effects.looked_at(operation_id)
         return False
@@ -340,31 +396,10 @@ class NotingResolver:
         if effect is None or found is None:
             return None
         chosen = choose([_word(event) for event in waiting], found[1], effect)
-        if chosen is None:
-            return None
-        event = next(one for one in waiting if _word(one) == chosen)
-        return Found(decode_evidence(event.outcome), event)
+        return None if chosen is None else Found(_finding(chosen), _kept(chosen))
 
-    def kept_success(self, operation_id: str) -> Program[Executed | None]:
-        """About the only call, or the operation as a whole; what is about one step of several tells too
-        little."""
-        waiting = yield from self._effects.waiting(operation_id)
-        if not waiting:
-            return None
-        found = yield from self._effects.locked(operation_id)
-        effects = yield from self._effects.of(operation_id)
-        if found is None:
-            return None
-        # As it was before this attempt: failed, with what that had noted.
-        record = replace(found[1], state=State.FAILED_RETRYABLE, attempt=_noted_attempt(effects, found[1]))
-        for event in waiting:
-            verdict = judge(
-                _word(event), record, effects, [_word(one) for one in waiting if one is not event]
-            )
-            if isinstance(verdict, Settle) and verdict.word.says is Says.EXECUTED:
-                finding = decode_evidence(event.outcome)
-                return finding if isinstance(finding, Executed) else None
-        return None
+    def looked_at(self, operation_id: str) -> Program[None]:
+        return self._effects.looked_at(operation_id)
 
     def stranded(self, *, batch: int) -> Program[list[str]]:
         return self._effects.stranded(batch=batch)
@@ -372,23 +407,42 @@ class NotingResolver:
     def use(self, event: Event) -> Program[None]:
         yield from self._effects.mark(event, "used")
 
-    def note_ambiguous(self, said: Said) -> Program[None]:
-        stored = encode_evidence(said.evidence)
-        yield from self._note(said, None, stored, "ambiguous")
+    def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
+        yield BEGIN
+        found = yield from self._effects.locked(operation_id)
+        if found is None:
+            return
+        record = found[1]
+        earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
+        if earlier is None or earlier.state not in ("used", "late"):
+            yield from self._note(said, record, encode_evidence(said.evidence), "ambiguous")
 
-    def _note(self, said: Said, operation_id: str | None, stored: bytes, state: str) -> Program[None]:
+    def _note(self, said: Said, record: Record, stored: bytes, state: str) -> Program[None]:
+        """Notes what became of an event. A yes that waits, whatever it waits for, keeps its operation from
+        being free."""
         event = Event(
             said.source,
             said.event_id,
-            operation_id,
+            record.id,
             said.about,
             said.names_id,
             stored,
+            str(says(said.evidence)),
             state,
             said.occurred_at,
             0,
         )
         yield from self._effects.note(event)
+        if state in ("waiting", "ambiguous") and isinstance(said.evidence, Executed):
+            yield from self._effects.dispute(record)
+        elif isinstance(said.evidence, Executed):
+            yield from self._effects.undispute(record.id)
+
+    def _carry_out(
+        self, verdict: Settle, record: Record, effects: Sequence[Effect], actor: Actor, source: str
+    ) -> Program[bool]:
+        finding = _finding(verdict.word)
+        return self._settle(record, verdict.effect, effects, finding, actor, source)
 
     def _settle(
         self,
@@ -401,6 +455,8 @@ class NotingResolver:
     ) -> Program[bool]:
         """Carries out what was found: the effect has its result, and the rest goes on."""
         if effect is None:
+            if record.mode is Mode.PHASED and not isinstance(finding, Executed | Declined):
+                return (yield from self._effects.not_sent_phase(record, None, actor))
             return (yield from self._settle_call(record, effects, finding, actor, source))
         said = says(finding)
         if effect.kind is EffectKind.PHASE:
@@ -458,17 +514,27 @@ class NotingResolver:
         return moved
 
 
-def _noted_attempt(effects: Sequence[Effect], record: Record) -> str:
-    return next((one.attempt for one in effects if one.kind is EffectKind.LEASED), record.attempt)
-
-
-def _word(event: Event) -> Word:
+def _word(event: Event) -> Heard:
     finding = decode_evidence(event.outcome)
     at = min(event.occurred_at, event.received_at)
-    return Word(says(finding), event.source, event.about, event.provider_id, at, event.event_id)
+    return Heard(
+        says(finding),
+        event.source,
+        event.about,
+        event.provider_id,
+        at,
+        event.event_id,
+        finding=finding,
+        event=event,
+    )
 
 
-def _finding(word: Word, said: Said, others: Sequence[Event]) -> Evidence:
-    """What the deciding word found; it may be one that was kept."""
-    kept = next((one for one in others if _word(one) == word), None)
-    return said.evidence if kept is None else decode_evidence(kept.outcome)
+def _finding(word: Word) -> Evidence:
+    """What the deciding word found."""
+    assert isinstance(word, Heard)
+    return word.finding
+
+
+def _kept(word: Word) -> Event:
+    assert isinstance(word, Heard) and word.event is not None
+    return word.event

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from ..core.claim import downstream_key, scope_part
 from ..core.record import Record
@@ -85,20 +86,25 @@ def resolve(
     if not named.can_be_found:
         return Resolution.NOT_FOUND
     found = yield from _find(keys, named, source, None if tenant is None else scope_part(tenant))
-    if len(found) > 1:
-        yield from ask(lambda: resolver.note_ambiguous(said))
+    operations = {record.id: record for _, record in found}
+    if len(operations) > 1:
+        for operation_id in operations:
+            yield from ask(partial(resolver.note_ambiguous, said, operation_id))
         events.emit("reconcile.failed")
         logger.error(
-            "An event of %r fits %d effects by the provider's id. Nothing was moved; see samekey evidence "
+            "An event of %r fits %d operations by the provider's id. None was settled; see samekey evidence "
             "list.",
             source,
-            len(found),
+            len(operations),
         )
         return Resolution.AMBIGUOUS
     if not found:
         return Resolution.NOT_FOUND
     about, record = found[0]
-    said = replace(said, about=about)
+    if len(found) > 1:
+        said = replace(said, among=tuple(sent for sent, _ in found))
+    else:
+        said = replace(said, about=about)
     for _ in range(ROUNDS):
         try:
             resolution = yield from ask(lambda: resolver.receive(said, record.id))

@@ -40,6 +40,8 @@ LOOKED_AT = 50
 """Leases that were not renewed and are looked at in one go; with a lock on each, still far below a beat."""
 NOT_NOTED = "not_noted"
 """The error code of an attempt whose outcome is unknown, and so is what it may have sent."""
+DISPUTED = "disputed"
+"""The error code of a key that would have been freed against a provider's word."""
 NOT_BEGUN = "not_begun"
 """The error code of an attempt that took its key and never reached its handler."""
 
@@ -229,8 +231,13 @@ class Keys:
     def fail(
         self, lease: Lease, error_code: str, *, sent: Sent = NOTHING_SENT, now: int | None = None
     ) -> Program[bool]:
-        """Nothing happened: one retry may run. False if the lease was lost."""
+        """Nothing happened: one retry may run. False if the lease was lost.
+
+        If a provider says otherwise and that word waits, nobody may: the outcome is unknown.
+        """
         rows = yield from self._noting("fail", lease, sent, now, error_code=error_code)
+        if not rows:
+            rows = yield from self._noting("hold", lease, sent, now, error_code=error_code)
         return bool(rows)
 
     def lose(
@@ -271,8 +278,11 @@ class Keys:
         return rows
 
     def release(self, lease: Lease, *, now: int | None = None) -> Program[bool]:
-        """Frees the key as if it had never been used. False if the lease was lost."""
+        """Frees the key as if it had never been used. False if the lease was lost, or, as for ``fail``, the
+        key must not be free."""
         rows = yield self._statements.statement("release", now, **_lease_values(lease))
+        if not rows:
+            yield from self._noting("hold", lease, NOTHING_SENT, now, error_code=DISPUTED)
         return bool(rows)
 
     def give_back(self, lease: Lease, *, now: int | None = None) -> Program[bool]:

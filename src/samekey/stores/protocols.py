@@ -115,13 +115,24 @@ class Finding(Protocol):
         *,
         attempt: str | None = None,
         event: str | None = None,
+        despite: str | None = None,
         now: int | None = None,
     ) -> Program[bool]:
-        """It never happened: one retry may run. False as for ``executed``.
+        """It never happened: one retry may run. False as for ``executed``, and where a provider says that it
+        happened and nobody sets that aside (``despite``: see ``disputed_by``).
 
         ``event``: what tells the event that says so from others. A store without a table of events keeps it
         in the record (see ``freed_by``).
         """
+
+    def dispute(
+        self, operation_id: str, event: str, *, attempt: str, now: int | None = None
+    ) -> Program[None]:
+        """An event says that it happened, and could not settle this attempt: until somebody has, the key is
+        never free. A store with a table of events does this with the event."""
+
+    def disputed_by(self, operation_id: str) -> Program[str | None]:
+        """The id of that event, where the record keeps it."""
 
     def freed_by(self, operation_id: str) -> Program[list[str]]:
         """The events that have freed attempts of this operation, where the record keeps them."""

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from ..core.backoff import Backoff
@@ -21,7 +22,7 @@ from ..core.states import State
 from ..drivers.run import run_async
 from ..engine.desk import LOOKUP_TIMEOUT, Lookup, LookupFailed
 from ..engine.engine import Engine
-from ..errors import CorruptRecord, SamekeyError
+from ..errors import Contradicted, CorruptRecord, SamekeyError
 from ..evidence import check_finding, is_still_unknown
 from ..stores.protocols import Actor
 from ..stores.sql.effects import Moved
@@ -127,12 +128,11 @@ class Reconciler:
         driver = self._engine.drivers.aio
         for operation_id in await run_async(driver, lambda: self._resolver.stranded(batch=KEPT_BATCH)):
             try:
-                used = await run_async(
-                    driver,
-                    lambda operation_id=operation_id: self._resolver.apply_waiting(operation_id),  # type: ignore[misc]
-                )
+                used = await run_async(driver, partial(self._resolver.apply_waiting, operation_id))
             except (SamekeyError, Moved) as error:
                 logger.error("Evidence about operation %s could not be used: %s", operation_id, error)
+                # Else the same ones would come first at every look, and keep the others waiting.
+                await run_async(driver, partial(self._resolver.looked_at, operation_id))
                 continue
             if used:
                 self._engine.events.emit("reconcile.resolved")
@@ -182,7 +182,12 @@ class Reconciler:
         if is_still_unknown(finding):
             return await self._later(record, tries, "the provider cannot tell yet")
         actor = Actor("reconciler", f"lookup, try {tries}")
-        if not await run_async(driver, lambda: self._resolver.apply(record, finding, actor)):
+        try:
+            applied = await run_async(driver, lambda: self._resolver.apply(record, finding, actor))
+        except Contradicted as error:
+            # Asking again does not help: one of the two is wrong, and a person must find out which.
+            return await self._give_up(record, f"the lookup contradicts the provider's own event. {error}")
+        if not applied:
             return Looked(record, record.state, "somebody else settled it meanwhile")
         named = finding if isinstance(finding, type) else type(finding)
         return await self._settled(record, f"the lookup said {named.__name__}")
@@ -209,14 +214,18 @@ class Reconciler:
         driver, finding = self._engine.drivers.aio, self._resolver.finding
         self._tell("reconcile.failed", record)
         if tries >= self._max_tries:
-            actor = Actor("reconciler", f"given up after {tries} tries: {why}")
-            if await run_async(driver, lambda: finding.give_up(record.id, actor, attempt=record.attempt)):
-                logger.error("The outcome of operation %s is a dead letter: %s", record.id, why)
-                self._tell("dead_letter", record)
-            return Looked(record, State.DEAD_LETTER, why)
+            return await self._give_up(record, f"given up after {tries} tries: {why}")
         pause = max(1000, self._backoff.pause_ms(tries, 0.5 + random.random() / 2))  # noqa: S311
         await run_async(driver, lambda: finding.ask_again(record.id, pause_ms=pause, attempt=record.attempt))
         return Looked(record, record.state, why)
+
+    async def _give_up(self, record: Record, why: str) -> Looked:
+        driver, actor = self._engine.drivers.aio, Actor("reconciler", why)
+        finding = self._resolver.finding
+        if await run_async(driver, lambda: finding.give_up(record.id, actor, attempt=record.attempt)):
+            logger.error("The outcome of operation %s is a dead letter: %s", record.id, why)
+            self._tell("dead_letter", record)
+        return Looked(record, State.DEAD_LETTER, why)
 
     def _tell(self, event: str, record: Record) -> None:
         self._engine.events.emit(event, mode=str(record.mode), endpoint=record.endpoint)

@@ -99,6 +99,7 @@ class DynamoFinding:
         *,
         attempt: str | None = None,
         event: str | None = None,
+        despite: str | None = None,
         now: int | None = None,
     ) -> Program[bool]:
         rows = yield self._statements.statement(
@@ -107,10 +108,22 @@ class DynamoFinding:
             operation_id=operation_id,
             attempt=attempt,
             event=event,
+            despite=despite,
             actor=actor.name,
             reason=actor.reason,
         )
         return bool(rows)
+
+    def dispute(
+        self, operation_id: str, event: str, *, attempt: str, now: int | None = None
+    ) -> Program[None]:
+        yield self._statements.statement(
+            "dispute", now, operation_id=operation_id, event=event, attempt=attempt
+        )
+
+    def disputed_by(self, operation_id: str) -> Program[str | None]:
+        rows = yield self._statements.statement("disputed_by", None, operation_id=operation_id)
+        return str(rows[0][0]) if rows else None
 
     def give_up(
         self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None

@@ -29,6 +29,7 @@ from .items import (
     value_of,
 )
 from .requests import (
+    Absent,
     Among,
     Asking,
     Both,
@@ -37,6 +38,7 @@ from .requests import (
     Is,
     Plan,
     Plus,
+    Present,
     Reached,
     Request,
     Term,
@@ -273,6 +275,7 @@ def reuse(p: Values, now: int) -> Plan:
         "sent_attempt": None,
         "source": None,
         "freed_by": None,
+        "disputed": None,
         "reconcile_after": None,
         "completed_at": None,
         "forget_after": None,
@@ -303,12 +306,10 @@ def end_lease(p: Values, now: int) -> Plan:
     tried: State | None = None
     mode: str | None = p["mode"] if p["mode"] in _LEASE_END else str(Mode.LEASED)
     while _LEASE_END.get(str(mode)) is not tried:
-        request = lease_ended(pk, mode, now, Is("attempt", p["seen"]))
-        if request is None:
-            return []
-        reply = yield from one(request)
-        if not refused(reply):
-            return [[now, *row_of(changed(reply))]]
+        for request in lease_ended(pk, mode, now, Is("attempt", p["seen"])):
+            reply = yield from one(request)
+            if not refused(reply):
+                return [[now, *row_of(changed(reply))]]
         if tried is not None:
             return []
         item = found(reply) or found((yield from one(get(pk)))) or {}
@@ -316,11 +317,26 @@ def end_lease(p: Values, now: int) -> Plan:
     return []
 
 
-def lease_ended(pk: str, mode: str | None, now: int, *conditions: Condition) -> Request | None:
-    """Moves a record of that mode whose lease ran out. None for modes whose records stay as they are."""
+def lease_ended(pk: str, mode: str | None, now: int, *conditions: Condition) -> list[Request]:
+    """Moves a record of that mode whose lease ran out, by one of these; there is none for modes whose records
+    stay as they are. What a provider says has happened is never free, whatever its mode."""
     if mode not in _LEASE_END:
-        return None
+        return []
     state = _LEASE_END[mode]
+    alike = [other for other, then in _LEASE_END.items() if then is state]
+    moved = _lease_ended(pk, state, now, *conditions, Among("mode", alike), *free(state))
+    if state is State.UNKNOWN:
+        return [moved]
+    held = (Among("mode", alike), Present("disputed"))
+    return [moved, _lease_ended(pk, target(Event.DISPUTE), now, *conditions, *held)]
+
+
+def free(state: State) -> tuple[Condition, ...]:
+    """Whatever a provider says has happened does not become free to run again."""
+    return (Absent("disputed"),) if state is State.FAILED_RETRYABLE else ()
+
+
+def _lease_ended(pk: str, state: State, now: int, *conditions: Condition) -> Request:
     change: dict[str, Term] = {
         "state": str(state),
         "locked_until": None,
@@ -331,15 +347,7 @@ def lease_ended(pk: str, mode: str | None, now: int, *conditions: Condition) -> 
         change |= {"reconcile_after": now, "due": now, "expires_at": Plus("ttl_ms", now)}
     else:
         change |= {"reconcile_after": None, **failed(now)}
-    alike = [other for other, then in _LEASE_END.items() if then is state]
-    return update(
-        pk,
-        change,
-        *conditions,
-        may_leave(Event.LEASE_END),
-        Among("mode", alike),
-        Reached("locked_until", now),
-    )
+    return update(pk, change, *conditions, may_leave(Event.LEASE_END), Reached("locked_until", now))
 
 
 _LEASE_END: Final = {str(mode): state for mode, state in LEASE_END.items() if state is not State.IN_PROGRESS}
@@ -450,12 +458,24 @@ def fail(p: Values, now: int) -> Plan:
         **failed(now),
         **noted(p),
     }
-    return (yield from _ended(update(pk, change, *_held(p, Event.FAIL)), now))
+    return (yield from _ended(update(pk, change, *_held(p, Event.FAIL), *free(state)), now))
+
+
+def hold(p: Values, now: int) -> Plan:
+    """The holder would free the key, but a provider says that it happened: somebody must find out first."""
+    pk, state = pk_of(p["scope"], p["key"]), target(Event.DISPUTE)
+    change = {**_unknown(p, now, pk, state), **noted(p)}
+    return (yield from _ended(update(pk, change, *_held(p, Event.DISPUTE), Present("disputed")), now))
 
 
 def lose(p: Values, now: int) -> Plan:
     pk, state = pk_of(p["scope"], p["key"]), target(Event.LOSE)
-    change: dict[str, Term] = {
+    change = {**_unknown(p, now, pk, state), **provider(p), **noted(p)}
+    return (yield from _ended(update(pk, change, *_held(p, Event.LOSE)), now))
+
+
+def _unknown(p: Values, now: int, pk: str, state: State) -> dict[str, Term]:
+    return {
         "state": str(state),
         "locked_until": None,
         "error_code": p["error_code"],
@@ -463,14 +483,12 @@ def lose(p: Values, now: int) -> Plan:
         "queue": place(state, pk),
         "due": now,
         "forget_after": None,
-        **provider(p),
-        **noted(p),
     }
-    return (yield from _ended(update(pk, change, *_held(p, Event.LOSE)), now))
 
 
 def release(p: Values, now: int) -> Plan:
-    return (yield from _ended(delete(pk_of(p["scope"], p["key"]), *_held(p, Event.RELEASE)), now))
+    conditions = (*_held(p, Event.RELEASE), Absent("disputed"))
+    return (yield from _ended(delete(pk_of(p["scope"], p["key"]), *conditions), now))
 
 
 def expire(p: Values, now: int) -> Plan:

@@ -91,7 +91,7 @@ def _carried_out(requests: list[Request]) -> Asking:
 def sweep(p: Values, now: int) -> Plan:
     waiting = yield from entries([LEASES], now, p["batch"])
     requests = [lease_ended(value_of(entry, "pk"), value_of(entry, "mode"), now) for entry in waiting]
-    moved = yield from _carried_out([request for request in requests if request is not None])
+    moved = yield from _carried_out([request for either in requests for request in either])
     return [[now, *row_of(item)] for item in moved]
 
 

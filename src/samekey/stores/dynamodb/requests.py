@@ -103,7 +103,19 @@ class Either:
     second: Condition
 
 
-Condition: TypeAlias = Is | Among | Reached | Both | Either
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The attribute has no value."""
+
+    attribute: str
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    attribute: str
+
+
+Condition: TypeAlias = Is | Among | Reached | Both | Either | Absent | Present
 
 
 class _Expression:
@@ -130,6 +142,10 @@ class _Expression:
                 return f"{self.name(attribute)} IN ({', '.join(self.value(value) for value in values)})"
             case Reached(attribute, now):
                 return f"{self.name(attribute)} <= {self.value(now)}"
+            case Absent(attribute):
+                return f"attribute_not_exists({self.name(attribute)})"
+            case Present(attribute):
+                return f"attribute_exists({self.name(attribute)})"
             case Both(first, second):
                 return f"{self.condition(first)} AND {self.condition(second)}"
             case Either(first, second):

@@ -14,7 +14,7 @@ from ...core.record import decode_record, expiry_of, nobodys
 from ...core.states import Event, State, sources, target
 from .items import Item, forget_after, place, row_of, value_of
 from .plans import NO_ANSWER, answered, item_of, moved_row, one, over, provider
-from .requests import Is, Plan, Term, Values, changed, refused, update
+from .requests import Absent, Is, Plan, Term, Values, changed, refused, update
 
 _ROUNDS: Final = 8
 """How often a record is read again that moved between reading and writing."""
@@ -67,9 +67,37 @@ def found_not_executed(p: Values, now: int) -> Plan:
             p,
             now,
             _names(Event.FOUND_NOT_EXECUTED),
-            lambda item: {**_settled(item, state, now), **_freed(item, p["event"]), **_by(p)},
+            lambda item: {
+                **_settled(item, state, now),
+                **_freed(item, p["event"]),
+                **_by(p),
+                "disputed": None,
+            },
+            lambda item: value_of(item, "disputed") in (None, p["despite"]),
         )
     )
+
+
+def dispute(p: Values, now: int) -> Plan:
+    """A provider says that it happened, and that could not settle the record: it is not free any more, nor
+    will be."""
+
+    def change(item: Item) -> dict[str, Term]:
+        if value_of(item, "state") != State.FAILED_RETRYABLE:
+            return {"disputed": p["event"]}
+        state = target(Event.DISPUTE)
+        queue = place(state, str(value_of(item, "pk")))
+        moved = {"state": str(state), "reconcile_after": now, "queue": queue, "due": now}
+        return {"disputed": p["event"], **moved, "forget_after": None}
+
+    open_states = [str(state) for state in State if state not in (State.COMPLETED, State.EXPIRED)]
+    return (yield from _found_out(p, now, open_states, change))
+
+
+def disputed_by(p: Values, now: int) -> Plan:
+    item = yield from item_of(p["operation_id"])
+    event = None if item is None else value_of(item, "disputed")
+    return [] if event is None else [[event]]
 
 
 def _freed(item: Item, event: str | None) -> dict[str, Term]:
@@ -166,16 +194,24 @@ def _settled(item: Item, state: State, now: int) -> dict[str, Term]:
     }
 
 
-def _found_out(p: Values, now: int, states: list[str], change: Callable[[Item], dict[str, Term]]) -> Plan:
+def _found_out(
+    p: Values,
+    now: int,
+    states: list[str],
+    change: Callable[[Item], dict[str, Term]],
+    allowed: Callable[[Item], bool] = lambda _: True,
+) -> Plan:
     """Reads, then compares and sets, and again if the record moved in between."""
     for _ in range(_ROUNDS):
         item = yield from item_of(p["operation_id"])
         if item is None or value_of(item, "state") not in states:
             return []
         attempt, state = value_of(item, "attempt"), value_of(item, "state")
-        if p["attempt"] is not None and p["attempt"] != attempt:
+        if (p["attempt"] is not None and p["attempt"] != attempt) or not allowed(item):
             return []
-        pk, conditions = value_of(item, "pk"), (Is("attempt", attempt), Is("state", state))
+        said = value_of(item, "disputed")
+        same = Absent("disputed") if said is None else Is("disputed", said)
+        pk, conditions = value_of(item, "pk"), (Is("attempt", attempt), Is("state", state), same)
         wanted = change(item)
         if "answer_version" in wanted:
             moved = yield from answered(pk, wanted, p, conditions)

@@ -4,7 +4,7 @@ local record = held(p.seen, {from:lease_end})
 if not record or record.mode == {mode:phased} or number(record.locked_until) > clock then
     return {}
 end
-local becomes = {table:lease_end}[record.mode]
+local becomes = record.disputed and {to:dispute} or {table:lease_end}[record.mode]
 change(KEYS[FIRST_RECORD], record, {
     state = becomes, locked_until = false, error_code = 'lease_ended',
     expires_at = clock + number(record.ttl_ms),

@@ -1,7 +1,7 @@
 -- durable
--- The holder proves that nothing happened.
+-- The holder proves that nothing happened. Not against a provider's yes that waits (see hold).
 local record = held(p.attempt, {from:fail})
-if not record then
+if not record or record.disputed then
     return {}
 end
 change(KEYS[FIRST_RECORD], record, noted_with(record, {

@@ -8,6 +8,8 @@
 --   settled   to be forgotten, by the end of retention
 --   dead      waiting for a person, by the last run
 --
+-- One that is disputed (by the id of a provider's event, which says that it happened) is never free to run again.
+--
 -- Only what is settled has a time to live: what is in flight or unknown is never forgotten, nor is a key after whose
 -- expiry comes "gone". All names begin with
 -- KEYS[1] less its last word, so with the same hash tag: they lie in one slot, and a script is one atomic step.

@@ -1,7 +1,7 @@
 -- durable
--- The holder frees the key.
+-- The holder frees the key. Not against a provider's yes that waits (see hold).
 local record = held(p.attempt, {from:release})
-if not record then
+if not record or record.disputed then
     return {}
 end
 remove(KEYS[FIRST_RECORD], record)

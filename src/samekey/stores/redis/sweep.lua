@@ -8,7 +8,7 @@ for i = FIRST_RECORD, #KEYS do
         redis.call('ZREM', indexes.leases, base_of(KEYS[i]))
     elseif {from:lease_end}[record.state] and record.mode ~= {mode:phased}
         and tonumber(record.locked_until or '') and number(record.locked_until) <= clock then
-        local becomes = {table:lease_end}[record.mode]
+        local becomes = record.disputed and {to:dispute} or {table:lease_end}[record.mode]
         if becomes then
             change(KEYS[i], record, {
                 state = becomes, locked_until = false, error_code = 'lease_ended',

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...core.effects import Effect, EffectKind
+from ...core.effects import Effect, EffectKind, Says
+from ...core.phases import decode_phases
 from ...core.program import BEGIN, Program, Row
 from ...core.record import Record, decode_record
+from ...core.states import State
 from ..protocols import Actor
 from .operator import Operator, act_as, act_end
 from .queries import Queries
@@ -29,6 +31,8 @@ class Event:
     """The downstream key that it names."""
     provider_id: str | None
     outcome: bytes
+    says: str
+    """What ``outcome`` says, in a word."""
     state: str
     """``waiting``, ``used``, ``late`` or ``ambiguous``."""
     occurred_at: int
@@ -93,6 +97,7 @@ class Effects:
             about=event.about or "",
             provider_id=event.provider_id,
             outcome=event.outcome,
+            says=event.says,
             state=event.state,
             occurred_at=event.occurred_at,
         )
@@ -102,7 +107,24 @@ class Effects:
         rows = yield self._queries.statement("waiting_evidence", None, operation_id=operation_id)
         return [_event(row) for row in rows]
 
+    def unsettled(self, operation_id: str) -> Program[list[Event]]:
+        """Those, and those that fit other operations as well."""
+        rows = yield self._queries.statement("unsettled_evidence", None, operation_id=operation_id)
+        return [_event(row) for row in rows]
+
+    def dispute(self, record: Record) -> Program[None]:
+        """For a record that is locked: a provider says that it happened, and that word waits. Until it is
+        settled or dismissed, this key is never free, whoever would free it."""
+        freed = record.state is State.FAILED_RETRYABLE
+        yield self._queries.statement("dispute", None, operation_id=record.id, freed=int(freed))
+
+    def undispute(self, operation_id: str) -> Program[None]:
+        """A word of an operation that is locked does not wait any more: unless another does, it is as any
+        other again."""
+        yield self._queries.statement("undispute", None, operation_id=operation_id)
+
     def mark(self, event: Event, state: str) -> Program[None]:
+        """What became of an event, of an operation that is locked."""
         yield self._queries.statement(
             "mark_evidence",
             None,
@@ -112,6 +134,8 @@ class Effects:
             about=event.about or "",
             state=state,
         )
+        if event.says == Says.EXECUTED and event.operation_id is not None:
+            yield from self.undispute(event.operation_id)
 
     def stranded(self, *, batch: int, now: int | None = None) -> Program[list[str]]:
         """Operations that are not running any more while evidence about them waits; those that were looked at
@@ -128,15 +152,26 @@ class Effects:
         return [_event(row) for row in rows]
 
     def dismiss(self, source: str, event_id: str, operation_id: str | None = None) -> Program[bool]:
-        """An operator has seen to an event that nobody could place: as far as it is about this operation, or
-        where it fits more than one."""
+        """An operator has seen to an event that nobody could place: as far as it is about this operation, or,
+        where it fits more than one, for all of them."""
+        yield BEGIN
+        if operation_id is not None:
+            return (yield from self._dismiss(source, event_id, operation_id))
+        rows = yield self._queries.statement("ambiguous_event", None, source=source, event_id=event_id)
+        for row in rows:
+            yield from self._dismiss(source, event_id, str(row[0]))
+        return bool(rows)
+
+    def _dismiss(self, source: str, event_id: str, operation_id: str) -> Program[bool]:
+        yield from self.locked(operation_id)
         rows = yield self._queries.statement(
             "dismiss_evidence",
             None,
             source=source,
             event_id=event_id,
-            operation_id=operation_id or "",
+            operation_id=operation_id,
         )
+        yield from self.undispute(operation_id)
         return bool(rows)
 
     # What was found out about one effect
@@ -187,12 +222,23 @@ class Effects:
         return bool(moved)
 
     def not_sent_phase(
-        self, record: Record, effect: Effect, actor: Actor, *, now: int | None = None
+        self, record: Record, effect: Effect | None, actor: Actor, *, now: int | None = None
     ) -> Program[bool]:
-        """The effect of a phase never happened: its intent goes, and one retry may run."""
+        """The effect of a phase (None: whichever was meant) never happened: its intent goes. What else the
+        operation has done stands, so it goes on from there; one that has done nothing may be retried."""
         yield BEGIN
-        moved = yield from self._operator.not_executed(record.id, actor, attempt=record.attempt, now=now)
-        if moved:
+        rows = yield self._queries.statement("load_phases", now, operation_id=record.id)
+        if any(phase.done for phase in decode_phases(rows)):
+            yield from act_as(self._queries, actor)
+            moved = bool(
+                (yield self._queries.statement("go_on", now, operation_id=record.id, attempt=record.attempt))
+            )
+            if moved:
+                yield self._queries.statement("drop_intents", now, operation_id=record.id)
+            yield from act_end(self._queries)
+        else:
+            moved = yield from self._operator.not_executed(record.id, actor, attempt=record.attempt, now=now)
+        if moved and effect is not None:
             yield from self.settle(
                 record.id, effect.step, "not_executed", provider_id=None, source=None, now=now
             )

@@ -167,6 +167,7 @@ class Operator:
         *,
         attempt: str | None = None,
         event: str | None = None,
+        despite: str | None = None,
         now: int | None = None,
     ) -> Program[bool]:
         """It never happened: one retry may run. False as for ``executed``.
@@ -330,6 +331,17 @@ class Operator:
         """None here: the table of evidence keeps events."""
         yield from ()
         return []
+
+    def dispute(
+        self, operation_id: str, event: str, *, attempt: str, now: int | None = None
+    ) -> Program[None]:
+        """Nothing here: it is noted with the event, in one transaction (``sql/effects.py``)."""
+        yield from ()
+
+    def disputed_by(self, operation_id: str) -> Program[str | None]:
+        """None here, as for ``freed_by``."""
+        yield from ()
+        return None
 
     def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
         """The record of an operation, with the store's clock."""

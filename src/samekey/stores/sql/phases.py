@@ -120,7 +120,7 @@ class Phases:
             result=result,
             began=began,
         )
-        found = yield from self._check_fence(lease, name, now)
+        found, _ = yield from self._check_fence(lease, name, now)
         if began is not None and began != found:
             raise EscapedTransaction(
                 f"The phase {name!r} ended its own transaction, so its writes may stand without their "
@@ -139,13 +139,14 @@ class Phases:
         source: str | None = None,
         now: int | None = None,
     ) -> Program[None]:
-        """Commits that an effect is about to be tried."""
+        """Commits that an effect is about to be tried. ``Disputed`` if a provider's yes waits, here as in
+        the two that follow: nothing is sent before that has been settled."""
         yield BEGIN
         yield self._queries.statement(
             "write_intent", now, operation_id=operation_id, position=position, name=name
         )
         yield from self._note_sent(lease, operation_id, position, name, source, now)
-        yield from self._check_fence(lease, name, now)
+        yield from self._may_send(lease, name, now)
 
     def intend_again(
         self,
@@ -160,7 +161,7 @@ class Phases:
         """Commits that the effect is about to be tried once more, under the same intent."""
         yield BEGIN
         yield from self._note_sent(lease, operation_id, position, name, source, now)
-        yield from self._check_fence(lease, name, now)
+        yield from self._may_send(lease, name, now)
 
     def intend_anew(
         self,
@@ -176,7 +177,7 @@ class Phases:
         yield BEGIN
         yield self._queries.statement("renew_intent", now, operation_id=operation_id, position=position)
         yield from self._note_sent(lease, operation_id, position, name, source, now)
-        yield from self._check_fence(lease, name, now)
+        yield from self._may_send(lease, name, now)
 
     def _note_sent(
         self, lease: Lease, operation_id: str, position: int, name: str, source: str | None, now: int | None
@@ -203,11 +204,12 @@ class Phases:
     def take_back(
         self, lease: Lease, operation_id: str, position: int, name: str, *, now: int | None = None
     ) -> Program[None]:
-        """The effect provably never happened, and the operation stops here."""
+        """The effect provably never happened, and the operation stops here; ``Disputed`` if the provider
+        says otherwise."""
         yield BEGIN
         yield self._queries.statement("drop_intent", now, operation_id=operation_id, position=position)
         yield from self._settled(operation_id, name, Says.NOT_EXECUTED, None, None, now)
-        yield from self._check_fence(lease, name, now)
+        yield from self._may_send(lease, name, now)
 
     def write_effect(
         self,
@@ -219,10 +221,18 @@ class Phases:
         provider_id: str | None,
         *,
         source: str | None = None,
+        adopted: bool = False,
         now: int | None = None,
     ) -> Program[None]:
-        """The result of an effect. A holder whose lease ran out holds it again, if nobody took it."""
+        """The result of an effect. A holder whose lease ran out holds it again, if nobody took it.
+
+        ``adopted``: a provider has told it, and the call may never have been meant by this attempt.
+        """
         yield BEGIN
+        if adopted:
+            yield self._queries.statement(
+                "write_intent", now, operation_id=operation_id, position=position, name=name
+            )
         written = yield self._queries.statement(
             "write_effect",
             now,
@@ -242,6 +252,13 @@ class Phases:
         if not rows or not written:
             raise LeaseLost(f"Somebody else has taken the operation; the result of {name!r} was not stored.")
         yield from self._settled(operation_id, name, Says.EXECUTED, provider_id, source, now)
+        if rows[0][1] == 1:
+            # The provider's word about this effect has come before its own reply, as it often does.
+            sent = downstream_key(lease.scope, lease.key, name)
+            yield self._queries.statement(
+                "effect_settled", now, operation_id=operation_id, downstream_key=sent
+            )
+            yield self._queries.statement("undispute", now, operation_id=operation_id)
 
     def _settled(
         self,
@@ -364,12 +381,24 @@ class Phases:
         yield from self._queries.act_no_more()
         return [decode_record(row[1:]) for row in rows]
 
-    def _check_fence(self, lease: Lease, name: str, now: int | None) -> Program[int]:
-        """Gives what tells this transaction from others, on PostgreSQL."""
+    def _may_send(self, lease: Lease, name: str, now: int | None) -> Program[None]:
+        """The fence of what is sent: nothing is, and nothing is taken back, while a provider says that
+        something happened of which nobody here knows."""
+        _, disputed = yield from self._check_fence(lease, name, now)
+        if disputed:
+            raise Disputed
+
+    def _check_fence(self, lease: Lease, name: str, now: int | None) -> Program[tuple[int, bool]]:
+        """Gives what tells this transaction from others, on PostgreSQL, and whether a provider's yes
+        waits."""
         rows = yield self._queries.statement("fence", now, **_fence(lease), name=name)
         if not rows:
             raise LeaseLost(f"Somebody else has taken the operation; {name!r} was rolled back.")
-        return _int(rows[0][0])
+        return _int(rows[0][0]), rows[0][1] == 1
+
+
+class Disputed(Exception):
+    """A provider says that something of this operation happened, and that word waits: nothing was written."""
 
 
 def _fence(lease: Lease) -> dict[str, Value]:

@@ -42,6 +42,7 @@ _EVENT: Final = (
     "about",
     "provider_id",
     "outcome",
+    "says",
     "state",
     "occurred_at",
     "received_at",
@@ -129,7 +130,7 @@ class Queries:
             # Read by the audit's trigger; it costs no statement of its own and ends with the transaction.
             return f"set_config('samekey.actor', '{event}', true) is not null"
         if kind == "to":
-            return f"'{target(Event(event))}'"
+            return _to(Event(event))
         return self._words[word]
 
 
@@ -138,6 +139,10 @@ _STYLES: Final[Mapping[Dialect, tuple[Style, ...]]] = {
     "sqlite": ("qmark",),
     "mysql": ("format",),
 }
+
+
+def _to(event: Event) -> str:
+    return f"'{target(event)}'"
 
 
 def _states(event: Event) -> str:
@@ -169,7 +174,9 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "record": ", ".join(COLUMNS),
         "event": ", ".join(_EVENT),
         "now": _CLOCK[dialect],
-        "lease_end": f"case mode {lease_end} end",
+        # A provider's yes that waits keeps a key from being free, whatever its mode.
+        "lease_end": f"case when disputed = 1 and mode <> 'phased' then {_to(Event.DISPUTE)} else"
+        f" case mode {lease_end} end end",
         "swept": ", ".join(f"'{mode}'" for mode in LEASE_END if mode is not Mode.PHASED),
         "durable": _DURABLE,
         "expiry": _expiry(dialect, ""),

@@ -141,7 +141,7 @@ select {now}, expires_at from {keys} where scope = :scope and `key` = :key and m
 update {keys} set
     state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null,
     expires_at = {now} + ttl_ms, mark = :mark
-where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:fail})
+where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:fail}) and disputed = 0
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
@@ -157,10 +157,20 @@ select {now}, expires_at from {keys} where scope = :scope and `key` = :key and m
 -- name: release
 -- The holder frees the key. A row that is gone bears no mark, so it is locked and looked at first.
 select id from {keys}
-where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:release})
+where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:release}) and disputed = 0
 for update
 -- then
 delete from {keys} where id in (:locked)
+
+-- name: hold
+-- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
+-- somebody has found out.
+update {keys} set
+    state = {to:dispute}, locked_until = null, error_code = :error_code, reconcile_after = {now}, mark = :mark
+where scope = :scope and `key` = :key and attempt = :attempt
+    and state in ({from:dispute}) and disputed = 1
+-- then
+select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: expire
 -- Retention is over: keep the fact, drop the answer.

@@ -55,12 +55,12 @@ select {now}, {record} from {keys} where id = :operation_id and mark = :mark
 
 -- name: found_not_executed
 -- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
--- running that again would write twice; the job is tried again instead.
+-- running that again would write twice; the job is tried again instead. Nor against a provider's yes that waits.
 update {keys} set
     state = {to:found_not_executed}, attempt = {nobodys}, locked_until = null, reconcile_after = null,
     reconcile_tries = 0,
     expires_at = {now} + ttl_ms, mark = :mark
-where id = :operation_id and state in ({from:found_not_executed})
+where id = :operation_id and state in ({from:found_not_executed}) and disputed = 0
     and not (mode = 'deferred' and state = 'dead_letter')
     and (:attempt is null or attempt = :attempt)
 -- then

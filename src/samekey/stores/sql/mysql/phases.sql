@@ -38,7 +38,7 @@ select position from {phases} where operation_id = :operation_id and position = 
 update {keys} set recovery_point = :name, mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:lease_end})
 -- then
-select 1 from {keys} where scope = :scope and `key` = :key and mark = :mark
+select 1, disputed from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: write_intent
 -- An effect that is about to be tried. On a resume the intent is there already.
@@ -71,7 +71,7 @@ update {keys} set
     provider_id = coalesce(:provider_id, provider_id), mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:regain})
 -- then
-select {now} from {keys} where scope = :scope and `key` = :key and mark = :mark
+select {now}, disputed from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: let_go
 -- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer. What

@@ -133,7 +133,7 @@ update {keys} set
     state = {to:fail}, locked_until = null, error_code = :error_code::text, reconcile_after = null,
     expires_at = {now} + ttl_ms
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
-    and state in ({from:fail}) and {durable}
+    and state in ({from:fail}) and disputed = 0 and {durable}
 returning {now}, expires_at
 
 -- name: lose
@@ -149,7 +149,16 @@ returning {now}, expires_at
 -- The holder frees the key.
 delete from {keys}
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
-    and state in ({from:release}) and {durable}
+    and state in ({from:release}) and disputed = 0 and {durable}
+returning {now}, expires_at
+
+-- name: hold
+-- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
+-- somebody has found out.
+update {keys} set
+    state = {to:dispute}, locked_until = null, error_code = :error_code::text, reconcile_after = {now}
+where scope = :scope::text and key = :key::text and attempt = :attempt::text
+    and state in ({from:dispute}) and disputed = 1 and {durable}
 returning {now}, expires_at
 
 -- name: expire

@@ -40,7 +40,7 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
 update {keys} set recovery_point = :name::text
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:lease_end}) and {durable}
-returning (extract(epoch from now()) * 1000000)::bigint
+returning (extract(epoch from now()) * 1000000)::bigint, disputed
 
 -- name: write_intent
 -- An effect that is about to be tried. On a resume the intent is there already.
@@ -72,7 +72,7 @@ update {keys} set
     provider_id = coalesce(:provider_id::text, provider_id)
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:regain}) and {durable}
-returning {now}
+returning {now}, disputed
 
 -- name: let_go
 -- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer. What

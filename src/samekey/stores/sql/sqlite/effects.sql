@@ -15,7 +15,8 @@ where e.operation_id = :operation_id
 order by e.sent_at nulls last, e.place, e.step
 
 -- name: find_by_provider_id
--- Of one tenant: each effect that has this id, with its operation. Without a source, of whichever.
+-- Of one tenant: each effect that has this id, with its operation. Without a source, of whichever. More than
+-- these nobody could tell apart.
 select f.found_key, {now}, {record} from {keys} join (
     select operation_id as found_id, downstream_key as found_key from {effects}
     where tenant = :tenant and provider_id = :provider_id and kind <> 'job'
@@ -26,7 +27,7 @@ select f.found_key, {now}, {record} from {keys} join (
     where j.provider_id = :provider_id and j.tenant = :tenant
         and (:source is null or e.source = :source)
 ) as f on id = f.found_id
-limit 3
+limit 100
 
 -- name: note_sent
 -- An effect of phased work that is about to be tried, once more if it is there already.
@@ -118,18 +119,49 @@ order by about
 -- name: note_evidence
 -- An event of a provider's, once for each effect that it is about; its latest state counts.
 insert into {evidence} as v (
-    source, event_id, operation_id, about, provider_id, outcome, state, occurred_at, received_at
+    source, event_id, operation_id, about, provider_id, outcome, says, state, occurred_at, received_at
 )
 select :source, :event_id, :operation_id, :about, :provider_id, :outcome,
-    :state, :occurred_at, {now}
+    :says, :state, :occurred_at, {now}
 where true
 on conflict (source, event_id, operation_id, about) do update set
-    outcome = excluded.outcome, state = excluded.state
+    outcome = excluded.outcome, says = excluded.says, state = excluded.state
     where v.state in ('waiting', 'ambiguous')
 
 -- name: waiting_evidence
 select {event} from {evidence}
 where operation_id = :operation_id and state = 'waiting' order by received_at, source, event_id
+
+-- name: unsettled_evidence
+-- Of an operation, what nobody has used or dismissed: also what fits other operations as well.
+select {event} from {evidence}
+where operation_id = :operation_id and state in ('waiting', 'ambiguous') order by received_at, source, event_id
+
+-- name: dispute
+-- A provider says that it happened, and that word waits. What was free to run again (:freed) is not any more.
+update {keys} set
+    state = case when :freed = 1 then {to:dispute} else state end,
+    reconcile_after = case when :freed = 1 then {now} else reconcile_after end, disputed = 1
+where id = :operation_id and state not in ('completed', 'expired')
+
+-- name: undispute
+-- Unless another yes waits.
+update {keys} set disputed = 0
+where id = :operation_id and disputed = 1 and not exists (
+    select 1 from {evidence} as v
+    where v.operation_id = :operation_id and v.state in ('waiting', 'ambiguous') and v.says = 'executed'
+)
+
+-- name: effect_settled
+-- An effect has its result, by its holder: what waits about it has nothing more to say. Nor has what names no effect,
+-- once every effect that was sent has one.
+update {evidence} set state = 'used'
+where operation_id = :operation_id and state = 'waiting' and (
+    about = :downstream_key or (about = '' and not exists (
+        select 1 from {effects} as e where e.operation_id = :operation_id and e.kind = 'phase'
+            and coalesce(e.outcome, '') not in ('executed', 'declined')
+    ))
+)
 
 -- name: mark_evidence
 update {evidence} set state = :state
@@ -150,6 +182,11 @@ update {evidence} set looked_at = {now} where operation_id = :operation_id and s
 -- name: unused_evidence
 select {event} from {evidence} where state in ('waiting', 'ambiguous')
 order by received_at, source, event_id limit :limit
+
+-- name: ambiguous_event
+-- The operations that an event fits. In one order, so that two who lock them do not wait for each other.
+select operation_id from {evidence}
+where source = :source and event_id = :event_id and state = 'ambiguous' order by operation_id
 
 -- name: dismiss_evidence
 update {evidence} set state = 'late'

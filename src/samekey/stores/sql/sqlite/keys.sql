@@ -104,7 +104,7 @@ returning {now}, expires_at
 update {keys} set
     state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null,
     expires_at = {now} + ttl_ms
-where scope = :scope and key = :key and attempt = :attempt and state in ({from:fail})
+where scope = :scope and key = :key and attempt = :attempt and state in ({from:fail}) and disputed = 0
 returning {now}, expires_at
 
 -- name: lose
@@ -118,7 +118,16 @@ returning {now}, expires_at
 -- name: release
 -- The holder frees the key.
 delete from {keys}
-where scope = :scope and key = :key and attempt = :attempt and state in ({from:release})
+where scope = :scope and key = :key and attempt = :attempt and state in ({from:release}) and disputed = 0
+returning {now}, expires_at
+
+-- name: hold
+-- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
+-- somebody has found out.
+update {keys} set
+    state = {to:dispute}, locked_until = null, error_code = :error_code, reconcile_after = {now}
+where scope = :scope and key = :key and attempt = :attempt
+    and state in ({from:dispute}) and disputed = 1
 returning {now}, expires_at
 
 -- name: expire

@@ -27,7 +27,7 @@ returning position
 update {keys} set recovery_point = :name
 where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:lease_end})
-returning {now}
+returning {now}, disputed
 
 -- name: write_intent
 -- An effect that is about to be tried. On a resume the intent is there already.
@@ -59,7 +59,7 @@ update {keys} set
     provider_id = coalesce(:provider_id, provider_id)
 where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:regain})
-returning {now}
+returning {now}, disputed
 
 -- name: let_go
 -- The holder stops here; the operation may be resumed after a pause, by a retry or by the completer. What

@@ -26,6 +26,8 @@ create table if not exists samekey_keys (
     provider_id         varbinary(1024),
     reconcile_after     bigint,
     reconcile_tries     bigint not null default 0,
+    -- A provider says that it happened, and that word waits: such a key is never free.
+    disputed            bigint not null default 0,
     created_at          bigint not null,
     last_run_at         bigint not null,
     completed_at        bigint,
@@ -56,6 +58,7 @@ create table if not exists samekey_keys (
     constraint samekey_keys_known_mode check (mode in (
         'atomic', 'leased', 'repeatable', 'phased', 'deferred'
     )),
+    constraint samekey_keys_never_free check (disputed = 0 or state <> 'failed_retryable'),
     constraint samekey_keys_some_ttl check (ttl_ms > 0),
     constraint samekey_keys_ttl_from check (ttl_from in ('completion', 'creation')),
     constraint samekey_keys_after_expiry check (after_expiry in ('new', 'ask', 'gone'))
@@ -155,6 +158,7 @@ create table if not exists samekey_evidence (
     about        varbinary(128) not null default '',
     provider_id  varbinary(1024),
     outcome      longblob not null,
+    says         varbinary(16) not null,
     state        varbinary(16) not null,
     occurred_at  bigint not null,
     received_at  bigint not null,
@@ -163,6 +167,7 @@ create table if not exists samekey_evidence (
     primary key (source, event_id, operation_id, about),
     key samekey_evidence_operation (operation_id),
     key samekey_evidence_waiting (state, received_at),
+    constraint samekey_evidence_says check (says in ('executed', 'declined', 'not_executed')),
     constraint samekey_evidence_known_state check (state in ('waiting', 'used', 'late', 'ambiguous'))
 ) engine = InnoDB row_format = dynamic;
 

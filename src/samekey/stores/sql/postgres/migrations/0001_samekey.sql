@@ -28,6 +28,8 @@ create table {schema}.keys (
     provider_id         text collate "C",
     reconcile_after     bigint,
     reconcile_tries     bigint not null default 0,
+    -- A provider says that it happened, and that word waits: such a key is never free.
+    disputed            bigint not null default 0,
     created_at          bigint not null,
     last_run_at         bigint not null,
     completed_at        bigint,
@@ -37,7 +39,8 @@ create table {schema}.keys (
     ttl_from            text not null constraint keys_ttl_from check (ttl_from in ('completion', 'creation')),
     after_expiry        text not null constraint keys_after_expiry check (after_expiry in ('new', 'ask', 'gone')),
     expires_at          bigint not null,
-    primary key (scope, key)
+    primary key (scope, key),
+    constraint keys_never_free check (disputed = 0 or state <> 'failed_retryable')
 );
 
 -- What domain tables reference (on delete set null) and what the status resource shows.
@@ -147,6 +150,7 @@ create table {schema}.evidence (
     about        text collate "C" not null default '',
     provider_id  text collate "C",
     outcome      bytea not null,
+    says         text not null constraint evidence_says check (says in ('executed', 'declined', 'not_executed')),
     state        text not null constraint evidence_state check (state in (
         'waiting', 'used', 'late', 'ambiguous'
     )),

@@ -28,6 +28,8 @@ create table samekey_keys (
     provider_id         text,
     reconcile_after     integer,
     reconcile_tries     integer not null default 0,
+    -- A provider says that it happened, and that word waits: such a key is never free.
+    disputed            integer not null default 0,
     created_at          integer not null,
     last_run_at         integer not null,
     completed_at        integer,
@@ -37,7 +39,8 @@ create table samekey_keys (
     ttl_from            text not null check (ttl_from in ('completion', 'creation')),
     after_expiry        text not null check (after_expiry in ('new', 'ask', 'gone')),
     expires_at          integer not null,
-    primary key (scope, key)
+    primary key (scope, key),
+    check (disputed = 0 or state <> 'failed_retryable')
 );
 
 -- What domain tables reference (on delete set null) and what the status resource shows.
@@ -147,6 +150,7 @@ create table samekey_evidence (
     about        text not null default '',
     provider_id  text,
     outcome      blob not null,
+    says         text not null check (says in ('executed', 'declined', 'not_executed')),
     state        text not null constraint evidence_state check (state in (
         'waiting', 'used', 'late', 'ambiguous'
     )),

@@ -1,0 +1,13 @@
+-- durable
+-- A provider says that it happened, and that could not settle the record: it is not free any more, nor will be.
+local record = load(KEYS[FIRST_RECORD])
+if not record or record.id ~= p.operation_id or record.attempt ~= p.attempt
+    or record.state == {state:completed} or record.state == {state:expired} then
+    return {}
+end
+local columns = {disputed = p.event}
+if record.state == {state:failed_retryable} then
+    columns.state, columns.reconcile_after = {to:dispute}, clock
+end
+change(KEYS[FIRST_RECORD], record, columns)
+return {{clock}}
