@@ -19,12 +19,12 @@ from samekey.asgi import IdempotencyMiddleware
 from samekey.errors import StoreError
 from samekey.ops.prometheus import metrics_app
 
-from . import ledger, orders, payments, refunds, transfers, webhooks
+from . import ledger, orders, payments, purchases, refunds, transfers, webhooks
 from .accounts import account_of
 from .bodies import as_http
 from .database import DatabaseUnavailable
 from .documentation import document
-from .service import database, idempotency, provider
+from .service import cards, database, idempotency, provider
 
 __all__ = ["app", "idempotency", "ledger"]
 
@@ -34,6 +34,7 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Connections are opened when they are needed, and given back here."""
     yield
     await provider.close()
+    await cards.close()
     await database.close()
 
 
@@ -60,7 +61,7 @@ class Metrics:
 
 
 app = FastAPI(title="Payments", description="A reference service for samekey.", lifespan=lifespan)
-for part in (payments, refunds, orders, transfers, webhooks):
+for part in (payments, refunds, purchases, orders, transfers, webhooks):
     app.include_router(part.router)
 app.router.routes.append(Route("/metrics", Metrics(), methods=["GET"]))
 app.add_exception_handler(RequestValidationError, invalid)

@@ -11,12 +11,13 @@ from typing import Any, Literal
 from fastapi import APIRouter, HTTPException
 from fastapi import Response as HTTPResponse
 
-from samekey import JobContext, Response, current_operation
+from samekey import Declined, Executed, JobContext, NotExecuted, Response, current_operation
+from samekey.core.record import Record
 
 from .accounts import Account
 from .bodies import After, Amount, Body, Limit, Reference, Status, as_http, is_id
 from .database import Run
-from .provider import NAME, Refused
+from .provider import PROVIDER, Refused, is_of
 from .service import BACKOFF, MAX_ATTEMPTS, database, idempotency, provider, settings
 
 router = APIRouter(tags=["payments"])
@@ -92,7 +93,7 @@ async def create_payment(wanted: PaymentRequest, account: Account) -> HTTPRespon
 
 @idempotency.job(
     "charge",
-    source=NAME,
+    source=PROVIDER,
     timeout=2 * settings.call_timeout,
     max_attempts=MAX_ATTEMPTS,
     backoff=BACKOFF,
@@ -100,11 +101,34 @@ async def create_payment(wanted: PaymentRequest, account: Account) -> HTTPRespon
 async def charge(job: JobContext, payload: Mapping[str, Any]) -> Response:
     """Runs in a worker, perhaps more than once: ``job.key`` is the same each time, so it charges once."""
     payment = Payment(**payload)
-    made = await provider.move("charge", key=job.key, amount=payment.amount, reference=payment.reference)
+    made = await provider.move(
+        "charge",
+        key=job.key,
+        amount=payment.amount,
+        reference=payment.reference,
+        customer=payment.account,
+    )
     job.provider_id = None if isinstance(made, Refused) else made.id
     payment = payment.settled(job.provider_id)
     job.write(lambda connection: settle(database.within(connection), payment))
     return payment.response()
+
+
+@idempotency.lookup("POST /payments")
+async def look_up(record: Record) -> Any:
+    """Asked before a key that has expired runs again: a payment that is in our books is not made anew."""
+    payment = await find(database.run, record.id)
+    if payment is None:
+        return NotExecuted  # it was refused before anything was written
+    if payment.status == "pending":  # nobody came to charge it in time; one that came late may have
+        for entry in await provider.find("charge", record.downstream_key("charge")):
+            if is_of(entry, payment, record):
+                payment = payment.settled(entry.id)
+                await settle(database.run, payment)
+                return Executed(payment.response(), provider_id=entry.id)
+        return NotExecuted
+    found = Executed if payment.status == "succeeded" else Declined
+    return found(payment.response(), provider_id=payment.provider_id)
 
 
 @router.get("/payments")

@@ -10,14 +10,27 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Path
 
-from samekey import NOT_FOUND, AsyncPhasedOperation, Effect, Response
+from samekey import (
+    NOT_FOUND,
+    AsyncPhasedOperation,
+    Declined,
+    Effect,
+    Executed,
+    NotExecuted,
+    Response,
+    StillUnknown,
+)
+from samekey.core.record import Record
 
 from . import payments
 from .accounts import Account, authenticated
 from .bodies import Amount, Body, Reference, Status, problem
 from .database import Run
-from .provider import NAME, WINDOW, Refused
+from .provider import PROVIDER, WINDOW, Refused, is_of
 from .service import BACKOFF, MAX_ATTEMPTS, database, idempotency, provider, settings
+
+MONEY_MOVED = "money_moved"
+"""The step at which the provider is called: its key, and its events, are about this."""
 
 
 class RefundRequest(Body):
@@ -73,10 +86,11 @@ async def refund_payment(op: AsyncPhasedOperation, wanted: RefundRequest) -> Res
     if refusal is not None:
         return problem(*refusal)
     provider_id = await op.effect(
-        "money_moved",
+        MONEY_MOVED,
         send_back,
+        op.tenant,
         refund,
-        source=NAME,
+        source=PROVIDER,
         provider_window=WINDOW,
         lookup=find_sent_back,
         timeout=settings.call_timeout,
@@ -111,13 +125,14 @@ async def reserve(connection: Any, account: str, refund: Refund) -> list[Any] | 
     return None
 
 
-async def send_back(effect: Effect, refund: Refund) -> str | None:
+async def send_back(effect: Effect, account: str, refund: Refund) -> str | None:
     """The provider's id of the refund, or None if it said no. Of trouble the next attempt finds out more."""
     made = await provider.move(
         "refund",
         key=effect.key,
         amount=refund.amount,
         reference=refund.reference,
+        customer=account,
         seconds=effect.timeout,
         payment=refund.payment,
     )
@@ -125,13 +140,29 @@ async def send_back(effect: Effect, refund: Refund) -> str | None:
     return effect.provider_id
 
 
-async def find_sent_back(effect: Effect, refund: Refund) -> Any:
+async def find_sent_back(effect: Effect, _account: str, refund: Refund) -> Any:
     """What an earlier attempt may have done, once the provider does not recognise our key any more."""
     for entry in await provider.find("refund", effect.key):
         if (entry.amount, entry.reference) == (refund.amount, refund.reference):
             effect.provider_id = entry.id
             return entry.id
     return NOT_FOUND
+
+
+@idempotency.lookup("POST /payments/{id}/refunds")
+async def look_up(record: Record) -> Any:
+    """Asked before a key that has expired runs again: a refund that is in our books is not made anew. And
+    asked what became of the call, where that is unknown: then it is what the call would have returned."""
+    refund = await find(database.run, record.id)
+    if refund is None:
+        return NotExecuted  # it was refused before anything was written
+    if refund.status == "pending":
+        for entry in await provider.find("refund", record.downstream_key(MONEY_MOVED)):
+            if is_of(entry, refund, record):
+                return Executed(entry.id, provider_id=entry.id)
+        return StillUnknown
+    found = Executed if refund.status == "succeeded" else Declined
+    return found(refund.response(), provider_id=refund.provider_id)
 
 
 async def settle(connection: Any, refund: Refund) -> None:
@@ -156,10 +187,14 @@ async def list_refunds(id: str, account: Account) -> dict[str, Any]:
     return {"refunds": [asdict(refund) for refund in await of(database.run, id)]}
 
 
+COLUMNS = "id, payment, status, amount, reference, provider_id"
+
+
 async def of(run: Run, payment_id: str) -> list[Refund]:
-    rows = await run(
-        "select id, payment, status, amount, reference, provider_id from refunds where payment = $1 "
-        "order by number",
-        payment_id,
-    )
+    rows = await run(f"select {COLUMNS} from refunds where payment = $1 order by number", payment_id)  # noqa: S608
     return [Refund(*row) for row in rows]
+
+
+async def find(run: Run, refund_id: str) -> Refund | None:
+    rows = await run(f"select {COLUMNS} from refunds where id = $1", refund_id)  # noqa: S608
+    return Refund(*rows[0]) if rows else None

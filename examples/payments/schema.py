@@ -1,7 +1,7 @@
 """The tables, made when a process starts. Any number of processes may start at once.
 
-The id of a payment, refund, order or transfer is the id of the operation that makes it: one operation, one
-row, whatever is tried how often.
+The id of a payment, refund, purchase, order or transfer is the id of the operation that makes it: one
+operation, one row, whatever is tried how often.
 """
 
 from samekey import Idempotency
@@ -34,6 +34,17 @@ create table if not exists refunds (
     provider_id {text},
     foreign key (payment) references payments (id)
 );
+create table if not exists purchases (
+    number {serial},
+    id {text} not null unique,
+    account {text} not null,
+    card {text} not null,
+    amount bigint not null,
+    reference {text} not null,
+    status {text} not null check (status in ('pending', 'succeeded', 'declined')),
+    authorisation {text},
+    provider_id {text}
+);
 create table if not exists transfers (
     number {serial},
     id {text} not null unique,
@@ -55,6 +66,7 @@ create table if not exists orders (
 create table if not exists stock (item {text} primary key, quantity bigint not null check (quantity >= 0));
 create index if not exists payments_of_account on payments (account, number);
 create index if not exists refunds_of_payment on refunds (payment, number);
+create index if not exists purchases_of_account on purchases (account, number);
 create index if not exists transfers_of_account on transfers (account, number);
 create index if not exists orders_of_account on orders (account, number)
 """

@@ -1,4 +1,4 @@
-"""What all parts of the service share: settings, database, provider, and the ``Idempotency``.
+"""What all parts of the service share: settings, database, providers, and the ``Idempotency``.
 
 Importing this module makes the tables; the application and the worker both do.
 """
@@ -9,13 +9,14 @@ from samekey import Backoff, Idempotency, ietf
 from samekey.encryption import fernet
 
 from .database import Database
-from .provider import Provider
+from .provider import CARDS, PROVIDER, Provider
 from .schema import prepare
 from .settings import Settings
 
 settings = Settings.from_environment()
 database = Database(settings.database_url)
-provider = Provider(settings.provider_url, settings.call_timeout)
+provider = Provider(PROVIDER, settings.provider_url, settings.call_timeout)
+cards = Provider(CARDS, settings.cards_url, settings.call_timeout)
 
 # One lease for every mode.
 idempotency = Idempotency(

@@ -17,6 +17,9 @@ class Settings:
     provider_url: str = "http://127.0.0.1:9000"
     provider_secret: str = field(default="", repr=False)
     """What the provider signs its webhooks with. Without one, every webhook is refused."""
+    cards_url: str = "http://127.0.0.1:9001"
+    cards_secret: str = field(default="", repr=False)
+    """The same for the other provider, which takes money from cards."""
     accounts: Mapping[str, str] = field(default_factory=lambda: DEMO_ACCOUNTS, repr=False)
     """Account by token."""
     lease: float = 60.0
@@ -46,6 +49,8 @@ class Settings:
             database_url=environment.get("DATABASE_URL", default.database_url),
             provider_url=environment.get("PROVIDER_URL", default.provider_url),
             provider_secret=environment.get("PROVIDER_SECRET", ""),
+            cards_url=environment.get("CARDS_URL", default.cards_url),
+            cards_secret=environment.get("CARDS_SECRET", ""),
             accounts=accounts,
             lease=float(environment.get("PAYMENTS_LEASE", default.lease)),
             call_timeout=float(environment.get("PAYMENTS_CALL_TIMEOUT", default.call_timeout)),

@@ -10,19 +10,16 @@ from typing import Any
 from fastapi import APIRouter, HTTPException
 from fastapi import Response as HTTPResponse
 
-from samekey import Executed, NotExecuted, Response, StillUnknown, current_operation
+from samekey import Declined, Executed, NotExecuted, Response, StillUnknown, current_operation
 from samekey.core.record import Record
 
 from .accounts import Account
 from .bodies import After, Amount, Body, Limit, Reference, Status, Text, as_http, is_id
 from .database import Run
-from .provider import NAME, Entry, Refused
+from .provider import PROVIDER, Refused, is_of
 from .service import database, idempotency, provider, settings
 
 router = APIRouter(tags=["transfers"])
-
-CLOCKS_DIFFER = 300.0
-"""Seconds that the provider's clock and the database's may disagree."""
 
 
 class TransferRequest(Body):
@@ -75,9 +72,10 @@ async def create_transfer(wanted: TransferRequest, account: Account) -> HTTPResp
         key=operation.downstream_key(),
         amount=transfer.amount,
         reference=transfer.reference,
+        customer=account,
         account=transfer.account,
     )
-    operation.source = NAME
+    operation.source = PROVIDER
     operation.provider_id = None if isinstance(made, Refused) else made.id
     transfer = transfer.settled(operation.provider_id)
     await settle(database.run, transfer)
@@ -86,8 +84,13 @@ async def create_transfer(wanted: TransferRequest, account: Account) -> HTTPResp
 
 @idempotency.lookup("POST /transfers")
 async def look_up(record: Record) -> Any:
-    """Asks the provider what became of a transfer whose answer was lost."""
+    """What became of a transfer whose answer was lost, or whose key has expired: our books know, or the
+    provider does."""
     transfer = await find(database.run, record.id)
+    if transfer is not None and transfer.status == "declined":
+        return Declined(transfer.response())
+    if transfer is not None and transfer.status == "succeeded":
+        return Executed(transfer.response(), provider_id=transfer.provider_id)
     if transfer is not None:
         for entry in await provider.find("transfer", record.downstream_key()):
             if is_of(entry, transfer, record):
@@ -100,13 +103,6 @@ async def look_up(record: Record) -> Any:
     if waited < (settings.lease + settings.call_timeout) * 1000:
         return StillUnknown
     return NotExecuted
-
-
-def is_of(entry: Entry, transfer: Transfer, record: Record) -> bool:
-    """Whether it is this transfer. The downstream key alone does not tell: a client may use an idempotency
-    key anew once it has expired, and the provider still lists what was done under it in its former life."""
-    asked_for = (entry.amount, entry.reference) == (transfer.amount, transfer.reference)
-    return asked_for and entry.at >= record.created_at / 1000 - CLOCKS_DIFFER
 
 
 @router.get("/transfers")

@@ -32,6 +32,8 @@ class Entry:
     kind: Kind = "charge"
     at: float = 0.0
     """When, in seconds since 1970."""
+    customer: str = ""
+    """For whom, in the caller's own words; it is told in webhooks."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:

@@ -11,7 +11,7 @@ from lab.processes import LOOPBACK, GuardedProcess, ProcessFailed, free_port, wa
 
 from .client import ProviderClient
 from .faults import FOR_EVER, Fault
-from .ledger import Entry, read_ledger
+from .ledger import Entry, Kind, read_ledger
 
 DAY: Final = 24 * 3600.0
 """The window in which most providers recognise an idempotency key."""
@@ -72,17 +72,24 @@ class Provider:
         return [entry for entry in self.entries() if entry.kind == "charge"]
 
     def fail(
-        self, fault: Fault, *, times: int | None = 1, seconds: float = FOR_EVER, reference: str | None = None
+        self,
+        fault: Fault,
+        *,
+        times: int | None = 1,
+        seconds: float = FOR_EVER,
+        reference: str | None = None,
+        kind: Kind | None = None,
     ) -> None:
-        """Lets a fault befall the next requests: ``times`` of them (None: all), or those of a reference.
+        """Lets a fault befall the next requests: ``times`` of them (None: all), or those of a reference or a
+        kind.
 
-        ``seconds`` is how long ``delay`` and ``webhook_late`` take, and how long ``charge_then_time_out`` is
-        silent.
+        ``seconds`` is how long ``delay``, ``webhook_late``, ``webhook_again`` and ``failure_told`` take, and
+        how long ``charge_then_time_out`` is silent.
         """
         self._control.call(
             "POST",
             "/faults",
-            {"fault": fault, "times": times, "seconds": seconds, "reference": reference},
+            {"fault": fault, "times": times, "seconds": seconds, "reference": reference, "kind": kind},
         )
 
     def recover(self) -> None:

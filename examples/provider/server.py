@@ -17,7 +17,7 @@ import itertools
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -35,6 +35,7 @@ PREFIXES: Final[dict[Kind, str]] = {
     "authorisation": "au",
     "capture": "ca",
 }
+DECLINED, FAILED = "de", "fa"
 RESOURCES: Final[dict[str, Kind]] = {f"/{kind}s": kind for kind in KINDS}
 
 
@@ -75,7 +76,7 @@ class Server:
     """Ledger, keys, faults and webhooks behind one port.
 
     ``declines`` is a second file of the ledger's form: refusals, which move no money and whose keys keep
-    their answer all the same.
+    their answer all the same; and failures that were told, whose keys are as good as new.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class Server:
         self._figures = dict.fromkeys(("requests", *(f"{kind}s" for kind in KINDS), "declines", "replays"), 0)
         for book in (ledger, declines):
             for line in book.lines:
-                self._remember(line, declined=book is declines).written.set()
+                if not line.entry.id.startswith(FAILED):
+                    self._remember(line, declined=book is declines).written.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, then the connection ends."""
@@ -154,6 +156,7 @@ class Server:
                     content.get("times", 1),
                     float(content.get("seconds", FOR_EVER)),
                     content.get("reference"),
+                    content.get("kind"),
                 )
                 return Answer(201, {})
             case "DELETE", "/faults":
@@ -167,16 +170,19 @@ class Server:
 
     async def _move(self, kind: Kind, key: str | None, content: Mapping[str, Any]) -> Answer:
         amount, reference = int(content["amount"]), str(content.get("reference", ""))
-        request = _digest(kind, content)
+        request, customer = _digest(kind, content), str(content.get("customer", ""))
         self._figures["requests"] += 1
-        befallen = self._faults.for_request(reference)
+        befallen = self._faults.for_request(reference, kind)
+        wanted = Line(Entry("", key, reference, amount, kind, time.time(), customer), request)
         match befallen.fault:
             case "error_before":
                 return Answer(500, {"error": "something broke before any money moved"})
+            case "failure_told" if self._recall(key, wanted.entry.at) is None:
+                await self._fail(wanted, befallen)
+                return Answer(500, {"error": "something broke before any money moved"})
             case "limit":
                 return Answer(429, {"error": "too many requests"})
-        declined = befallen.fault == "decline"
-        answer = await self._make(kind, key, amount, reference, request, declined)
+        answer = await self._make(wanted, declined=befallen.fault == "decline")
         answer = await self._befall(answer, befallen)
         if self._latency:
             await asyncio.sleep(self._latency)
@@ -198,26 +204,34 @@ class Server:
                 raise Dropped
         return answer
 
-    async def _make(
-        self, kind: Kind, key: str | None, amount: int, reference: str, request: str, declined: bool
-    ) -> Answer:
-        now = time.time()
-        known = self._recall(key, now)
+    async def _fail(self, wanted: Line, befallen: Befallen) -> None:
+        """Nothing is done, which is written down all the same: its event has a number."""
+        number = next(self._refusals)
+        line = replace(wanted, entry=replace(wanted.entry, id=f"{FAILED}_{number}"))
+        await self._declines.append(line)
+        self._webhooks.send(Event(str(2 * number), f"{line.entry.kind}.failed", line.entry), befallen)
+
+    async def _make(self, wanted: Line, *, declined: bool) -> Answer:
+        kind = wanted.entry.kind
+        known = self._recall(wanted.entry.key, wanted.entry.at)
         if known is not None:
-            if known.request not in ("", request):
+            if known.request not in ("", wanted.request):
                 return Answer(422, {"error": "this key was used for another request"})
             await known.written.wait()
             self._figures["replays"] += 1
             return _refusal(known.entry) if known.declined else Answer(200, asdict(known.entry))
         # No await up to here: of two requests with one key, one is the first.
-        number = f"de_{next(self._refusals)}" if declined else f"{PREFIXES[kind]}_{next(self._numbers)}"
-        line = Line(Entry(number, key, reference, amount, kind, now), request)
+        number = next(self._refusals if declined else self._numbers)
+        named = f"{DECLINED if declined else PREFIXES[kind]}_{number}"
+        line = replace(wanted, entry=replace(wanted.entry, id=named))
         made = self._remember(line, declined=declined)
         await (self._declines if declined else self._ledger).append(line)
         made.written.set()
         self._figures["declines" if declined else f"{kind}s"] += 1
-        event = Event(f"{kind}.{'declined' if declined else 'succeeded'}", line.entry)
-        self._webhooks.send(event, self._faults.for_webhook(reference))
+        # Odd and even: one row of numbers for both books, which goes on after a restart.
+        told = ("declined", 2 * number) if declined else ("succeeded", 2 * number - 1)
+        event = Event(str(told[1]), f"{kind}.{told[0]}", line.entry)
+        self._webhooks.send(event, self._faults.for_webhook(wanted.entry.reference, kind))
         return _refusal(line.entry) if declined else Answer(201, asdict(line.entry))
 
     def _recall(self, key: str | None, now: float) -> Known | None:

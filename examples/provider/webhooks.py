@@ -12,12 +12,12 @@ import hmac
 import json
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
 from .faults import Befallen
-from .ledger import Entry
+from .ledger import KINDS, Entry
 
 SIGNATURE: Final = "Provider-Signature"
 
@@ -54,6 +54,10 @@ def verify_signature(
     return hmac.compare_digest(sign(secret, body, signed_at), given[0])
 
 
+LONG_AGO: Final = 3600.0
+"""Seconds before what it is about: an event of some former attempt, which nobody remembers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """What is told: what it is about, by the key that it was asked for with, and when it happened.
@@ -61,17 +65,30 @@ class Event:
     Its id is unique with this provider. Another one counts from 1 too.
     """
 
+    id: str
     type: str
     entry: Entry
 
     def body(self) -> bytes:
         content = {
-            "id": f"evt_{self.entry.id}",
+            "id": self.id,
             "type": self.type,
             "created": self.entry.at,
             "data": asdict(self.entry),
         }
         return json.dumps(content).encode()
+
+    def strays(self) -> list[Event]:
+        """Three that say the opposite, and each is about something that is not there: another's operation,
+        another step of it, an attempt of long ago."""
+        kind, _, end = self.type.partition(".")
+        opposite = "declined" if end == "succeeded" else "succeeded"
+        another = next(one for one in reversed(KINDS) if one != kind)
+        return [
+            Event(f"{self.id}-a", f"{kind}.{opposite}", replace(self.entry, customer="somebody else")),
+            Event(f"{self.id}-b", f"{another}.{opposite}", replace(self.entry, kind=another)),
+            Event(f"{self.id}-c", f"{kind}.failed", replace(self.entry, at=self.entry.at - LONG_AGO)),
+        ]
 
 
 class Webhooks:
@@ -98,17 +115,22 @@ class Webhooks:
         task.add_done_callback(self._tasks.discard)
 
     async def _send(self, event: Event, befallen: Befallen, overtaken: list[Event]) -> None:
-        if befallen.fault == "webhook_late":
+        if befallen.fault in ("webhook_late", "failure_told"):
             await asyncio.sleep(befallen.seconds)
+        if befallen.fault == "webhook_strays":
+            for stray in event.strays():
+                await self._deliver(stray, attempts=1)
         await self._deliver(event)
-        if befallen.fault == "webhook_doubled":
+        if befallen.fault == "webhook_again":
+            await asyncio.sleep(befallen.seconds)
+        if befallen.fault in ("webhook_doubled", "webhook_again"):
             await self._deliver(event)
         for earlier in overtaken:
             await self._deliver(earlier)
 
-    async def _deliver(self, event: Event) -> None:
+    async def _deliver(self, event: Event, attempts: int = ATTEMPTS) -> None:
         body = event.body()
-        for attempt in range(ATTEMPTS):
+        for attempt in range(attempts):
             if attempt:
                 await asyncio.sleep(min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))
             try:

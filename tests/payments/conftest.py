@@ -44,3 +44,4 @@ def quiet(without_worker: Service) -> Iterator[Service]:
     """Application and provider; no worker, so nothing is found out behind the test's back."""
     yield without_worker
     without_worker.provider.recover()
+    without_worker.cards.recover()

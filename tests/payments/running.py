@@ -19,7 +19,7 @@ from lab.processes import GuardedProcess, ServedApp, free_port, serve_asgi, wait
 
 ROOT = Path(__file__).parent.parent.parent
 TARGET = "examples.payments.app:idempotency"
-SECRET = "whsec_of_the_tests"
+SECRET, CARDS_SECRET = "whsec_of_the_tests", "whsec_of_cards"
 ANN, BOB = "token-of-ann", "token-of-bob"
 UNSETTLED = {202, 409, 503}
 """What a client retries."""
@@ -37,6 +37,7 @@ class Service:
     """One service on one database."""
 
     provider: Provider
+    cards: Provider
     environment: dict[str, str]
     port: int
     directory: Path
@@ -113,8 +114,9 @@ class Service:
     # As the auditor
 
     def moved(self, reference: str) -> list[Entry]:
-        """What the provider's ledger says of a reference."""
-        return [entry for entry in self.provider.entries() if entry.reference == reference]
+        """What the providers' ledgers say of a reference."""
+        entries = [*self.provider.entries(), *self.cards.entries()]
+        return [entry for entry in entries if entry.reference == reference]
 
     def compare(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -132,22 +134,27 @@ class Service:
 def service(
     url: str, directory: Path, *, lease: float = 60.0, window: float = 24 * 3600.0
 ) -> Iterator[Service]:
-    """A provider and an application. The worker is yours to start."""
+    """Two providers and an application. The worker is yours to start."""
     port = free_port()
-    with Provider.start(
-        directory / "provider",
-        webhook_url=f"http://127.0.0.1:{port}/webhooks/provider",
-        webhook_secret=SECRET,
-        window=window,
-    ) as provider:
+    webhooks = f"http://127.0.0.1:{port}/webhooks"
+    with (
+        Provider.start(
+            directory / "provider", webhook_url=f"{webhooks}/provider", webhook_secret=SECRET, window=window
+        ) as provider,
+        Provider.start(
+            directory / "cards", webhook_url=f"{webhooks}/cards", webhook_secret=CARDS_SECRET, window=window
+        ) as cards,
+    ):
         environment = {
             "DATABASE_URL": url,
             "PROVIDER_URL": provider.url,
             "PROVIDER_SECRET": SECRET,
+            "CARDS_URL": cards.url,
+            "CARDS_SECRET": CARDS_SECRET,
             "PAYMENTS_LEASE": str(lease),
             "PAYMENTS_CALL_TIMEOUT": "30",
         }
-        found = Service(provider, environment, port, directory)
+        found = Service(provider, cards, environment, port, directory)
         try:
             found.start_app()
             yield found

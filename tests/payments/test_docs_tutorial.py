@@ -35,7 +35,9 @@ def test_the_readme_lists_every_file_and_every_setting() -> None:
     text = README.read_text()
     files = {path.name for path in (ROOT / "examples" / "payments").glob("*.py")} - {"__init__.py"}
     assert set(re.findall(r"\]\((\w+\.py)\)", text)) == files
-    read = re.findall(r'"((?:PAYMENTS|PROVIDER|DATABASE)_\w+)"', (README.parent / "settings.py").read_text())
+    read = re.findall(
+        r'"((?:PAYMENTS|PROVIDER|CARDS|DATABASE)_\w+)"', (README.parent / "settings.py").read_text()
+    )
     assert set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE)) == set(read)
 
 
@@ -58,6 +60,7 @@ def curl(service: Service, words: list[str]) -> None:
     url = url.replace("http://127.0.0.1:8000", service.url).replace(
         "http://127.0.0.1:9000", service.provider.url
     )
+    url = url.replace("http://127.0.0.1:9001", service.cards.url)
     headers = dict(words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H")
     if "--json" in words:
         headers["Content-Type"] = "application/json"
@@ -66,6 +69,7 @@ def curl(service: Service, words: list[str]) -> None:
     else:
         answer = httpx2.get(url, headers=headers, timeout=60)
     if url.startswith(service.url):
+        service.cards.recover()
         service.provider.recover()  # a fault is for the next request; some of those wait for a worker
     # There is no payment "ID"; and what was told to lose an answer loses it.
     expected = {404} if "/ID/" in url else {200, 201, 202, 409}

@@ -62,6 +62,11 @@ def test_each_event_counts_once_and_none_without_a_signature(quiet: Service) -> 
     # Not what was asked for: another transfer under the same key, from before it was used anew.
     assert send(quiet, event(moved, id="other", amount=1)) == (404, "not_found")
     assert send(quiet, event(moved, id="older", at=moved.at - 86400)) == (404, "not_found")
+    # Not by whom, or not what, the operation was for.
+    assert send(quiet, event(moved, id="of bob", customer="acct_bob")) == (404, "not_found")
+    assert send(quiet, event(moved, id="a refund", type="refund.succeeded")) == (404, "not_found")
+    assert send(quiet, event(moved, id="a capture", type="capture.succeeded")) == (200, "ignored")
+    assert quiet.post("/transfers", key, body).json()["code"] == "outcome_unknown"
     assert send(quiet, event(moved)) == (200, "resolved")
     assert send(quiet, event(moved)) == (200, "duplicate")
     assert send(quiet, event(moved, id="another event")) == (200, "too_late")
@@ -79,7 +84,13 @@ def test_a_webhook_says_that_it_was_declined(quiet: Service) -> None:
     (operation,) = quiet.transfers(body["reference"])
     assert operation["status"] == "pending"
     made = Entry(
-        "de_1", downstream_key(quiet, operation["id"]), body["reference"], 700, "transfer", time.time()
+        "de_1",
+        downstream_key(quiet, operation["id"]),
+        body["reference"],
+        700,
+        "transfer",
+        time.time(),
+        "acct_ann",
     )
     assert send(quiet, event(made, type="transfer.declined")) == (200, "resolved")
     final = quiet.post("/transfers", key, body)
@@ -118,14 +129,17 @@ def event(
         "amount": entry.amount,
         "kind": entry.kind,
         "at": entry.at,
+        "customer": entry.customer,
         **changes,
     }
     return {"id": id or f"evt_{entry.id}", "type": type, "data": data}
 
 
-def send(service: Service, event: dict[str, Any], secret: str | None = SECRET) -> tuple[int, str | None]:
+def send(
+    service: Service, event: dict[str, Any], secret: str | None = SECRET, source: str = "provider"
+) -> tuple[int, str | None]:
     """As the provider would; with another secret as somebody else would."""
     body = json.dumps(event).encode()
     headers = {} if secret is None else {SIGNATURE: sign(secret, body, time.time())}
-    answer = httpx2.post(f"{service.url}/webhooks/provider", content=body, headers=headers, timeout=60)
+    answer = httpx2.post(f"{service.url}/webhooks/{source}", content=body, headers=headers, timeout=60)
     return answer.status_code, answer.json().get("resolution")

@@ -37,6 +37,8 @@ def test_the_settings_come_from_the_environment() -> None:
             "DATABASE_URL": "postgresql://db/payments",
             "PROVIDER_URL": "http://provider",
             "PROVIDER_SECRET": "shh",
+            "CARDS_URL": "http://cards",
+            "CARDS_SECRET": "pst",
             "PAYMENTS_ACCOUNTS": '{"t": "acct"}',
             "PAYMENTS_LEASE": "2.5",
             "PAYMENTS_CALL_TIMEOUT": "1",
@@ -45,10 +47,19 @@ def test_the_settings_come_from_the_environment() -> None:
         }
     )
     expected = Settings(
-        "postgresql://db/payments", "http://provider", "shh", {"t": "acct"}, 2.5, 1.0, 3600, ("hush", "quiet")
+        database_url="postgresql://db/payments",
+        provider_url="http://provider",
+        provider_secret="shh",
+        cards_url="http://cards",
+        cards_secret="pst",
+        accounts={"t": "acct"},
+        lease=2.5,
+        call_timeout=1.0,
+        ttl=3600,
+        encryption_keys=("hush", "quiet"),
     )
     assert found == expected
-    assert not any(secret in repr(found) for secret in ("shh", "hush", "quiet"))
+    assert not any(secret in repr(found) for secret in ("shh", "pst", "hush", "quiet"))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from lab.processes import wait_until
 
 TESTED: list[tuple[Fault, type[Exception], int]] = [
     ("error_before", Error, 0),
+    ("failure_told", Error, 0),
     ("limit", Error, 0),
     ("error_after", Error, 1),
     ("charge_then_drop", ConnectionError, 1),
