@@ -26,7 +26,8 @@ SEEDS   ?= 7 $(shell $(PYTHON) -c 'import random; print(random.randrange(10**6))
 SECONDS ?= 35
 torture: $(VENV)/.installed
 	@for seed in $(SEEDS); do \
-		for more in "" "--url postgresql:" "--url mysql:" "--ttl 15"; do echo $$seed $$more; done; \
+		for more in "" "--url postgresql:" "--url mysql:" \
+			"--ttl 15" "--ttl 15 --url postgresql:" "--ttl 15 --url mysql:"; do echo $$seed $$more; done; \
 	done \
 		| xargs -P 2 -L 1 $(BIN)/python -m lab.torture service --seconds $(SECONDS) --seed
 

@@ -195,6 +195,11 @@ async def of(run: Run, payment_id: str) -> list[Refund]:
     return [Refund(*row) for row in rows]
 
 
-async def find(run: Run, refund_id: str) -> Refund | None:
-    rows = await run(f"select {COLUMNS} from refunds where id = $1", refund_id)  # noqa: S608
+async def find(run: Run, refund_id: str, account: str | None = None) -> Refund | None:
+    """By its id; with ``account``, only if it is that account's."""
+    rows = await run(
+        f"select {COLUMNS} from refunds where id = $1 and account = coalesce($2, account)",  # noqa: S608
+        refund_id,
+        account,
+    )
     return Refund(*rows[0]) if rows else None

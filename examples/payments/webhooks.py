@@ -42,7 +42,7 @@ class Step:
     endpoint: str
     step: str
     find: Callable[..., Awaitable[Wanted | None]]
-    """What was asked for, by the operation's id."""
+    """What was asked for, by the operation's id and the account."""
 
 
 STEPS = {
@@ -102,15 +102,15 @@ async def heard(source: str, secret: str, request: Request) -> JSONResponse:
 
 
 async def place(event: Event) -> str:
-    """What is said must fit what was asked for: the provider, the endpoint, the step, the amount, the time.
-    samekey sees to the account, to the attempt, and to what was heard before."""
+    """What is said must fit what was asked for: the provider, the endpoint, the step, the account, the
+    amount, the time. samekey sees to the attempt, and to what was heard before."""
     step = STEPS.get(event.kind)
     if step is None or step.source != event.source or event.end not in ("succeeded", "declined", "failed"):
         return "ignored"
     record = await asyncio.to_thread(idempotency.find, downstream_key=event.key)
     if record is None or record.endpoint != step.endpoint or event.key != record.downstream_key(step.step):
         return "not_found"
-    wanted = await step.find(database.run, record.id)
+    wanted = await step.find(database.run, record.id, event.entry.customer)
     if wanted is None or not is_of(event.entry, wanted, record):
         return "not_found"
     if isinstance(wanted, transfers.Transfer):

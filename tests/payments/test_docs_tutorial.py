@@ -80,3 +80,11 @@ def curl(service: Service, words: list[str]) -> None:
 def test_no_line_is_wider_than_the_others(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+def test_no_example_takes_an_error_for_proof_that_nothing_happened() -> None:
+    """The optimistic reading is for those who ask for it; what users copy from does not."""
+    pages = [ROOT / "README.md", TUTORIAL, README, *(ROOT / "examples").rglob("*.py")]
+    assert len(pages) > 20
+    asked = re.compile(r"on_error\s*=|repeatable\s*=\s*True")
+    assert [page for page in pages if asked.search(page.read_text())] == []

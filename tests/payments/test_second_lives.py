@@ -34,7 +34,7 @@ def reap(url: str) -> None:
 
 def operations(url: str) -> dict[str, Record]:
     idempotency = Idempotency(url)
-    records = run(idempotency.engine.drivers.sync, lambda: idempotency.store.finding.find(limit=100))
+    records = run(idempotency.engine.drivers.sync, lambda: idempotency.engine.store.finding.find(limit=100))
     idempotency.close()
     return {record.key: record for record in records}
 
@@ -94,7 +94,9 @@ def test_a_key_that_moved_money_is_not_used_for_anything_else(fresh_url: str, tm
             expected = 402 if path == "/transfers" else 201
             assert running.final(path, keys[path], body).status_code == expected
         expire(fresh_url)
-        others = {path: {**body, "reference": unique("other")} for path, body in requests.items()}
+        others: dict[str, dict[str, Any]] = {
+            path: {**body, "reference": unique("other")} for path, body in requests.items()
+        }
         second = {path: running.final(path, keys[path], body) for path, body in others.items()}
         assert {path: answer.status_code for path, answer in second.items()} == {
             path: 201 if path == "/orders" else 422 for path in requests
@@ -113,7 +115,7 @@ def test_a_key_whose_request_was_refused_has_a_second_life(fresh_url: str, tmp_p
         assert (refused.status_code, "left" in refused.text) == (409, True)
         former = operations(fresh_url)[key]
         expire(fresh_url)
-        body = {"amount": 1000, "reference": unique("refund")}
+        body: dict[str, Any] = {"amount": 1000, "reference": unique("refund")}
         assert running.final(path, key, body).status_code == 201
         now = operations(fresh_url)[key]
         assert (now.id != former.id, now.life) == (True, 2)

@@ -20,6 +20,7 @@ import samekey.engine.engine as engine_module
 import samekey.engine.gate as gate_module
 import samekey.engine.jobs as jobs_module
 import samekey.engine.operation as operation_module
+import samekey.engine.reconcile as reconcile_module
 import samekey.engine.rules as rules_module
 import samekey.engine.way as way_module
 from samekey.core.claim import downstream_base
@@ -164,6 +165,35 @@ def free_on_time_out() -> None:
     vars_of(rules_module, judge=hopeful)
 
 
+def keep_the_old_id() -> None:
+    """A key's second life has the id of its first."""
+    build = Queries.build
+
+    def kept(self: Queries, name: str, sql: str) -> Any:
+        if name == "reuse":
+            assert ":id, :tenant" in sql, "reuse is written otherwise now"
+            sql = sql.replace(":id, :tenant", "id, :tenant")
+        return build(self, name, sql)
+
+    vars_of(Queries, build=kept)
+
+
+def drop_the_step() -> None:
+    """Whatever step a provider's word is about, it counts for the one that has no result yet."""
+    judge, choose = vars(reconcile_module)["judge"], vars(reconcile_module)["choose"]
+
+    def stepless(word: Any, record: Any, effects: Any, others: Any = ()) -> Any:
+        unsettled = next((effect for effect in effects if effect.outcome is None), None)
+        about = word.about if unsettled is None else unsettled.downstream_key
+        return judge(replace(word, about=about), record, effects, others)
+
+    def any_of(words: Any, record: Any, effect: Any) -> Any:
+        found = choose([replace(word, about=effect.downstream_key) for word in words], record, effect)
+        return None if found is None else next(one for one in words if one.event_id == found.event_id)
+
+    vars_of(reconcile_module, judge=stepless, choose=any_of)
+
+
 def vars_of(owner: Any, **changed: Any) -> None:
     """Sets attributes, and fails if one was not there: then the mutant would change nothing."""
     for name, value in changed.items():
@@ -182,6 +212,8 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "finish_twice": finish_twice,
     "judge_by_the_page": judge_by_the_page,
     "free_on_time_out": free_on_time_out,
+    "lives": keep_the_old_id,
+    "step": drop_the_step,
 }
 
 chosen = os.environ.get(VARIABLE)

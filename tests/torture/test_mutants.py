@@ -12,7 +12,7 @@ import pytest
 
 from lab.torture.service.evidence import counted
 from lab.torture.service.mishaps import MISHAPS
-from lab.torture.service.plan import Plan, load_of, only
+from lab.torture.service.plan import Plan, load_of, only, with_second_lives
 from lab.torture.service.run import torture_service
 from tests.torture.mutants import MUTANTS, VARIABLE
 
@@ -67,6 +67,9 @@ PLANS = {
     "finish_twice": replace(FORGETFUL, faults=only("deadline_inside")),
     "judge_by_the_page": replace(FORGETFUL, faults=only("answer_broken")),
     "free_on_time_out": replace(FORGETFUL, faults=only("charge_then_time_out")),
+    "lives": with_second_lives(replace(FOCUSED, load=load_of("order"), faults={}, seconds=12), ttl=4),
+    # The first step's word is heard while the second one is under way, which then comes to nothing.
+    "step": replace(FOCUSED, load=load_of("purchase"), faults=only("error_before"), fault_every=0.2),
 }
 
 ON_POSTGRESQL = {"fencing", "atomic_commit", "persist_before_send"}
@@ -83,6 +86,8 @@ CAUGHT_BY = {
     "finish_twice": {"effect_twice"},
     "judge_by_the_page": {"effect_twice"},
     "free_on_time_out": {"effect_twice"},
+    "lives": {"error_without_cause", "unsettled", "row_twice"},
+    "step": {"success_without_effect", "wrong_effect", "money"},
 }
 
 

@@ -57,7 +57,9 @@ class Run:
         return set(counted(self.findings()))
 
     def view(self, tenant: str) -> dict[str, Any]:
-        return self.views.setdefault(tenant, {"payments": [], "refunds": {}, "orders": [], "transfers": []})
+        return self.views.setdefault(
+            tenant, {"payments": [], "refunds": {}, "orders": [], "transfers": [], "purchases": []}
+        )
 
     def answered(
         self,
@@ -87,7 +89,9 @@ class Run:
             row |= {"item": "pen", "quantity": 7}
             self.view(tenant)["orders"].append(row)
         else:
-            name = {"payment": "charge"}.get(kind, kind)
+            name = {"payment": "charge", "purchase": "capture"}.get(kind, kind)
+            if kind == "purchase":
+                self.ledger.append(Entry(f"a{number}", f"da{number}", reference, 7, "authorisation"))
             entry = Entry(f"e{number}", f"d{number}", reference, 7, name)  # type: ignore[arg-type]
             self.ledger.append(entry)
             row |= {"amount": 7, "status": "succeeded", "provider_id": entry.id}
@@ -115,8 +119,30 @@ def good() -> Run:
     body = Body.of("payment-5", 9, amount=9)
     run.intents.append(Intent(5, "payment", "ada", "k5", "/payments", body))
     run.answered(5, 402, {"status": "declined", "reference": "payment-5"})
+    run.did(6, "purchase")
     run.probes.append(Probe("bob", "/payments/id-1", 404))
     return run
+
+
+def reused(run: Run, *, closed: bool, kind: Kind = "transfer") -> None:
+    """Another operation under the key of the first payment, whose life is over; it is refused."""
+    body = Body.of(f"{kind}-7", 7, amount=7)
+    run.intents.append(Intent(7, kind, "ada", "k1", f"/{kind}s", body, former=1, closed=closed))
+    run.answered(7, 422, {"code": "reused"}, at=30)
+
+
+def test_a_key_that_moved_money_is_refused_for_anything_else() -> None:
+    run = good()
+    reused(run, closed=True)
+    assert run.findings() == []
+
+
+def test_a_retry_after_the_end_of_its_key_may_have_to_wait() -> None:
+    run = good()
+    for status, code in ((409, "outcome_unknown"), (409, "in_progress")):
+        exchange = run.answered(6, status, {"code": code}, at=40)
+        run.exchanges[-1] = replace(exchange, reason="expired")
+    assert run.findings() == []
 
 
 def test_a_good_run_has_no_findings() -> None:
@@ -211,6 +237,10 @@ def _unknown(run: Run) -> None:
     run.answered(3, 409, {"code": "outcome_unknown"}, at=0.7)
 
 
+def _broken(run: Run) -> None:
+    run.answered(3, 500, at=0.7)
+
+
 def _nobody_meant(run: Run) -> None:
     run.ledger.append(Entry("e77", "d77", "payment-77", 7, "charge"))
 
@@ -247,6 +277,24 @@ def _ledgers_differ(run: Run) -> None:
     run.comparison = Comparison(False, "missing: payment-1", frozenset({"payment-1"}))
 
 
+def _authorised_twice(run: Run) -> None:
+    run.ledger.append(Entry("a6b", "da6", "purchase-6", 7, "authorisation"))
+
+
+def _refused_for_ever(run: Run) -> None:
+    reused(run, closed=False)
+
+
+def _closed_key_ran(run: Run) -> None:
+    reused(run, closed=True)
+    run.ledger.append(Entry("e7", "d1", "transfer-7", 7, "transfer"))
+
+
+def _another_answer_after_the_end(run: Run) -> None:
+    exchange = run.answered(6, 201, {"id": "id-6", "reference": "purchase-6", "amount": 8}, at=40)
+    run.exchanges[-1] = replace(exchange, reason="expired", replayed=True)
+
+
 def _not_compared(run: Run) -> None:
     run.comparison = Comparison(False, "the comparison crashed")
 
@@ -255,6 +303,11 @@ def _not_compared(run: Run) -> None:
     ("spoil", "rule"),
     [
         (_charged_twice, "effect_twice"),
+        (_broken, "error_without_cause"),
+        (_authorised_twice, "effect_twice"),
+        (_refused_for_ever, "unsettled"),
+        (_closed_key_ran, "closed_key_ran"),
+        (_another_answer_after_the_end, "answers_differ"),
         (_rival_charged, "effect_twice"),
         (_two_rows, "effect_twice"),
         (_two_rows, "row_twice"),

@@ -12,7 +12,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx2
@@ -21,22 +21,7 @@ from lab.processes import LOOPBACK
 
 from .evidence import Probe, View
 from .histories import Body, Exchange, Histories, Intent, Kind, Reason
-from .plan import Plan
-
-Style: TypeAlias = Literal["plain", "race", "rival_race", "rival_after", "abandon", "throw", "twin"]
-STYLES: Final[Mapping[Style, int]] = {
-    "plain": 36,
-    "race": 16,
-    "rival_race": 6,
-    "rival_after": 8,
-    "abandon": 12,
-    "throw": 12,
-    "twin": 10,
-}
-"""How clients behave, in parts of a hundred."""
-
-BRIEF: Final[Mapping[Style, int]] = {"plain": 70, "race": 15, "throw": 15}
-"""Where answers are kept for seconds only: nobody whose request could arrive in the key's next life."""
+from .plan import BRIEF, STYLES, Plan
 
 ITEMS: Final = ("coffee", "tea", "cake")
 """What the reference service sells. There is little cake: most orders of it are refused."""
@@ -52,6 +37,9 @@ WHOLE: Final = 0.8
 """How often a client that hangs up has sent its request whole; else it leaves anywhere in head or body."""
 HANG_UP_AFTER: Final = (0.0, 0.0, 0.005, 0.02, 0.05, 0.2)
 """Seconds: before anybody has looked, during the claim, the call, the commit, the answer."""
+COME_BACK: Final = 0.5
+"""How often a client, when its key's life is over, sends the same request again; else it uses the key for
+something else."""
 SURELY_OVER: Final = 1.0
 """Seconds after the end of a key's life by which it is used anew."""
 GET_PATIENCE: Final = 30
@@ -71,8 +59,9 @@ class Clients:
         self._clock = clock
         self._finished: list[Intent] = []
         self._payments: dict[str, list[tuple[str, int]]] = {account: [] for account in self._tokens}
-        self._over: list[tuple[float, Intent]] = []
-        """Answered keys, by the time from which on they can be used anew, the earliest first."""
+        self._over: list[tuple[float, Intent, bool]] = []
+        """Answered keys, by the time from which on their life is over, the earliest first; and whether their
+        operation is in the service's books for good."""
         self._loading = True
         self._patient = True
         self._http = httpx2.AsyncClient(
@@ -119,8 +108,11 @@ class Clients:
         style = source.choices(list(styles), list(styles.values()))[0]
         intent = self._imagine(number, source, rival=style in ("rival_race", "rival_after"))
         if self._over and self._over[0][0] <= self._clock():
-            _, former = self._over.pop(0)
-            intent = replace(intent, tenant=former.tenant, key=former.key, former=former.number)
+            _, former, closed = self._over.pop(0)
+            if closed and source.random() < COME_BACK:
+                await self._come_back(former, source)
+                return
+            intent = self._again(intent, former, source, closed=closed)
         if style == "twin":
             intent = replace(intent, twin=-1 - intent.number)
         self.histories.add(intent)
@@ -161,7 +153,7 @@ class Clients:
                 if exchange.reused and intent.rival is not None and not rival:
                     rival = True  # the other body was faster: then that one is what is pursued
                     continue
-                if not (exchange.reused and intent.former is not None):
+                if intent.settled_by(exchange):
                     self._settle(intent, exchange)
                     return
             await asyncio.sleep(min(0.05 * 2 ** min(turn, 4), 0.6) * source.uniform(0.5, 1.5))
@@ -171,12 +163,34 @@ class Clients:
         if exchange.rival:
             return  # a late retry is sent with the first body, which is refused here
         self._finished.append(intent)
-        if self._plan.ttl is not None:
-            self._over.append((exchange.ended + self._plan.ttl + SURELY_OVER, intent))
+        if not exchange.reused:
+            self._expect_the_end(intent, exchange)
         if intent.kind == "payment" and exchange.succeeded:
             answer = exchange.json()
             if isinstance(answer, dict) and "id" in answer:
                 self._payments[intent.tenant].append((str(answer["id"]), intent.body.amount))
+
+    def _expect_the_end(self, intent: Intent, exchange: Exchange) -> None:
+        if self._plan.ttl is not None:
+            closed = intent.kind != "order" and (exchange.succeeded or exchange.status == 402)
+            self._over.append((exchange.ended + self._plan.ttl + SURELY_OVER, intent, closed))
+
+    def _again(self, intent: Intent, former: Intent, source: random.Random, *, closed: bool) -> Intent:
+        """Under a key whose life is over. Another tenant's payment cannot be refunded with it."""
+        if intent.kind == "refund" and intent.tenant != former.tenant:
+            path, body = self._request("order", f"order-{intent.number}", None, source)
+            intent = Intent(intent.number, "order", intent.tenant, intent.key, path, body)
+        return replace(intent, tenant=former.tenant, key=former.key, former=former.number, closed=closed)
+
+    async def _come_back(self, intent: Intent, source: random.Random) -> None:
+        """With the very request that was answered, when its key's life is over: what moved money moves none
+        again, and the answer is what it was."""
+        while self._patient:
+            exchange = await self._send(intent, "expired", source)
+            if exchange.definitive:
+                self._expect_the_end(intent, exchange)
+                return
+            await asyncio.sleep(source.uniform(0.1, 0.6))
 
     def _imagine(self, number: int, source: random.Random, *, rival: bool) -> Intent:
         """What a client wants next."""
@@ -205,6 +219,9 @@ class Clients:
             case "transfer":
                 account = f"account-{source.randrange(100)}"
                 return "/transfers", Body.of(reference, amount, amount=amount, account=account)
+            case "purchase":
+                card = f"card-{source.randrange(100)}"
+                return "/purchases", Body.of(reference, amount, amount=amount, card=card)
             case "order":
                 quantity = source.randint(1, 3)
                 fields = {"item": source.choice(ITEMS), "quantity": quantity}
@@ -330,14 +347,13 @@ class Clients:
         return {tenant: await self._view(tenant) for tenant in self._tokens}
 
     async def _view(self, tenant: str) -> View:
-        lists = {
-            name: await self._list(f"/{name}", name, tenant) for name in ("payments", "orders", "transfers")
-        }
+        names = ("payments", "orders", "transfers", "purchases")
+        lists = {name: await self._list(f"/{name}", name, tenant) for name in names}
         refunded = {x.payment for x in self.histories.intents if x.payment is not None and x.tenant == tenant}
         refunds = {
             one: await self._list(f"/payments/{one}/refunds", "refunds", tenant) for one in sorted(refunded)
         }
-        return View(lists["payments"], refunds, lists["orders"], lists["transfers"])
+        return View(lists["payments"], refunds, lists["orders"], lists["transfers"], lists["purchases"])
 
     async def stock(self) -> dict[str, int]:
         """What is left of everything."""

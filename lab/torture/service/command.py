@@ -70,8 +70,8 @@ def service_command(
         typer.Option(
             envvar="SAMEKEY_TORTURE_TTL",
             min=5,
-            help="Keep answers for so many seconds only, and use keys anew after that. Only transfers and "
-            "orders are made then, and nobody is paused or cut off.",
+            help="Keep answers for so many seconds only, and use keys again after that. Nobody is paused "
+            "then.",
         ),
     ] = None,
     report: Annotated[

@@ -24,6 +24,7 @@ class View:
     """By the payment's id."""
     orders: Sequence[Row] = ()
     transfers: Sequence[Row] = ()
+    purchases: Sequence[Row] = ()
 
 
 @dataclass(frozen=True, slots=True)

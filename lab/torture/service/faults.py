@@ -16,6 +16,7 @@ from lab.servers.postgres import PostgresUnavailable
 
 from .mishaps import IN_CALLS, MISHAPS, Order
 from .nodes import CouldNotRun, Member, World
+from .outside import Outside
 from .plan import FaultKind, Planned
 
 WRITES: Final = r"(?s:(insert|update|delete|with)\b.*)"
@@ -87,36 +88,37 @@ class Injector:
             case "pause_node" | "pause_worker":
                 await self._last(planned, victim.name, victim.pause, victim.resume)
             case "kill_provider" | "restart_fast" | "restart_immediate":
-                await asyncio.to_thread(self._restart, kind)
-                self._note(kind, "provider" if kind == "kill_provider" else "database", began)
+                await asyncio.to_thread(self._restart, planned)
+                self._note(
+                    kind, self._provider(planned).name if kind == "kill_provider" else "database", began
+                )
             case "rotate_keys":
                 self._lasting_task(self._rotate())
             case "migrate":
                 await asyncio.to_thread(self._world.migrate)
                 self._note(kind, "database", began)
             case "cut_database" | "cut_provider":
-                await asyncio.to_thread(self._proxy(victim, kind).cut_all)
+                await asyncio.to_thread(self._proxy(victim, planned).cut_all)
                 self._note(kind, victim.name, began)
             case "refuse_database" | "refuse_provider":
-                proxy = self._proxy(victim, kind)
+                proxy = self._proxy(victim, planned)
                 await self._last(planned, victim.name, lambda: _refuse(proxy), proxy.accept)
             case "stall_database" | "stall_provider":
-                proxy = self._proxy(victim, kind)
+                proxy = self._proxy(victim, planned)
                 await self._last(planned, victim.name, proxy.stall, proxy.flow)
             case "commit_lost" | "commit_unacknowledged" | "commit_late" | "statement_lost" | "reply_lost":
-                await asyncio.to_thread(self._lose, planned, self._proxy(victim, kind))
+                await asyncio.to_thread(self._lose, planned, self._proxy(victim, planned))
                 # It waits for its statements: from here on they may come at any time.
                 self._note(kind, victim.name, began, lasts=True)
             case _:
                 raise AssertionError(f"no such fault: {kind}")
 
-    def _restart(self, kind: FaultKind) -> None:
-        world = self._world
+    def _restart(self, planned: Planned) -> None:
         try:
-            if kind == "kill_provider":
-                world.restart_provider()
+            if planned.kind == "kill_provider":
+                self._provider(planned).restart()
             else:
-                world.restart_database(crash=kind == "restart_immediate")
+                self._world.restart_database(crash=planned.kind == "restart_immediate")
         except (ProcessFailed, PostgresUnavailable, MariaDBUnavailable) as error:
             raise CouldNotRun(str(error)) from error
 
@@ -138,11 +140,12 @@ class Injector:
 
     async def _fail_provider(self, planned: Planned) -> None:
         began = self._clock()
-        fail = self._world.provider.fail
+        provider = self._provider(planned)
+        fail = provider.process.fail
         seconds = planned.seconds or 1.0
         with contextlib.suppress(OSError):  # it is being started again
             await asyncio.to_thread(fail, planned.kind, times=planned.times, seconds=seconds)  # type: ignore[arg-type]
-            self._note(planned.kind, "provider", began, lasts=True)
+            self._note(planned.kind, provider.name, began, lasts=True)
 
     def _victim(self, planned: Planned) -> Member:
         """Of the nodes, of the workers, or of both."""
@@ -155,8 +158,13 @@ class Injector:
             among = world.members
         return among[planned.victim % len(among)]
 
-    def _proxy(self, victim: Member, kind: FaultKind) -> FaultProxy:
-        proxy = victim.provider_proxy if kind.endswith("_provider") else victim.database_proxy
+    def _provider(self, planned: Planned) -> Outside:
+        """One of the two. Taken from other digits of the number than the member whose way there is cut."""
+        return self._world.providers[planned.victim // 100 % len(self._world.providers)]
+
+    def _proxy(self, victim: Member, planned: Planned) -> FaultProxy:
+        to_provider = planned.kind.endswith("_provider")
+        proxy = victim.ways[self._provider(planned).name] if to_provider else victim.database_proxy
         assert proxy is not None, "a file is not reached through a proxy"
         return proxy
 

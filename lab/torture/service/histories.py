@@ -12,16 +12,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-Kind: TypeAlias = Literal["payment", "refund", "order", "transfer"]
+Kind: TypeAlias = Literal["payment", "refund", "order", "transfer", "purchase"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-Reason: TypeAlias = Literal["first", "retry", "race", "rival", "thrown", "abandoned", "late"]
+Reason: TypeAlias = Literal["first", "retry", "race", "rival", "thrown", "abandoned", "late", "expired"]
 """Why a request was sent. ``thrown``: its answer is dropped, as if it had been lost on the way.
-``abandoned``: the client hung up after sending. ``late``: a retry long after the answer. ``rival``: the key's
-other body."""
+``abandoned``: the client hung up after sending. ``late``: a retry long after the answer; ``expired``: so long
+after that the key's life is over. ``rival``: the key's other body."""
 
-LEDGER_KINDS: Mapping[Kind, str] = {"payment": "charge", "refund": "refund", "transfer": "transfer"}
-"""What the provider calls the effect. Orders have none there: their effect is a row."""
+LEDGER_KINDS: Mapping[Kind, str] = {
+    "payment": "charge",
+    "refund": "refund",
+    "transfer": "transfer",
+    "purchase": "capture",
+}
+"""What a provider calls the effect. Orders have none there: their effect is a row."""
+FIRST_STEPS: Mapping[Kind, str] = {"purchase": "authorisation"}
+"""What it calls the step before, where there is one: a refusal may come after it."""
 
 UNSETTLED_CODES = frozenset({"in_progress", "outcome_unknown", "store_unavailable", "limited"})
 """Refusals that say "come back": the operation may be running, or its outcome is not known yet."""
@@ -60,10 +67,18 @@ class Intent:
     """The intent of another tenant that has the same key: independent of this one."""
     former: int | None = None
     """The intent that the key stood for in its former life, which is over: independent of this one too."""
+    closed: bool = False
+    """Its former intent is in the service's books, so this one is refused for ever: the key is not free."""
 
     @property
     def bodies(self) -> tuple[Body, ...]:
         return (self.body,) if self.rival is None else (self.body, self.rival)
+
+    def settled_by(self, exchange: Exchange) -> bool:
+        """Whether this answer is its last word. That its key stands for something else is none for a key
+        whose former life left nothing behind: the former record may not be over yet."""
+        free = self.former is not None and not self.closed
+        return exchange.definitive and not (free and exchange.reused)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.body.reference} of {self.tenant}, key {self.key}"

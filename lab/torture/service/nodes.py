@@ -14,30 +14,29 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
-from urllib.parse import urlsplit
 
-from examples.provider import Provider
+from examples.provider import Entry, Provider
 from lab.processes import LOOPBACK, GuardedProcess, ProcessFailed, free_port, wait_until
 from lab.proxy import FaultProxy
 from lab.servers import mariadb, postgres
 
 from .links import MySQLProxy
+from .migration import migrate
 from .mishaps import VARIABLE, Book, Order
+from .outside import PROVIDERS, Outside
 from .plan import Plan
 
 Server: TypeAlias = postgres.NamedServer | mariadb.NamedServer
 
 ACCOUNTS: Final = {"token-ada": "ada", "token-bob": "bob", "token-cleo": "cleo"}
 """The tenants, by their tokens."""
-WEBHOOKS: Final = "/webhooks/provider"
 FALLS: Final = 30
 """A process that ends by itself so many times in a row cannot run here. Some ends are our own doing: whoever
 starts while commits are being lost ends, and is started again."""
@@ -46,9 +45,6 @@ STEADY: Final = 10.0
 READY_WITHIN: Final = 60.0
 SHUTDOWN_WITHIN: Final = 20.0
 """Seconds for a database to shut down in order; then it is killed."""
-
-
-MIGRATING_WITHIN: Final = 60.0
 
 
 class CouldNotRun(Exception):
@@ -63,8 +59,8 @@ class Member:
         self.role = role
         self.port = free_port() if role == "app" else None
         self.database_proxy = _proxy_before(world.database_url) if world.server is not None else None
-        provider = urlsplit(world.provider.url)
-        self.provider_proxy = FaultProxy(LOOPBACK, provider.port or 80)
+        self.ways = {one.name: one.proxy() for one in world.providers}
+        """To each provider."""
         self._world = world
         self._random = random.Random(f"skew {world.plan.seed} {self.name}")
         self._lock = threading.RLock()
@@ -85,10 +81,11 @@ class Member:
 
     def environment(self) -> dict[str, str]:
         world = self._world
-        database, provider = world.database_url, self.provider_proxy
+        database = world.database_url
         if self.database_proxy is not None:
             database = self.database_proxy.url_for(database)
-        found = world.environment(database, f"http://{LOOPBACK}:{provider.port}")
+        ways = {name: f"http://{LOOPBACK}:{proxy.port}" for name, proxy in self.ways.items()}
+        found = world.environment(database, ways)
         return {**found, VARIABLE: str(self._orders)}
 
     def launch(self) -> None:
@@ -103,7 +100,9 @@ class Member:
             command += ["worker", f"{module}:idempotency", "--lease", str(plan.lease), "--grace", "2"]
             for service in ("completer", "sweeper", "reconciler"):
                 command += [f"--{service}-interval", str(plan.cycle)]
-            command += ["--no-ledger", "--reaper-interval", str(plan.cycle)]
+            # So seldom that most keys are used again before it comes by, and some after.
+            reaping = plan.cycle if plan.ttl is None else 2 * plan.ttl
+            command += ["--no-ledger", "--reaper-interval", str(reaping)]
         with self._lock:
             if not self._stopped:
                 self._launched = time.monotonic()
@@ -159,7 +158,7 @@ class Member:
         """Nothing stands in its way any more."""
         self.resume()
         self._book.write(None)
-        for proxy in (self.database_proxy, self.provider_proxy):
+        for proxy in (self.database_proxy, *self.ways.values()):
             if proxy is not None:
                 proxy.clear()
                 proxy.flow()
@@ -170,7 +169,7 @@ class Member:
             self._stopped = True
             if self._process is not None:
                 self._process.end()
-        for proxy in (self.database_proxy, self.provider_proxy):
+        for proxy in (self.database_proxy, *self.ways.values()):
             if proxy is not None:
                 proxy.close()
 
@@ -184,13 +183,15 @@ class World:
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
         self.directory = directory
-        self.secret = secrets.token_hex(16)
+        self.providers: list[Outside] = []
+        """Two, which count their events alike."""
+        self.migrations = 0
+        """New versions of samekey's tables so far."""
         self.server: Server | None = None
         self.database_url = f"sqlite:///{directory / 'payments.db'}"
         self.members: list[Member] = []
         self.encryption_keys: tuple[str, ...] = (_encryption_key(),)
         """As processes that start now are told: the first encrypts, all of them decrypt."""
-        self._recognised = 0
 
     @classmethod
     @contextlib.contextmanager
@@ -233,15 +234,16 @@ class World:
                 )
             self.database_url = f"sqlite:///{path.absolute()}"
         first_port = free_port()
-        self.provider = stack.enter_context(
-            Provider.start(
-                self.directory / "provider",
+        for name in PROVIDERS:
+            secret, webhooks = secrets.token_hex(16), f"http://{LOOPBACK}:{first_port}/webhooks/{name}"
+            process = Provider.start(
+                self.directory / name,
                 latency=plan.latency,
                 window=plan.window,
-                webhook_url=f"http://{LOOPBACK}:{first_port}{WEBHOOKS}" if plan.webhooks else None,
-                webhook_secret=self.secret,
+                webhook_url=webhooks if plan.webhooks else None,
+                webhook_secret=secret,
             )
-        )
+            self.providers.append(Outside(name, stack.enter_context(process), secret))
         for role, count in (("app", plan.nodes), ("worker", plan.workers)):
             for index in range(count):
                 member = Member(self, role, index)
@@ -299,17 +301,21 @@ class World:
     def workers(self) -> list[Member]:
         return [member for member in self.members if member.role == "worker"]
 
-    def environment(self, database: str, provider: str) -> dict[str, str]:
-        """What the service is told, and who may import it."""
+    def environment(self, database: str, ways: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What the service is told, and who may import it. ``ways``: where it finds the providers, if not
+        where they are."""
         plan = self.plan
+        providers: dict[str, str] = {}
+        for one in self.providers:
+            url = one.process.url if ways is None else ways[one.name]
+            providers |= {f"{one.name.upper()}_URL": url, f"{one.name.upper()}_SECRET": one.secret}
         paths = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
         return {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "DATABASE_URL": database,
-            "PROVIDER_URL": provider,
-            "PROVIDER_SECRET": self.secret,
+            **providers,
             "PAYMENTS_ACCOUNTS": json.dumps(ACCOUNTS),
             "PAYMENTS_LEASE": str(plan.lease),
             "PAYMENTS_CALL_TIMEOUT": str(plan.call_timeout),
@@ -317,12 +323,6 @@ class World:
             **({} if plan.ttl is None else {"PAYMENTS_TTL": str(plan.ttl)}),
             **plan.environment,
         }
-
-    def restart_provider(self) -> None:
-        """SIGKILL, and a new start with what its ledger says. Its figures begin anew, so they are kept."""
-        self._recognised = self.recognised()
-        self.provider.kill9()
-        self.provider.start_again()
 
     def restart_database(self, *, crash: bool) -> None:
         """A new start on what its files say, after a crash or a shutdown in order."""
@@ -347,14 +347,18 @@ class World:
         yield
 
     def migrate(self) -> None:
-        """As an operator would, with everybody at work. It may fail: the database may be away."""
-        command = [sys.executable, "-m", "samekey.cli", "migrate", self.database_url]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, check=False, capture_output=True, timeout=MIGRATING_WITHIN)
+        """As an operator would, with everybody at work: the next version of the tables. It may fail, since
+        the database may be away; then the next one brings both."""
+        self.migrations += 1
+        environment = self.environment(self.database_url)
+        migrate(self.migrations, self.database_url, self.directory / "migrations.log", environment)
+
+    def entries(self) -> list[Entry]:
+        """What all ledgers say."""
+        return [entry for one in self.providers for entry in one.process.entries()]
 
     def recognised(self) -> int:
-        """How often the provider was asked for something again, and knew it by its key."""
-        return self._recognised + self.provider.figures()["replays"]
+        return sum(one.recognised() for one in self.providers)
 
     def look_after(self) -> None:
         """Starts again whoever has ended by himself."""
@@ -365,16 +369,20 @@ class World:
         """The end of all faults: everybody runs, every link flows."""
         for member in self.members:
             member.calm()
-        self.provider.recover()
+        for provider in self.providers:
+            provider.process.recover()
         self.look_after()
         for node in self.nodes:
             self._await(node)
 
     def keep_logs(self, directory: Path) -> None:
         """For whoever wants to know why."""
-        for log in [*self.directory.glob("*.log"), *self.directory.glob("provider/*")]:
+        for log in self.directory.glob("*.log"):
             with contextlib.suppress(OSError):
                 shutil.copy(log, directory / log.name)
+        for name in PROVIDERS:
+            with contextlib.suppress(OSError):
+                shutil.copytree(self.directory / name, directory / name, dirs_exist_ok=True)
 
 
 def _encryption_key() -> str:

@@ -9,40 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from examples.provider import Entry
-
+from .cases import Case, by_reference, cases_of
 from .evidence import Evidence, Finding, Row, View
-from .histories import LEDGER_KINDS, Body, Exchange, Intent, told
+from .histories import FIRST_STEPS, KINDS, LEDGER_KINDS, Exchange, Intent, Kind
 from .mishaps import MISHAPS
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """One key, with everything that is known of it."""
-
-    intent: Intent
-    exchanges: list[Exchange]
-    effects: Mapping[str, list[Entry]]
-    """Entries of the ledger, by the reference of the intent's bodies."""
-    rows: Mapping[str, list[Row]]
-    """Rows of the service's own view, by reference."""
-
-    def answers(self, *, rival: bool = False) -> list[Exchange]:
-        """The last words about one of its bodies, but for refusals of a used key: those are about the key."""
-        return [x for x in self.exchanges if x.rival is rival and x.definitive and not x.reused]
-
-    def happened(self, body: Body) -> int:
-        """How many effects this body had."""
-        if self.intent.kind == "order":
-            return len(self.rows[body.reference])
-        return len(self.effects[body.reference])
-
-    def finding(self, rule: str, sentence: str) -> Finding:
-        return Finding(rule, f"{self.intent}: {sentence}", told(self.intent, self.exchanges))
-
 
 CAUSES: Final = frozenset(
     {
@@ -52,6 +24,7 @@ CAUSES: Final = frozenset(
         *("commit_lost", "statement_lost", "commit_late"),
         *("cut_provider", "refuse_provider", "stall_provider"),
         *("charge_then_time_out", "charge_then_drop", "error_before", "error_after", "limit", "malformed"),
+        "failure_told",
         "rotate_keys",  # every process is killed twice
         *MISHAPS,
     }
@@ -62,53 +35,24 @@ stopped is, because it may hold SQLite's one write lock, and nobody can renew a 
 
 def judge(evidence: Evidence) -> list[Finding]:
     """Every broken promise, the gravest first."""
-    cases = list(_cases(evidence))
+    cases = list(cases_of(evidence))
     found = [finding for rule in _RULES_OF_A_KEY for case in cases for finding in rule(case, evidence)]
     for rule_of_all in _RULES_OF_ALL:
         found += rule_of_all(cases, evidence)
     return found
 
 
-def _cases(evidence: Evidence) -> Iterator[_Case]:
-    entries: dict[tuple[str, str], list[Entry]] = {}
-    for entry in evidence.ledger:
-        entries.setdefault((entry.kind, entry.reference), []).append(entry)
-    rows = {tenant: _by_reference(view) for tenant, view in evidence.views.items()}
-    for intent, exchanges in evidence.histories.by_intent():
-        ledger_kind = LEDGER_KINDS.get(intent.kind, "")
-        shown = rows.get(intent.tenant, {})
-        references = [body.reference for body in intent.bodies]
-        yield _Case(
-            intent,
-            exchanges,
-            {name: entries.get((ledger_kind, name), []) for name in references},
-            {name: shown.get((intent.kind, name), []) for name in references},
-        )
-
-
-def _by_reference(view: View) -> dict[tuple[str, str], list[Row]]:
-    found: dict[tuple[str, str], list[Row]] = {}
-    groups: list[tuple[str, Sequence[Row]]] = [
-        ("payment", view.payments),
-        ("order", view.orders),
-        ("transfer", view.transfers),
-        *(("refund", refunds) for refunds in view.refunds.values()),
-    ]
-    for kind, rows in groups:
-        for row in rows:
-            found.setdefault((kind, str(row.get("reference"))), []).append(row)
-    return found
-
-
 # ------------------------------------------------------------------ rules about one key
 
 
-def _effect_twice(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _effect_twice(case: Case, _: Evidence) -> Iterator[Finding]:
     """At most one effect for each key, whatever was sent with it."""
     happened = {body.reference: case.happened(body) for body in case.intent.bodies}
     if sum(happened.values()) > 1:
         what = ", ".join(f"{name} × {times}" for name, times in happened.items() if times)
         yield case.finding("effect_twice", f"more than one effect under one key ({what})")
+    if case.first_steps > 1:
+        yield case.finding("effect_twice", f"its first step was taken {case.first_steps} times")
     for body in case.intent.bodies:
         if len(case.rows[body.reference]) > 1:
             yield case.finding(
@@ -116,7 +60,7 @@ def _effect_twice(case: _Case, _: Evidence) -> Iterator[Finding]:
             )
 
 
-def _success_without_effect(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _success_without_effect(case: Case, _: Evidence) -> Iterator[Finding]:
     """Every success that a client saw has exactly one durable effect, with the right amount."""
     for rival, body in enumerate(case.intent.bodies):
         seen = [x for x in case.answers(rival=bool(rival)) if x.succeeded]
@@ -141,14 +85,14 @@ def _success_without_effect(case: _Case, _: Evidence) -> Iterator[Finding]:
             )
 
 
-_AMOUNT: Final = {"payment": "amount", "refund": "amount", "transfer": "amount", "order": "quantity"}
+_AMOUNT: Final[Mapping[Kind, str]] = {**dict.fromkeys(KINDS, "amount"), "order": "quantity"}
 
 
 def _amount(intent: Intent, answer: Any) -> object:
     return answer.get(_AMOUNT[intent.kind]) if isinstance(answer, dict) else None
 
 
-def _shown_otherwise(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _shown_otherwise(case: Case, _: Evidence) -> Iterator[Finding]:
     """What is listed at the end has come to what its client was told."""
     for rival, body in enumerate(case.intent.bodies):
         answers = case.answers(rival=bool(rival))
@@ -161,7 +105,7 @@ def _shown_otherwise(case: _Case, _: Evidence) -> Iterator[Finding]:
             )
 
 
-def _refusal_with_effect(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _refusal_with_effect(case: Case, _: Evidence) -> Iterator[Finding]:
     """A definite refusal has no effect; and there is no effect that nobody answers for."""
     for rival, body in enumerate(case.intent.bodies):
         answers = case.answers(rival=bool(rival))
@@ -170,7 +114,7 @@ def _refusal_with_effect(case: _Case, _: Evidence) -> Iterator[Finding]:
             yield case.finding("refusal_with_effect", f"{refused[0].status} was answered, and it was done")
 
 
-def _answers_differ(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _answers_differ(case: Case, _: Evidence) -> Iterator[Finding]:
     """All last words for a key are the same bytes; whatever comes after the first is marked as a replay."""
     for rival in (False, True):
         answers = case.answers(rival=rival)
@@ -182,7 +126,7 @@ def _answers_differ(case: _Case, _: Evidence) -> Iterator[Finding]:
             yield case.finding("replay_unmarked", "a retry after the answer was not marked as a replay")
 
 
-def _answer_forgotten(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _answer_forgotten(case: Case, _: Evidence) -> Iterator[Finding]:
     """Who has had an answer is not told to wait again. Leased work may: its answer is sent even if the store
     is away, because it is true (the one stated exception to "durable before sent")."""
     if case.intent.kind == "transfer":
@@ -192,12 +136,14 @@ def _answer_forgotten(case: _Case, _: Evidence) -> Iterator[Finding]:
         return
     for exchange in case.exchanges:
         waiting = exchange.status == 202 or exchange.code in ("in_progress", "outcome_unknown")
+        if exchange.reason == "expired":
+            continue  # whoever can tell is being asked
         if exchange.began > heard and waiting and not exchange.rival:
             yield case.finding("answer_forgotten", "an answered key was told to wait again")
             return
 
 
-def _rival_executed(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _rival_executed(case: Case, _: Evidence) -> Iterator[Finding]:
     """Of two bodies under one key at most one is executed; the other is refused as a reuse."""
     if case.intent.rival is None:
         return
@@ -209,11 +155,11 @@ def _rival_executed(case: _Case, _: Evidence) -> Iterator[Finding]:
         )
 
 
-def _refused_without_cause(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _refused_without_cause(case: Case, _: Evidence) -> Iterator[Finding]:
     """Nobody else's request, and none of our own with the same body, makes a key a reused one."""
     reused = [x for x in case.exchanges if x.reused]
     if reused and case.intent.former is not None:
-        pass  # its former life was not over yet: that is safe, and whoever is refused for ever is unsettled
+        pass  # it is closed, or its former life was not over yet; whoever is refused for ever is unsettled
     elif reused and case.intent.rival is None:
         whose = "another tenant's key" if case.intent.twin is not None else "no other body"
         yield case.finding("refused_without_cause", f"422 as if the key were taken, with {whose}")
@@ -225,7 +171,17 @@ def _refused_without_cause(case: _Case, _: Evidence) -> Iterator[Finding]:
             return
 
 
-def _foreign_answer(case: _Case, _: Evidence) -> Iterator[Finding]:
+def _closed_key_ran(case: Case, _: Evidence) -> Iterator[Finding]:
+    """A key whose operation is in the service's books is not used for another one, however old."""
+    if not case.intent.closed:
+        return
+    if any(x.succeeded for x in case.exchanges) or any(map(case.happened, case.intent.bodies)):
+        yield case.finding(
+            "closed_key_ran", f"its key stood for intent {case.intent.former}, which moved money"
+        )
+
+
+def _foreign_answer(case: Case, _: Evidence) -> Iterator[Finding]:
     """A success speaks of the request that was sent, not of somebody else's."""
     for exchange in case.exchanges:
         body = case.intent.rival if exchange.rival else case.intent.body
@@ -238,42 +194,54 @@ def _foreign_answer(case: _Case, _: Evidence) -> Iterator[Finding]:
             return
 
 
-def _unsettled(case: _Case, evidence: Evidence) -> Iterator[Finding]:
+def _unsettled(case: Case, evidence: Evidence) -> Iterator[Finding]:
     """Once the faults have stopped, every key is settled."""
-    if not any(x.definitive for x in case.exchanges):
+    if not case.settled:
         yield case.finding(
             "unsettled", f"no last word within {evidence.settle_within:g} s after the last fault"
         )
 
 
-def _unknown_without_cause(case: _Case, evidence: Evidence) -> Iterator[Finding]:
+def _unknown_without_cause(case: Case, evidence: Evidence) -> Iterator[Finding]:
     """A healthy process keeps its lease, however slow the provider: nothing becomes unknown by itself."""
+    if case.intent.former is not None:
+        return  # whoever can tell about its key's former life is asked first, and may be away
     for exchange in case.exchanges:
-        if exchange.code != "outcome_unknown":
+        if exchange.code != "outcome_unknown" or exchange.reason == "expired":
             continue
-        first = case.exchanges[0].began
-        caused = any(
-            trouble.kind in CAUSES
-            and trouble.began <= exchange.ended
-            and trouble.ended + evidence.lease >= first
-            for trouble in evidence.troubles
-        )
-        if not caused:
+        if not _caused(case, exchange, evidence):
             yield case.finding("unknown_without_cause", "its outcome was lost though nothing had happened")
         return
 
 
-_RULES_OF_A_KEY: tuple[Callable[[_Case, Evidence], Iterator[Finding]], ...] = (
+def _error_without_cause(case: Case, evidence: Evidence) -> Iterator[Finding]:
+    """Nothing breaks by itself, in whichever life of its key: who is busy says so with a 503."""
+    broken = next((x for x in case.exchanges if x.status == 500), None)
+    if broken is not None and not _caused(case, broken, evidence):
+        yield case.finding("error_without_cause", "500 was answered though nothing had happened")
+
+
+def _caused(case: Case, exchange: Exchange, evidence: Evidence) -> bool:
+    first = case.exchanges[0].began
+    return any(
+        trouble.kind in CAUSES and trouble.began <= exchange.ended and trouble.ended + evidence.lease >= first
+        for trouble in evidence.troubles
+    )
+
+
+_RULES_OF_A_KEY: tuple[Callable[[Case, Evidence], Iterator[Finding]], ...] = (
     _effect_twice,
     _success_without_effect,
     _shown_otherwise,
     _refusal_with_effect,
+    _closed_key_ran,
     _foreign_answer,
     _answers_differ,
     _answer_forgotten,
     _rival_executed,
     _refused_without_cause,
     _unknown_without_cause,
+    _error_without_cause,
     _unsettled,
 )
 
@@ -281,12 +249,13 @@ _RULES_OF_A_KEY: tuple[Callable[[_Case, Evidence], Iterator[Finding]], ...] = (
 # ------------------------------------------------------------------ rules about all of it
 
 
-def _nobody_meant(cases: Sequence[_Case], evidence: Evidence) -> Iterator[Finding]:
+def _nobody_meant(cases: Sequence[Case], evidence: Evidence) -> Iterator[Finding]:
     """The ledger holds nothing that no client asked for."""
     meant = {
-        (LEDGER_KINDS[case.intent.kind], body.reference)
+        (kinds[case.intent.kind], body.reference)
         for case in cases
-        if case.intent.kind in LEDGER_KINDS
+        for kinds in (LEDGER_KINDS, FIRST_STEPS)
+        if case.intent.kind in kinds
         for body in case.intent.bodies
     }
     for entry in evidence.ledger:
@@ -294,7 +263,7 @@ def _nobody_meant(cases: Sequence[_Case], evidence: Evidence) -> Iterator[Findin
             yield Finding("nobody_meant", f"the ledger has {entry}, which nobody asked for")
 
 
-def _tenants_apart(cases: Sequence[_Case], evidence: Evidence) -> Iterator[Finding]:
+def _tenants_apart(cases: Sequence[Case], evidence: Evidence) -> Iterator[Finding]:
     """No tenant sees another's."""
     for probe in evidence.probes:
         if probe.status != 404:
@@ -304,13 +273,13 @@ def _tenants_apart(cases: Sequence[_Case], evidence: Evidence) -> Iterator[Findi
         own = meant.setdefault(case.intent.tenant, set())
         own |= {(case.intent.kind, body.reference) for body in case.intent.bodies}
     for tenant, view in evidence.views.items():
-        for kind, reference in _by_reference(view).keys() - meant.get(tenant, set()):
+        for kind, reference in by_reference(view).keys() - meant.get(tenant, set()):
             yield Finding(
                 "tenant_leak", f"{tenant} is shown the {kind} {reference}, which it never asked for"
             )
 
 
-def _money_adds_up(cases: Sequence[_Case], evidence: Evidence) -> Iterator[Finding]:
+def _money_adds_up(cases: Sequence[Case], evidence: Evidence) -> Iterator[Finding]:
     """What the service shows is what the ledger says, to the cent."""
     open_references = _open_references(cases)
     for tenant, view in evidence.views.items():
@@ -321,11 +290,17 @@ def _money_adds_up(cases: Sequence[_Case], evidence: Evidence) -> Iterator[Findi
             for body in case.intent.bodies
         }
         refunds = [row for rows in view.refunds.values() for row in rows]
-        for kind, rows in (("payment", view.payments), ("refund", refunds), ("transfer", view.transfers)):
+        of_money: list[tuple[Kind, Sequence[Row]]] = [
+            ("payment", view.payments),
+            ("refund", refunds),
+            ("transfer", view.transfers),
+            ("purchase", view.purchases),
+        ]
+        for kind, rows in of_money:
             entries = {
                 entry.reference: entry
                 for entry in evidence.ledger
-                if entry.kind == LEDGER_KINDS[kind] and (kind, entry.reference) in references  # type: ignore[index]
+                if entry.kind == LEDGER_KINDS[kind] and (kind, entry.reference) in references
             }
             shown = {str(row["reference"]): row for row in rows if row.get("status") == "succeeded"}
             for reference in (entries.keys() ^ shown.keys()) - open_references:
@@ -353,7 +328,7 @@ def _refunds_open(view: View, payment: Row, open_references: set[str]) -> bool:
     return any(str(row.get("reference")) in open_references for row in refunds)
 
 
-def _stock_adds_up(_: Sequence[_Case], evidence: Evidence) -> Iterator[Finding]:
+def _stock_adds_up(_: Sequence[Case], evidence: Evidence) -> Iterator[Finding]:
     """What was ordered is what is gone."""
     if evidence.stock is None:
         return
@@ -369,17 +344,12 @@ def _stock_adds_up(_: Sequence[_Case], evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _open_references(cases: Sequence[_Case]) -> set[str]:
+def _open_references(cases: Sequence[Case]) -> set[str]:
     """Of keys that are not settled: those are findings already, and their money is still on its way."""
-    return {
-        body.reference
-        for case in cases
-        if not any(x.definitive for x in case.exchanges)
-        for body in case.intent.bodies
-    }
+    return {body.reference for case in cases if not case.settled for body in case.intent.bodies}
 
 
-def _reconciled(cases: Sequence[_Case], evidence: Evidence) -> Iterator[Finding]:
+def _reconciled(cases: Sequence[Case], evidence: Evidence) -> Iterator[Finding]:
     """The service's own comparison of ledgers is clean, or each difference belongs to an open key."""
     comparison = evidence.comparison
     if comparison is None or comparison.agree:
@@ -391,7 +361,7 @@ def _reconciled(cases: Sequence[_Case], evidence: Evidence) -> Iterator[Finding]
         )
 
 
-_RULES_OF_ALL: tuple[Callable[[Sequence[_Case], Evidence], Iterator[Finding]], ...] = (
+_RULES_OF_ALL: tuple[Callable[[Sequence[Case], Evidence], Iterator[Finding]], ...] = (
     _nobody_meant,
     _tenants_apart,
     _money_adds_up,

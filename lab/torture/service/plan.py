@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from examples.provider import WEBHOOK_FAULTS
 from examples.provider import Fault as ProviderFault
 
 from .histories import Kind
-from .mishaps import MISHAPS, Mishap
+from .mishaps import Mishap
 
 ProcessFault: TypeAlias = Literal["kill_node", "kill_worker", "pause_node", "pause_worker", "kill_provider"]
 DatabaseFault: TypeAlias = Literal[
@@ -33,7 +32,7 @@ DatabaseFault: TypeAlias = Literal[
 NetworkFault: TypeAlias = Literal["cut_provider", "refuse_provider", "stall_provider"]
 UpkeepFault: TypeAlias = Literal[
     "rotate_keys",  # a new encryption key for everybody, by two starts of every process, one after the other
-    "migrate",  # samekey migrate, with everybody at work
+    "migrate",  # a new version of samekey's tables, with everybody at work
 ]
 FaultKind: TypeAlias = ProcessFault | DatabaseFault | NetworkFault | UpkeepFault | ProviderFault | Mishap
 
@@ -76,10 +75,13 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
     "charge_then_drop": 4,
     "error_before": 2,
     "error_after": 3,
+    "failure_told": 3,
     "limit": 2,
     "malformed": 3,
     "webhook_lost": 2,
     "webhook_doubled": 2,
+    "webhook_again": 2,
+    "webhook_strays": 4,
     "webhook_late": 2,
     "webhook_reordered": 2,
     "deadline_inside": 5,
@@ -94,17 +96,27 @@ WEIGHTS: Final[Mapping[FaultKind, int]] = {
 }
 """How often each is chosen. Deaths and lost replies most of all: that is where systems break."""
 
-LOAD: Final[Mapping[Kind, int]] = {"payment": 4, "refund": 2, "order": 4, "transfer": 3}
+LOAD: Final[Mapping[Kind, int]] = {"payment": 4, "refund": 2, "order": 4, "transfer": 3, "purchase": 3}
 
-PROMPT: Final[frozenset[str]] = frozenset(
-    {
-        *MISHAPS,
-        *WEBHOOK_FAULTS,
-        *("kill_worker", "decline", "limit", "error_before", "error_after"),
-        *("charge_then_drop", "charge_then_time_out", "malformed", "migrate"),
-    }
+Style: TypeAlias = Literal["plain", "race", "rival_race", "rival_after", "abandon", "throw", "twin"]
+STYLES: Final[Mapping[Style, int]] = {
+    "plain": 36,
+    "race": 16,
+    "rival_race": 6,
+    "rival_after": 8,
+    "abandon": 12,
+    "throw": 12,
+    "twin": 10,
+}
+"""How clients behave, in parts of a hundred."""
+
+BRIEF: Final[Mapping[Style, int]] = {"plain": 70, "race": 15, "throw": 15}
+"""Where answers are kept for seconds only: nobody whose request could arrive in the key's next life."""
+
+LATE: Final[frozenset[str]] = frozenset(
+    {"pause_node", "pause_worker", "stall_database", "stall_provider", "commit_late"}
 )
-"""Faults after which nobody calls the provider late, and clients hear of their operation in good time."""
+"""Faults after which a request may arrive when its key's life is over, and rightly be a new one."""
 
 LEAD: Final = 1.0
 """Seconds of load before the first fault: there must be something to break."""
@@ -199,10 +211,10 @@ class Planned:
 
 
 def with_second_lives(plan: Plan, ttl: float) -> Plan:
-    """Keys expire, and are used anew. A provider that still recognised them would be in the way, so it
-    recognises none; so only what is never asked for twice is made, and nobody is late."""
-    faults = {kind: weight for kind, weight in plan.faults.items() if kind in PROMPT}
-    return replace(plan, ttl=ttl, window=0, load=load_of("transfer", "order"), faults=faults)
+    """Keys expire, and are used again: with the same request, which moves no money again, or for something
+    else. Nobody is so late that a request of one life arrives in the next."""
+    faults = {kind: weight for kind, weight in plan.faults.items() if kind not in LATE}
+    return replace(plan, ttl=ttl, faults=faults)
 
 
 def schedule(plan: Plan) -> list[Planned]:
@@ -239,7 +251,9 @@ def _lasting(plan: Plan, kind: FaultKind, source: random.Random) -> float:
             return source.uniform(0.2, 1.5)
         case "delay":
             return plan.call_timeout * source.uniform(0.2, 0.6)  # late, and yet in time
-        case "webhook_late":
+        case "failure_told":
+            return source.uniform(0.05, 4.0) * plan.lease  # now, or after the next attempt
+        case "webhook_late" | "webhook_again":
             longest = 2.0 * plan.lease if plan.ttl is None else 1.5 * plan.ttl  # into the key's next life
             return source.uniform(0.5 * plan.lease, longest)
         case "charge_then_time_out":

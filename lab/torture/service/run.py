@@ -98,7 +98,7 @@ class _Run:
                 task.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
             await clients.aclose()
-        ledger = self._world.provider.entries()
+        ledger = self._world.entries()
         evidence = Evidence(
             histories=clients.histories,
             ledger=ledger,
@@ -180,7 +180,7 @@ class _Run:
                 capture_output=True,
                 text=True,
                 timeout=COMPARING_WITHIN,
-                env=world.environment(world.database_url, world.provider.url),
+                env=world.environment(world.database_url),
             )
         except subprocess.TimeoutExpired:
             return Comparison(False, f"no answer within {COMPARING_WITHIN:g} s")
