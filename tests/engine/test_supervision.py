@@ -136,7 +136,6 @@ def test_a_service_that_is_thrown_out_of_its_loop_is_started_anew(
         return 0
 
     monkeypatch.setattr(Sweeper, "run_once", falls)
-    monkeypatch.setattr(service_module, "AFTER_AN_ERROR", OFTEN)
 
     async def story() -> None:
         async with idempotency.background(Services(sweeper_interval=OFTEN)) as service:

@@ -56,6 +56,7 @@ NOT_ON_MARIADB = {
     "test_sigterm_gives_back_what_does_not_finish",
     "test_sigterm_lets_jobs_finish_and_takes_no_more",
     "test_an_idle_worker_costs_next_to_nothing",
+    "test_sigterm_ends_a_worker_that_cannot_even_hear_it",
 }
 
 

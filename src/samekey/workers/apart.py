@@ -142,9 +142,12 @@ class Apart:
         raise TooLong
 
     async def farewell(self) -> None:
-        """A little time for the clean-up of what was let go of."""
+        """A little time for the clean-up of what was let go of. What does not end even then is forsaken:
+        whoever closes the loop (``asyncio.run``, a server) would wait for it for ever."""
         if self._let_go:
             await asyncio.wait(list(self._let_go), timeout=FAREWELL)
+        for task in list(self._let_go):
+            asyncio._unregister_task(task)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._let_go.pop(task, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,21 @@ from . import apart
 
 Once = Callable[[], Awaitable[float]]
 """One look of a service; gives the seconds until the next."""
+AFTER_AN_ERROR = timedelta(seconds=1)
+"""Before a service that failed looks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One service: what it does again and again, and how it stops."""
+
+    name: str
+    once: Once
+    after_an_error: timedelta = AFTER_AN_ERROR
+    woken: asyncio.Event | None = None
+    """Set when the next look should come sooner."""
+    start: Callable[[], Awaitable[None]] | None = None
+    stop: Callable[[], Awaitable[None]] | None = None
 
 
 async def contained(once: Once) -> float:

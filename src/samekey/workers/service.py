@@ -8,91 +8,45 @@ time, then it is given back. Whatever hangs, the service ends a moment after tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import signal
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
 from ..core.backoff import Backoff
 from ..drivers.threads import in_a_thread
-from ..engine.desk import LOOKUP_TIMEOUT
 from ..engine.engine import Engine
 from ..errors import SamekeyError, StoreError
 from . import apart
-from .completer import CONCURRENCY as COMPLETER_CONCURRENCY
-from .completer import INTERVAL as COMPLETER_INTERVAL
 from .completer import Completer
+from .ending import Signals
 from .ledger import AFTER_AN_ERROR as AFTER_A_LEDGER_ERROR
-from .ledger import INTERVAL as LEDGER_INTERVAL
 from .ledger import LedgerCheck
-from .looks import Once, again, contained, done, slotted, within
-from .outbox import CONCURRENCY, GRACE, LEASE, OutboxWorker
-from .reaper import INTERVAL as REAPER_INTERVAL
-from .reaper import PENDING_TIMEOUT, TOMBSTONES, Reaper
-from .reconciler import BACKOFF, MAX_TRIES, Reconciler
-from .reconciler import CONCURRENCY as LOOKUPS
-from .reconciler import INTERVAL as RECONCILER_INTERVAL
+from .looks import Loop, Once, again, contained, done, slotted, within
+from .outbox import OutboxWorker
+from .reaper import Reaper
+from .reconciler import Reconciler
+from .services import Services
 from .slots import Slots
-from .sweeper import INTERVAL as SWEEPER_INTERVAL
 from .sweeper import Sweeper
 from .wake import Listener, Polling, Rhythm
 from .watchdog import STUCK, Watchdog
 
 logger = logging.getLogger("samekey")
 
-AFTER_AN_ERROR = timedelta(seconds=1)
-"""Before a service that failed looks again."""
 STARTING = Backoff(first=timedelta(seconds=0.5), longest=timedelta(seconds=15))
 """Before the store is asked again whether it is there: soon after a restart, and no hammering for hours."""
 LEFTOVERS = 2 * apart.FAREWELL + 0.5
 """Seconds after the grace time for giving back and hanging up. What has not ended then is left."""
+LATE, KILLED = 0.5, 1.5
+"""Seconds after that, at which a process of our own that has not ended is ended by its watchdog, and killed
+by its guardian."""
+
+__all__ = ["Services", "WorkerService"]
 
 State = Literal["starting", "running", "stopping", "stopped"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """Which services run, and how often. Each default has its reason where it is defined."""
-
-    outbox: bool = True
-    completer: bool = True
-    sweeper: bool = True
-    reaper: bool = True
-    reconciler: bool = True
-    ledger: bool = True
-    concurrency: int = CONCURRENCY
-    lease: timedelta = LEASE
-    grace: timedelta = GRACE
-    completer_interval: timedelta = COMPLETER_INTERVAL
-    completer_concurrency: int = COMPLETER_CONCURRENCY
-    sweeper_interval: timedelta = SWEEPER_INTERVAL
-    reaper_interval: timedelta = REAPER_INTERVAL
-    reconciler_interval: timedelta = RECONCILER_INTERVAL
-    reconciler_concurrency: int = LOOKUPS
-    reconciler_timeout: timedelta = LOOKUP_TIMEOUT
-    reconciler_tries: int = MAX_TRIES
-    reconciler_backoff: Backoff = BACKOFF
-    ledger_interval: timedelta = LEDGER_INTERVAL
-    pending_timeout: timedelta = PENDING_TIMEOUT
-    tombstones: timedelta = TOMBSTONES
-    listen_url: str | None = None
-    """A direct URL for LISTEN, where the store's own goes through a pooler."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """One service: what it does again and again, and how it stops."""
-
-    name: str
-    once: Once
-    after_an_error: timedelta = AFTER_AN_ERROR
-    woken: asyncio.Event | None = None
-    """Set when the next look should come sooner."""
-    start: Callable[[], Awaitable[None]] | None = None
-    stop: Callable[[], Awaitable[None]] | None = None
 
 
 class WorkerService:
@@ -106,7 +60,7 @@ class WorkerService:
         self._reconciler: Reconciler | None = None
         self._checks: list[LedgerCheck] = []
         self._stopping = asyncio.Event()
-        self._asked_to_stop = False
+        self._asked_at: float | None = None
         self._own_process = False
         self._exit_code = 0
         self.state: State = "starting"
@@ -128,15 +82,25 @@ class WorkerService:
 
     def stop(self) -> None:
         """Asks for a clean stop."""
-        self._asked_to_stop = True
+        self._asked()
         self._stopping.set()
+
+    def _asked(self) -> None:
+        """From here on the grace time counts."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+
+    def _overdue(self) -> bool:
+        if self._asked_at is None:
+            return False
+        return time.monotonic() - self._asked_at > self._services.grace.total_seconds() + LEFTOVERS + LATE
 
     def started(self, running: asyncio.Task[int]) -> None:
         """Whoever runs it in a task of theirs has its end noticed, where nobody has asked for it."""
         running.add_done_callback(self._ended)
 
     def _ended(self, running: asyncio.Task[int]) -> None:
-        if self._asked_to_stop:
+        if self._asked_at is not None:
             return
         error = None if running.cancelled() else running.exception()
         sentence = "it was cancelled" if running.cancelled() else f"{type(error).__name__}: {error}"
@@ -160,21 +124,19 @@ class WorkerService:
     async def run(self, *, handle_signals: bool = True) -> int:
         """Until ``stop()`` or, if it handles signals, SIGTERM or SIGINT; gives the exit code."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
         self._own_process = handle_signals
-        for number in signals:
-            loop.add_signal_handler(number, self.stop)
-        # Only in a process of its own: inside an application it is not ours to end.
-        watchdog = Watchdog(loop, self._longest_silence) if handle_signals else None
-        try:
-            await self._until_the_store_is_there()
-            await self._run_loops()
-        finally:
-            self.state = "stopped"
-            if watchdog is not None:
-                watchdog.stop()
-            for number in signals:
-                loop.remove_signal_handler(number)
+        with contextlib.ExitStack() as open_ones:
+            if handle_signals:  # in a process of its own: inside an application it is not ours to end
+                patience = self._services.grace.total_seconds() + LEFTOVERS + KILLED
+                signals = Signals(loop, stop=self.stop, asked=self._asked, patience=patience)
+                open_ones.callback(signals.close)
+                watchdog = Watchdog(loop, self._longest_silence, self._overdue)
+                open_ones.callback(watchdog.stop)
+            try:
+                await self._until_the_store_is_there()
+                await self._run_loops()
+            finally:
+                self.state = "stopped"
         return self._exit_code
 
     async def _until_the_store_is_there(self) -> None:
@@ -183,6 +145,7 @@ class WorkerService:
             asking = asyncio.ensure_future(in_a_thread(self._engine.check))
             await self._first(asking)
             if not asking.done():
+                asking.cancel()
                 return
             try:
                 asking.result()
@@ -223,7 +186,7 @@ class WorkerService:
 
     # One service
 
-    async def _supervise(self, one: _Loop) -> None:
+    async def _supervise(self, one: Loop) -> None:
         """A service that is thrown out of its loop, whatever by, is started anew."""
         while True:
             try:
@@ -238,7 +201,7 @@ class WorkerService:
                 self._note(one.name, error, "it is started anew")
             await self._first(asyncio.sleep(one.after_an_error.total_seconds()))
 
-    async def _run(self, one: _Loop) -> None:
+    async def _run(self, one: Loop) -> None:
         if one.start is not None:
             await one.start()
         try:
@@ -249,7 +212,7 @@ class WorkerService:
             if one.stop is not None:
                 await one.stop()
 
-    async def _look(self, one: _Loop) -> float:
+    async def _look(self, one: Loop) -> float:
         """One look. At the stop it has the grace time, then it is let go of."""
         look = asyncio.ensure_future(contained(one.once))
         try:
@@ -301,9 +264,9 @@ class WorkerService:
 
     # The services
 
-    def _loops(self) -> list[_Loop]:
+    def _loops(self) -> list[Loop]:
         engine, services = self._engine, self._services
-        found: list[_Loop] = []
+        found: list[Loop] = []
         if services.outbox and engine.store.transactional is not None:
             found.append(self._outbox_loop())
         if services.completer and engine.store.transactional is not None:
@@ -312,7 +275,7 @@ class WorkerService:
                 engine, concurrency=services.completer_concurrency, changed=woken.set
             )
             found.append(
-                _Loop(
+                Loop(
                     "completer",
                     self._watched("completer", completer.slots, slotted(completer.look, every, woken)),
                     woken=woken,
@@ -330,7 +293,7 @@ class WorkerService:
                 changed=woken.set,
             )
             found.append(
-                _Loop(
+                Loop(
                     "reconciler",
                     self._watched("reconciler", reconciler.slots, slotted(reconciler.start, every, woken)),
                     woken=woken,
@@ -338,19 +301,20 @@ class WorkerService:
                 )
             )
         if services.sweeper:
-            found.append(_Loop("sweeper", again(Sweeper(engine).run_once, services.sweeper_interval)))
+            found.append(Loop("sweeper", again(Sweeper(engine).run_once, services.sweeper_interval)))
         if services.reaper:
             reap = Reaper(engine, pending_timeout=services.pending_timeout, tombstones=services.tombstones)
-            found.append(_Loop("reaper", done(reap.run_once, services.reaper_interval)))
+            found.append(Loop("reaper", done(reap.run_once, services.reaper_interval)))
         if services.ledger:
             for ledgers in engine.ledgers:
                 check = LedgerCheck.of(engine, ledgers)
                 self._checks.append(check)
                 once = done(check.run_once, services.ledger_interval)
-                found.append(_Loop(f"comparison of {ledgers.name}", once, AFTER_A_LEDGER_ERROR))
+                name, pause = f"comparison of {ledgers.name}", AFTER_A_LEDGER_ERROR
+                found.append(Loop(name, once, pause, stop=check.apart.farewell))
         return found
 
-    def _outbox_loop(self) -> _Loop:
+    def _outbox_loop(self) -> Loop:
         services, woken, rhythm, listener = self._services, asyncio.Event(), Rhythm(), self._listener()
         self._worker = worker = OutboxWorker(
             self._engine,
@@ -374,7 +338,7 @@ class WorkerService:
             await worker.stop()
 
         once = self._watched("outbox", worker.slots, look)
-        return _Loop("outbox", once, woken=woken, start=lambda: listener.start(woken), stop=stop)
+        return Loop("outbox", once, woken=woken, start=lambda: listener.start(woken), stop=stop)
 
     def _listener(self) -> Listener:
         if self._engine.drivers.dialect != "postgres":

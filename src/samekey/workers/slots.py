@@ -106,7 +106,7 @@ class Slots:
             task.cancel()
         if rest:
             await asyncio.wait(rest, timeout=apart.FAREWELL)
-            await self.apart.farewell()
+        await self.apart.farewell()
         for name in [*self._running.values(), *self.apart.hanging]:
             told = name.name if isinstance(name, Piece) else name
             logger.error("The %s does not end; it is left to its lease", told)

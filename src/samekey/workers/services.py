@@ -1,0 +1,48 @@
+"""The settings of the background work: which services run, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ..core.backoff import Backoff
+from ..engine.desk import LOOKUP_TIMEOUT
+from .completer import CONCURRENCY as COMPLETER_CONCURRENCY
+from .completer import INTERVAL as COMPLETER_INTERVAL
+from .ledger import INTERVAL as LEDGER_INTERVAL
+from .outbox import CONCURRENCY, GRACE, LEASE
+from .reaper import INTERVAL as REAPER_INTERVAL
+from .reaper import PENDING_TIMEOUT, TOMBSTONES
+from .reconciler import BACKOFF, MAX_TRIES
+from .reconciler import CONCURRENCY as LOOKUPS
+from .reconciler import INTERVAL as RECONCILER_INTERVAL
+from .sweeper import INTERVAL as SWEEPER_INTERVAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Which services run, and how often. Each default has its reason where it is defined."""
+
+    outbox: bool = True
+    completer: bool = True
+    sweeper: bool = True
+    reaper: bool = True
+    reconciler: bool = True
+    ledger: bool = True
+    concurrency: int = CONCURRENCY
+    lease: timedelta = LEASE
+    grace: timedelta = GRACE
+    completer_interval: timedelta = COMPLETER_INTERVAL
+    completer_concurrency: int = COMPLETER_CONCURRENCY
+    sweeper_interval: timedelta = SWEEPER_INTERVAL
+    reaper_interval: timedelta = REAPER_INTERVAL
+    reconciler_interval: timedelta = RECONCILER_INTERVAL
+    reconciler_concurrency: int = LOOKUPS
+    reconciler_timeout: timedelta = LOOKUP_TIMEOUT
+    reconciler_tries: int = MAX_TRIES
+    reconciler_backoff: Backoff = BACKOFF
+    ledger_interval: timedelta = LEDGER_INTERVAL
+    pending_timeout: timedelta = PENDING_TIMEOUT
+    tombstones: timedelta = TOMBSTONES
+    listen_url: str | None = None
+    """A direct URL for LISTEN, where the store's own goes through a pooler."""
