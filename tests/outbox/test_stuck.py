@@ -104,7 +104,7 @@ def lost() -> None:
 
 def lookups(outbox: Outbox, gate: Gate, kind: str, count: int = 12) -> None:
     """Unknown outcomes, and a lookup that hangs until the gate is open."""
-    found = Executed(Response(201, {"found": 1}))
+    found = Executed({"found": 1})
 
     async def ask_async(_: Any) -> Executed:
         await gate.wait_async()
