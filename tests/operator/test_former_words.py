@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,13 +15,13 @@ from starlette.testclient import TestClient
 from samekey import Executed, Idempotency, NotExecuted, current_operation
 from samekey import Response as Answer
 from samekey.asgi import IdempotencyMiddleware
-from samekey.core.effects import Sent, SentStep
+from samekey.core.effects import CLOCK_TOLERANCE_MS, Sent, SentStep
 from samekey.core.record import Record
 from samekey.engine.reconcile import Resolution
 from samekey.stores.sql.upkeep import Upkeep
-from samekey.workers.reconciler import Reconciler
+from samekey.workers.reconciler import KEPT_BATCH, Reconciler
 from samekey.workers.sweeper import Sweeper
-from tests.operator.world import HOUR, MINUTE, SOURCE, World, moment_of
+from tests.operator.world import DAY, HOUR, MINUTE, SOURCE, World, moment_of
 
 PAID = Executed(Answer(200, {"paid": 1}))
 
@@ -284,3 +285,99 @@ def test_an_event_that_names_its_effect_in_another_way_is_the_same(world: World)
     told = world.tell(NotExecuted, "e1", at=HOUR, downstream_key=record.downstream_key())
     assert told is Resolution.DUPLICATE
     assert world.read(record).state == "unknown"
+
+
+# ------------------------------------------------------------------ clocks that differ, and tick in seconds
+
+TOLERANCE = CLOCK_TOLERANCE_MS
+
+
+def attempts(world: World, *, second_at: int) -> Record:
+    """One that failed, then one whose outcome is unknown."""
+    record = world.claim("k", at=second_at - 300)
+    fail(world, record, at=second_at - 200)
+    lose(world, world.claim("k", at=second_at), at=second_at)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("after", "resolution", "state"),
+    [
+        (-TOLERANCE - 1, Resolution.TOO_LATE, "unknown"),
+        (-TOLERANCE, Resolution.KEPT, "unknown"),
+        (0, Resolution.KEPT, "unknown"),
+        (2_000, Resolution.KEPT, "unknown"),
+        (TOLERANCE, Resolution.KEPT, "unknown"),
+        (TOLERANCE + 1, Resolution.RESOLVED, "failed_retryable"),
+    ],
+)
+def test_a_no_counts_for_the_last_send_only_beyond_the_clocks_tolerance(
+    world: World, after: int, resolution: Resolution, state: str
+) -> None:
+    """Within it, it may be about the one before: it is kept, and frees nothing."""
+    record = attempts(world, second_at=-MINUTE)
+    told = world.tell(NotExecuted, at=-MINUTE + after, downstream_key=record.downstream_key())
+    # Where it happened even before the operation itself, the first attempt is not meant either.
+    assert told is resolution or (after < -TOLERANCE and told is Resolution.UNPLACED)
+    assert world.read(record).state == state
+
+
+@pytest.mark.parametrize("provider_says", [PAID, NotExecuted])
+def test_a_word_in_whole_seconds_about_a_second_life_is_not_burnt(world: World, provider_says: Any) -> None:
+    """The provider's clock ticks in seconds, or is behind: its true word seems to come from before."""
+    world.completed("k", at=-2 * DAY)
+    record = world.claim("k", at=-MINUTE)
+    assert record.life == 2
+    lose(world, record, at=-MINUTE)
+    told = world.tell(provider_says, at=-MINUTE - 900, downstream_key=record.downstream_key())
+    assert told is Resolution.RESOLVED
+
+
+def test_a_yes_in_whole_seconds_stops_the_retry_of_a_second_life(world: World) -> None:
+    world.completed("k", at=-2 * DAY)
+    record = world.claim("k", at=-MINUTE)
+    fail(world, record, at=-MINUTE)
+    assert world.tell(PAID, at=-MINUTE - 900, downstream_key=record.downstream_key()) is Resolution.RESOLVED
+    assert world.read(record).state == "completed"
+
+
+# ------------------------------------------------------------------ which event it was
+
+
+@pytest.mark.parametrize("order", [("authorise", "capture"), ("capture", "authorise")])
+@pytest.mark.parametrize("sources", [("cards", "cards"), ("cards", "bank")])
+def test_of_several_steps_the_answer_is_that_of_the_last_one(
+    world: World, order: tuple[str, str], sources: tuple[str, str]
+) -> None:
+    """Whichever came first, and if two providers count their events alike."""
+    record = world.claim("k", at=-MINUTE)
+    steps = tuple(SentStep(step, record.downstream_key(step)) for step in ("authorise", "capture"))
+    same = sources[0] == sources[1]
+    for number, (step, source) in enumerate(zip(order, sources, strict=True)):
+        event = f"e{number}" if same else "1"
+        said = Executed(Answer(201, {"step": step}))
+        told = world.tell(said, event, source=source, downstream_key=record.downstream_key(step))
+        assert told is Resolution.KEPT
+    world.run(lambda: world.keys.fail(record.lease(MINUTE), "x", sent=Sent(steps)))
+    assert world.read(record).state == "unknown"
+    world.serve(Reconciler(world.engine.engine).run_once)
+    settled = world.read(record)
+    assert settled.answer is not None and settled.answer.body == b'{"step": "capture"}'
+
+
+def test_evidence_that_cannot_be_used_does_not_keep_the_rest_waiting(lite: World) -> None:
+    """It is looked at, and then it is the turn of others."""
+    for number in range(KEPT_BATCH + 1):
+        record = lite.phased(f"bad {number}")
+        key = record.downstream_key("charge")
+        assert lite.tell(Executed({"id": 1}), f"bad {number}", downstream_key=key) is Resolution.KEPT
+        lite.run(partial(lite.phases.give_up, record.lease(MINUTE), error_code="x"))
+    lite.sql("update {evidence} set outcome = ?", b"unreadable")
+    record = lite.phased("good")
+    key = record.downstream_key("charge")
+    assert lite.tell(Executed({"id": 1}), "good", downstream_key=key) is Resolution.KEPT
+    lite.run(lambda: lite.phases.give_up(record.lease(MINUTE), error_code="x"))
+    lite.sql("update {evidence} set looked_at = 1 where event_id = 'good'")
+    for _ in range(3):
+        lite.serve(Reconciler(lite.engine.engine).run_once)
+    assert lite.read(record).state == "in_progress"
