@@ -88,7 +88,8 @@ def is_done(outbox: Outbox, name: str) -> Callable[[], bool]:
 def test_a_hundred_hanging_jobs_and_a_suspect_leave_a_place_to_an_ordinary_one(
     outbox: Outbox, kind: str
 ) -> None:
-    """It is done while every one of them still hangs, in a worker with ten places."""
+    """It is done while every one of them still hangs, in a worker with ten places, and begun within a second:
+    by the store's clock, and but for this machine's own pauses, which is why there are a few of them."""
     hung, suspect = Hung(outbox, "hung", kind), Hung(outbox, "suspect", "async")
     outbox.idempotency.job("ordinary")(lambda job, payload: payload)
     outbox.place("suspect")
@@ -100,8 +101,11 @@ def test_a_hundred_hanging_jobs_and_a_suspect_leave_a_place_to_an_ordinary_one(
     try:
         with serving(outbox, concurrency=10):
             wait_until(lambda: len(hung.begun) == 7 and suspect.begun)
-            outbox.place("ordinary")
-            wait_until(is_done(outbox, "ordinary"))
+            for _ in range(5):
+                outbox.place("ordinary")
+                wait_until(lambda: {job.state for job in outbox.jobs() if job.name == "ordinary"} == {"done"})
+            waited = outbox.ask("select first_run_at - created_at from {jobs} where name = 'ordinary'")
+            assert min(waited)[0] < 1000, waited
             assert (len(hung.begun), len(suspect.begun)) == (7, 1)
             hung.release()
     finally:

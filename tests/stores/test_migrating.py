@@ -3,7 +3,9 @@ the queue for a lock when it gives up."""
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -126,3 +128,66 @@ def test_the_command_says_whom_it_waits_for(store: Idempotency) -> None:
         wait_until(lambda: waiting(store) == 0)
     assert CliRunner().invoke(app, ["migrate", store.engine.url]).exit_code == 0
     assert has_extra(store)
+
+
+class Load:
+    """Claims of several threads, one after the other, for as long as it lasts."""
+
+    def __init__(self, store: Idempotency, threads: int = 3) -> None:
+        self._store = store
+        self._over = threading.Event()
+        self.waits: list[float] = []
+        self.failures: list[Exception] = []
+        self._threads = [threading.Thread(target=self._claim, args=(f"t{one}",)) for one in range(threads)]
+
+    def _claim(self, name: str) -> None:
+        for number in itertools.count():
+            if self._over.is_set():
+                return
+            began = time.monotonic()
+            try:
+                assert self._store.once(tenant=name, key=f"k{number}", run=lambda: 7) == 7
+            except Exception as error:
+                self.failures.append(error)
+            self.waits.append(time.monotonic() - began)
+
+    def more(self, count: int = 60) -> None:
+        """Goes on for that many claims."""
+        until = len(self.waits) + count
+        wait_until(lambda: len(self.waits) >= until or self.failures, 60)
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+
+def test_no_claim_fails_or_waits_while_the_command_migrates_under_load(store: Idempotency) -> None:
+    """A reader keeps the tables for the whole of several tries; then it is done, beside traffic."""
+    ran: list[Any] = []
+    command = threading.Thread(
+        target=lambda: ran.append(CliRunner().invoke(app, ["migrate", store.engine.url, "--wait", "60"]))
+    )
+    with Load(store) as load:
+        load.more()
+        with reader(store):
+            command.start()
+            wait_until(lambda: waiting(store) > 0)  # a try is under way
+            for _ in range(3):
+                wait_until(lambda: waiting(store) == 0)  # the server itself has ended it
+                wait_until(lambda: waiting(store) > 0)
+                load.more()
+            assert not ran and not has_extra(store)
+        command.join(60)
+        load.more()
+    assert ran and ran[0].exit_code == 0, ran[0].output
+    assert has_extra(store)
+    assert not load.failures
+    # A second in the queue behind the migration is what the server allows; the rest is this machine's own.
+    assert max(load.waits) < 1 + 4, sorted(load.waits)[-5:]
+    assert waiting(store) == 0
