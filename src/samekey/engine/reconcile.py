@@ -174,7 +174,8 @@ class Resolver(Protocol):
         """What waits about it could not be used now: that of others comes first, next time."""
 
     def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
-        """Keeps an event that fits this operation and others, for an operator to see."""
+        """Keeps an event that fits this operation and others, for an operator to see. ``Moved`` as for
+        ``receive``."""
 
 
 class DirectResolver:
@@ -267,12 +268,14 @@ class DirectResolver:
     def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
         """Nothing is kept, but a yes keeps this operation from running again."""
         found = yield from self.finding.clocked(operation_id)
-        if found is not None:
+        if found is not None and found[1].state not in (State.COMPLETED, State.EXPIRED):
             yield from self._dispute(found[1], said)
 
     def _dispute(self, record: Record, said: Said) -> Program[None]:
-        if isinstance(said.evidence, Executed):
-            yield from self.finding.dispute(record.id, said.event_id, attempt=record.attempt)
+        if not isinstance(said.evidence, Executed):
+            return
+        if not (yield from self.finding.dispute(record.id, said.event_id, attempt=record.attempt)):
+            raise Moved
 
 
 class NotingResolver:
@@ -356,14 +359,14 @@ class NotingResolver:
                 assert_never(verdict)
 
     def apply_waiting(self, operation_id: str) -> Program[bool]:
+        if not (yield from self._effects.unsettled(operation_id)):
+            return False  # as most often: then nothing is locked
         yield BEGIN
         found = yield from self._effects.locked(operation_id)
         if found is None:
             return False
         record = found[1]
         unsettled = yield from self._effects.unsettled(operation_id)
-        if not unsettled:
-            return False
         effects = yield from self._effects.of(operation_id)
         # The event that says most comes first: that it happened, then that it was refused.
         words = sorted(map(_word, unsettled), key=lambda word: list(Says).index(word.says))

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import TypeVar
 
 from ..core.claim import downstream_key, scope_part
+from ..core.program import Program
 from ..core.record import Record
 from ..core.texts import checked_text, is_storable
 from ..errors import ConfigurationError, SignatureRefused, StoreBusy
@@ -25,6 +27,8 @@ from .flow import Flow, ask
 from .reconcile import Resolution, Resolver, Said
 
 logger = logging.getLogger("samekey")
+
+T = TypeVar("T")
 
 ROUNDS = 16
 """How often an operation is looked at again that moved meanwhile: each time somebody else made progress."""
@@ -89,7 +93,7 @@ def resolve(
     operations = {record.id: record for _, record in found}
     if len(operations) > 1:
         for operation_id in operations:
-            yield from ask(partial(resolver.note_ambiguous, said, operation_id))
+            yield from _steadily(partial(resolver.note_ambiguous, said, operation_id))
         events.emit("reconcile.failed")
         logger.error(
             "An event of %r fits %d operations by the provider's id. None was settled; see samekey evidence "
@@ -105,22 +109,27 @@ def resolve(
         said = replace(said, among=tuple(sent for sent, _ in found))
     else:
         said = replace(said, about=about)
+    resolution = yield from _steadily(lambda: resolver.receive(said, record.id))
+    if resolution is Resolution.RESOLVED:
+        events.emit("reconcile.resolved")
+    elif resolution is Resolution.UNPLACED:
+        events.emit("reconcile.failed")
+        logger.error(
+            "An event of %r about operation %s does not say which of its effects it is about, or contradicts "
+            "another; nothing was settled.",
+            source,
+            record.id,
+        )
+    return resolution
+
+
+def _steadily(factory: Callable[[], Program[T]]) -> Flow[T]:
+    """Looks again at an operation that moved between looking and writing."""
     for _ in range(ROUNDS):
         try:
-            resolution = yield from ask(lambda: resolver.receive(said, record.id))
+            return (yield from ask(factory))
         except Moved:
             continue
-        if resolution is Resolution.RESOLVED:
-            events.emit("reconcile.resolved")
-        elif resolution is Resolution.UNPLACED:
-            events.emit("reconcile.failed")
-            logger.error(
-                "An event of %r about operation %s does not say which of its effects it is about; nothing "
-                "was moved.",
-                source,
-                record.id,
-            )
-        return resolution
     raise StoreBusy("The operation would not hold still. Have the provider send the event again.")
 
 

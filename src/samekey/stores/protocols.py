@@ -127,9 +127,9 @@ class Finding(Protocol):
 
     def dispute(
         self, operation_id: str, event: str, *, attempt: str, now: int | None = None
-    ) -> Program[None]:
+    ) -> Program[bool]:
         """An event says that it happened, and could not settle this attempt: until somebody has, the key is
-        never free. A store with a table of events does this with the event."""
+        never free. A store with a table of events does this with the event. False if the record has moved."""
 
     def disputed_by(self, operation_id: str) -> Program[str | None]:
         """The id of that event, where the record keeps it."""

@@ -116,10 +116,11 @@ class DynamoFinding:
 
     def dispute(
         self, operation_id: str, event: str, *, attempt: str, now: int | None = None
-    ) -> Program[None]:
-        yield self._statements.statement(
+    ) -> Program[bool]:
+        rows = yield self._statements.statement(
             "dispute", now, operation_id=operation_id, event=event, attempt=attempt
         )
+        return bool(rows)
 
     def disputed_by(self, operation_id: str) -> Program[str | None]:
         rows = yield self._statements.statement("disputed_by", None, operation_id=operation_id)

@@ -55,6 +55,9 @@ from .requests import (
     update,
 )
 
+MOST_ALIKE: Final = 100
+"""Operations of a tenant that are found by one id of the provider's. It should be one."""
+
 BY_PROVIDER: Final = "by_provider"
 """The index of provider ids."""
 
@@ -125,12 +128,11 @@ def find_by_downstream(p: Values, now: int) -> Plan:
 
 
 def find_by_provider_id(p: Values, now: int) -> Plan:
-    """The index knows no tenant: all that have this id are looked at, until two of this tenant's are
-    found."""
+    """The index knows no tenant: all that have this id are looked at."""
     digest = provider_digest(p["provider_id"])
     rows: list[Row] = []
     page: dict[str, Any] = {}
-    while len(rows) < 2:
+    while len(rows) < MOST_ALIKE:
         reply = yield from one(query(BY_PROVIDER, Is("by_provider", digest), **page))
         for entry in reply["Items"]:
             item = found((yield from one(get(value_of(entry, "pk")))))

@@ -334,9 +334,10 @@ class Operator:
 
     def dispute(
         self, operation_id: str, event: str, *, attempt: str, now: int | None = None
-    ) -> Program[None]:
+    ) -> Program[bool]:
         """Nothing here: it is noted with the event, in one transaction (``sql/effects.py``)."""
         yield from ()
+        return False
 
     def disputed_by(self, operation_id: str) -> Program[str | None]:
         """None here, as for ``freed_by``."""
