@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-import warnings
 from collections import defaultdict
 from datetime import timedelta
 from typing import Any
@@ -33,6 +32,8 @@ class Orders:
     def __init__(self, url: str) -> None:
         self.shop = Shop(url)
         self.charges: defaultdict[str, set[str]] = defaultdict(set)
+        self.before = 0
+        """Jobs that were there before the last request."""
 
         @self.shop.idempotency.job("charge", max_attempts=50, backoff=NO_PAUSE)
         async def charge(job: Any, payload: Any) -> Response:
@@ -54,6 +55,12 @@ class Orders:
     async def post(self, label: str) -> Got:
         request = Request("POST", "/orders", ((b"idempotency-key", label.encode()),), label.encode())
         return await call_asgi(self._app, request)
+
+    def jobs(self) -> int:
+        table = (
+            "samekey.jobs" if self.shop.idempotency.engine.drivers.dialect == "postgres" else "samekey_jobs"
+        )
+        return int(self.shop._ask(f"select count(*) from {table}")[0][0])
 
     async def work(self, cancellation: Cancellation | None = None) -> None:
         """A worker's round. One that is cancelled is stopped without any grace."""
@@ -93,9 +100,36 @@ async def cancelled_everywhere(store: Store) -> int:
     return points
 
 
+async def requests_cancelled_everywhere(store: Store) -> int:
+    """The request that enqueues, cancelled by its server."""
+    orders = Orders(store.url)
+    assert (await orders.post("the-first")).status == 202
+
+    async def operation(cancellation: Cancellation) -> Got:
+        orders.before = orders.jobs()
+        return await orders.post(cancellation.label)
+
+    points = 0
+    async for cancelled in enumerate_cancellations(operation, moments=store.moments):
+        points += 1
+        await orders.shop.at_rest(cancelled.label)
+        jobs = await asyncio.to_thread(orders.jobs)
+        rows = await asyncio.to_thread(orders.shop.rows, cancelled.label)
+        if jobs != orders.before + rows:
+            raise Found(f"{rows} rows and {jobs - orders.before} jobs: {cancelled}")
+        got = await orders.post(cancelled.label)  # the client's retry
+        if got.status != 202:
+            raise Found(f"a retry got {got.status}: {cancelled}")
+        if (await asyncio.to_thread(orders.jobs)) != orders.before + 1:
+            raise Found(f"a retry was answered without its one job: {cancelled}")
+    await orders.shop.aclose()
+    return points
+
+
+def test_a_request_that_enqueues(store: Store) -> None:
+    assert asyncio.run(requests_cancelled_everywhere(store)) > 6
+
+
 def test_a_job_of_a_worker_that_is_stopped(store: Store) -> None:
-    with warnings.catch_warnings():
-        # asyncpg's request to cancel, which is given up together with the connection.
-        warnings.filterwarnings("ignore", "coroutine 'Connection._cancel' was never awaited")
-        assert asyncio.run(cancelled_everywhere(store)) > 6
-        gc.collect()
+    assert asyncio.run(cancelled_everywhere(store)) > 6
+    gc.collect()  # nothing was left to be said

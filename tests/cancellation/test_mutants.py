@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -13,11 +13,15 @@ from samekey.core.program import Program
 from samekey.core.record import Lease
 from samekey.drivers import asyncpg as asyncpg_driver
 from samekey.drivers.asyncpg_session import AsyncpgSession
+from samekey.drivers.pool import AsyncPool
+from samekey.engine.atomic import LockedAtomic
 from samekey.engine.errands import Errands
+from samekey.engine.exchange import Exchange
 from samekey.engine.keeper import Keeper
 from samekey.engine.leased import Leased
+from samekey.engine.way import Handled
 from samekey.stores.keys import Keys
-from tests.cancellation import test_once, world
+from tests.cancellation import test_once, test_requests, world
 from tests.cancellation.world import Found, Mode, Store
 
 Patch = pytest.MonkeyPatch
@@ -61,22 +65,60 @@ def keep_the_claim_of_a_caller_that_left(patch: Patch) -> None:
     patch.setattr(world, "PATIENCE", 2.0)  # it will not come to rest
 
 
-MUTANTS: list[tuple[Callable[[Patch], None], Mode]] = [
-    (tear_claims_and_forget_them, "leased"),
-    (give_back_a_cancelled_connection, "atomic"),
-    (free_the_key_on_a_time_out, "leased"),
-    (keep_the_claim_of_a_caller_that_left, "leased"),
+def finish_twice(patch: Patch) -> None:
+    """Whoever comes back for an outcome that is being recorded records it again: a session ends twice."""
+
+    def give_back(self: Any, connection: Any) -> None:
+        self._lent.pop(id(connection), None)
+        if not self._hand_over(connection):
+            self._idle.append(connection)
+
+    def finish(self: LockedAtomic, running: Any, handled: Any) -> Any:
+        finished = yield from once(self, running, handled)
+        running.session._ended = None
+        running.session._end("again", keep=True)
+        return finished
+
+    once = LockedAtomic.finish
+    patch.setattr(AsyncPool, "give_back", give_back)
+    patch.setattr(LockedAtomic, "finish", finish)
+
+
+def judge_by_the_page(patch: Patch) -> None:
+    """The page of whoever answered last decides, not what the handler's boundary saw."""
+    patch.setattr(Exchange, "handled", lambda self, page, *, streamed=False: Handled(page, streamed=streamed))
+
+
+Enumeration = Callable[[Store], Coroutine[Any, Any, int]]
+
+
+def calls(mode: Mode, crowd: int = 0) -> Enumeration:
+    return lambda store: test_once.cancelled_everywhere(store, mode, crowd)
+
+
+def requests(path: str) -> Enumeration:
+    return lambda store: test_requests.cancelled_everywhere(store, path, "a deadline inside")
+
+
+MUTANTS: list[tuple[Callable[[Patch], None], Enumeration]] = [
+    (tear_claims_and_forget_them, calls("leased")),
+    (give_back_a_cancelled_connection, calls("atomic")),
+    (free_the_key_on_a_time_out, calls("leased")),
+    (keep_the_claim_of_a_caller_that_left, calls("leased")),
+    (finish_twice, calls("atomic", test_once.CROWD)),
+    (judge_by_the_page, requests("/leased")),
 ]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("mutate", "mode"), MUTANTS, ids=[f"{mutate.__name__}-{mode}" for mutate, mode in MUTANTS]
-)
+@pytest.mark.parametrize(("mutate", "enumerate_all"), MUTANTS, ids=[mutate.__name__ for mutate, _ in MUTANTS])
 def test_a_mutant_is_found(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, mutate: Callable[[Patch], None], mode: Mode
+    postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    mutate: Callable[[Patch], None],
+    enumerate_all: Enumeration,
 ) -> None:
     mutate(monkeypatch)
     store = Store(postgres_url, ("waiting", "waking"))
     with pytest.raises((Found, SamekeyError)):
-        asyncio.run(test_once.cancelled_everywhere(store, mode))
+        asyncio.run(enumerate_all(store))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Literal
 
 import pytest
@@ -26,7 +27,8 @@ CROWD = 16
 
 
 class Deadline:
-    """A middleware that gives whatever is inside it some time, and answers 504 when that is over."""
+    """A middleware that gives whatever is inside it some time, and answers 503 when that is over: a page that
+    would free the key if the page decided."""
 
     def __init__(self, app: App, cancellations: dict[bytes, Cancellation]) -> None:
         self._app = app
@@ -44,7 +46,7 @@ class Deadline:
                 await self._app(scope, receive, send)
                 cancellation.aim(None)  # in time
         except TimeoutError:
-            await PlainTextResponse("too late", 504)(scope, receive, send)
+            await PlainTextResponse("too late", 503)(scope, receive, send)
 
 
 class Site:
@@ -88,7 +90,11 @@ class Site:
 
 
 async def cancelled_everywhere(store: Store, path: str, who: Who, crowd: int = 0) -> int:
-    shop = Shop(store.url, connections=2 if crowd else 1)
+    async with aclosing(Shop(store.url, connections=2 if crowd else 1)) as shop:
+        return await _cancelled_everywhere(shop, store, path, who, crowd)
+
+
+async def _cancelled_everywhere(shop: Shop, store: Store, path: str, who: Who, crowd: int) -> int:
     site, mode = Site(shop), "atomic" if path == "/atomic" else "leased"
     assert (await site.post(path, "the-first")).status == 201
 
@@ -116,7 +122,6 @@ async def cancelled_everywhere(store: Store, path: str, who: Who, crowd: int = 0
             lambda label=cancelled.label: site.again(path, label),  # type: ignore[misc]
             answered=200 <= got.status < 300,
         )
-    await shop.aclose()
     return points
 
 
@@ -133,6 +138,11 @@ def test_a_handler_that_is_guarded_at_the_edge(any_store: Store, who: Who) -> No
 @pytest.mark.parametrize("who", WHO)
 def test_an_atomic_handler(store: Store, who: Who) -> None:
     assert asyncio.run(cancelled_everywhere(store, "/atomic", who)) > 6
+
+
+@pytest.mark.parametrize("who", ["the server", "a deadline inside"])
+def test_a_leased_handler_in_a_crowd(any_store: Store, who: Who) -> None:
+    assert asyncio.run(cancelled_everywhere(any_store, "/leased", who, CROWD)) > 4
 
 
 @pytest.mark.parametrize("who", ["the server", "a deadline inside"])

@@ -21,6 +21,7 @@ from ..core.fingerprint import RequestParts
 from ..core.outcome import OnError
 from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
+from ..core.states import Mode
 from ..engine.boundary import Place
 from ..engine.exchange import UNGUARDED, Exchange, Unguarded, current_exchange
 from ..engine.gate import tenant_of
@@ -154,13 +155,39 @@ class IdempotencyMiddleware:
         self._running[task] = work
         task.add_done_callback(self._running.pop)
         try:
-            await asyncio.shield(task)
+            await self._see_through(task, work)
         except asyncio.CancelledError:
             # A cancelled connection does not cancel the operation: it runs on, and its record is written.
             # What passes straight to the client has nothing left to record.
             if work.passing:
                 task.cancel()
             raise
+
+    async def _see_through(self, task: asyncio.Task[None], work: _Guarded) -> None:
+        """Waits for it until its longest run is over. Then the request ends, so that its server can."""
+        loop, longest = asyncio.get_running_loop(), self._policy.max_run.total_seconds()
+        over = loop.create_future()
+        timers: list[asyncio.TimerHandle] = []
+
+        def look() -> None:
+            timers.clear()
+            left = work.ends(longest) + _SHORTEST_WAIT - time.monotonic()
+            if work.has_begun and left <= 0:
+                work.running_out = loop.create_task(work.run_out(over))
+            else:
+                pause = left if work.has_begun else _SHORTEST_WAIT
+                timers.append(loop.call_later(pause, look))
+
+        timers.append(loop.call_later(_SHORTEST_WAIT, look))
+        try:
+            await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for timer in timers:
+                timer.cancel()
+        if task.done():
+            await task
+        elif work.is_recorded:
+            task.cancel()  # an endless answer, which nobody will get
 
     def _exchange(
         self, scope: Scope, lines: list[bytes], body: bytes | None, route: Found = None
@@ -227,7 +254,7 @@ class IdempotencyMiddleware:
         began = time.monotonic()
         longest = self._policy.max_run.total_seconds()
         while waiting := {task: work for task, work in self._running.items() if not work.passing}:
-            left = max(work.longest(longest) for work in waiting.values()) - (time.monotonic() - began)
+            left = max(work.ends(longest) for work in waiting.values()) - time.monotonic()
             if left <= 0:
                 logger.error("Shutting down although these have not ended: %s", _named(waiting.values()))
                 break
@@ -237,7 +264,15 @@ class IdempotencyMiddleware:
         await self._engine.aclose()
 
 
+_ENDLESS = (b"text/event-stream", b"multipart/x-mixed-replace")
+"""Types of answers that have no end."""
 _SILENCE = "The application returned without sending a whole answer."
+_SHORTEST_WAIT = 1.0
+"""Seconds between looks at a request that has not reached its handler within the longest run, and for which
+a handler whose longest run is over may still say what it says about that."""
+STREAM_PATIENCE = 3.0
+"""Seconds after the first piece of an answer in which the last one must come for the answer to be kept. One
+that takes longer may never end; it passes to the client as it comes."""
 _DRAIN_BEAT = 10.0
 """Seconds between two lines of the log about what a shutdown waits for."""
 
@@ -290,15 +325,81 @@ class _Guarded:
         dropped, except for the rest of a stream."""
         self._answered = False
         """The client has its answer."""
+        self._began = time.monotonic()
+        self.running_out: asyncio.Task[None] | None = None
+        self._patience: asyncio.Task[None] | None = None
+        """Waits for the rest of an answer whose first piece is there."""
+        self._streams = False
+        """The rest was not waited for any longer."""
 
     @property
     def name(self) -> str:
         return f"{self._exchange.parts.method} {self._exchange.endpoint}"
 
-    def longest(self, otherwise: float) -> float:
-        """Seconds for which this one may run at the most."""
+    def ends(self, longest: float) -> float:
+        """When its longest run is over; ``longest`` for what has not reached its handler."""
         running = self._exchange.running
-        return otherwise if running is None else running.rules.policy.max_run.total_seconds()
+        if running is None:
+            return self._began + longest
+        return running.started + running.rules.policy.max_run.total_seconds()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a handler holds the key."""
+        return self._exchange.running is not None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the outcome is, or is being, made durable."""
+        return self._handled is not None
+
+    async def run_out(self, over: asyncio.Future[None]) -> None:
+        """The longest run is over, and ``over`` hears when nothing is left to wait for: a handler that still
+        runs is left to whoever runs it, and what passes to the client is waited for."""
+        running = self._exchange.running
+        if running is None or self._answered or self.passing or self._handled is not None:
+            return
+        try:
+            if self._start is not None and self._is_answering(running):
+                await self._finish(self._answer(), streamed=True)
+            elif running.boundary.place is Place.RETURNED:
+                await self._finish(None)
+            else:
+                self._abandon()
+                await self._deliver(self._still_runs())
+        except Exception:
+            logger.exception("%s was ended at its longest run", self.name)
+        if not self.passing and not over.done():
+            over.set_result(None)
+
+    def _is_answering(self, running: Running) -> bool:
+        """Whether what was sent so far is the handler's own answer."""
+        if running.boundary.place is Place.RUNNING and running.boundary.said is not None:
+            running.boundary.returned()  # a bare application sends while it runs
+        return self._at_edge or running.boundary.place is Place.RETURNED
+
+    async def _lose_patience(self) -> None:
+        await asyncio.sleep(STREAM_PATIENCE)
+        running = self._exchange.running
+        assert running is not None
+        if (
+            self._handled is None
+            and not self._answered
+            and self._page is None
+            and self._is_answering(running)
+        ):
+            self._streams = True
+            await self._finish(self._answer(), streamed=True)
+
+    async def _calm(self) -> None:
+        """Whoever waits for the rest of the answer does not any more, or has passed it on."""
+        patience = self._patience
+        if patience is None or patience.done():
+            return
+        if self._streams:
+            await asyncio.wait({patience})
+        else:
+            patience.cancel()
 
     async def run(self) -> None:
         token = current_exchange.set(self._exchange)
@@ -324,9 +425,11 @@ class _Guarded:
         try:
             await self._app(scope, self._receive, self._capture)
         except BaseException as error:
+            await self._calm()
             if await self._app_raised(error):
                 raise
         else:
+            await self._calm()
             await self._app_returned()
 
     async def _app_returned(self) -> None:
@@ -394,6 +497,8 @@ class _Guarded:
     async def _capture(self, message: Message) -> None:
         """What the application sends to: holds the answer back until its outcome is durable."""
         exchange = self._exchange
+        if self._streams:
+            await self._calm()
         if self.passing:
             await self._send(message)
         elif self._answered or self._handled is not None or self._page is not None:
@@ -427,17 +532,21 @@ class _Guarded:
         running = self._exchange.running
         assert running is not None
         if not message.get("more_body", False):
+            await self._calm()
             if self._at_edge and self._start["status"] >= 500:
                 self._page = self._answer()
             else:
                 await self._finish(self._answer())
         elif self._size > running.rules.policy.max_answer or self._is_endless():
+            await self._calm()
             await self._finish(self._answer(), streamed=True)
+        elif self._patience is None and running.rules.mode in (Mode.LEASED, Mode.REPEATABLE):
+            self._patience = asyncio.create_task(self._lose_patience())
 
     def _is_endless(self) -> bool:
         assert self._start is not None
         types = [value for name, value in self._start.get("headers", ()) if name.lower() == b"content-type"]
-        return any(value.strip().lower().startswith(b"text/event-stream") for value in types)
+        return any(value.strip().lower().startswith(_ENDLESS) for value in types)
 
     async def _finish(self, page: Answer | None, *, streamed: bool = False) -> Finished:
         """The outcome becomes durable, once; only then does the first byte leave.

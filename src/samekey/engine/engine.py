@@ -327,11 +327,18 @@ class Engine:
         if self._abandoned:
             names = ", ".join(sorted({one.claim.endpoint for one in list(self._abandoned)}))
             logger.info("Shutdown waits up to %.0f s for handlers that were given up: %s", seconds, names)
-        while self._abandoned and time.monotonic() < give_up:  # noqa: ASYNC110 (threads wake no loop)
+        while self._may_end() and time.monotonic() < give_up:  # noqa: ASYNC110 (threads wake no loop)
             await asyncio.sleep(_DRAIN_BEAT)
         await self._errands.settle(max(0.0, give_up - time.monotonic()))
         if self._abandoned:
             logger.error("Shutting down although %d handlers have not ended", len(self._abandoned))
+
+    def _may_end(self) -> bool:
+        """Whether an abandoned handler's longest run is not over yet."""
+        now = time.monotonic()
+        return any(
+            now < one.started + one.rules.policy.max_run.total_seconds() for one in list(self._abandoned)
+        )
 
     def _way(self, running: Running) -> Way | Anonymous:
         return self._anonymous if running.anonymous else self._ways[running.claim.mode]

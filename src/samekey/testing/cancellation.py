@@ -151,11 +151,17 @@ def _watching(before: Any) -> Any:
     def create(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> Any:
         context = options.get("context")
         cancellation = _current.get() if context is None else context.get(_current)
-        if cancellation is not None:
-            work = _counted(work, cancellation)
-        return asyncio.Task(work, loop=loop, **options) if before is None else before(loop, work, **options)
+        if cancellation is None:
+            return _made(before, loop, work, options)
+        task = _made(before, loop, _counted(work, cancellation), options)
+        task.add_done_callback(lambda _: work.close())  # of one that was cancelled before its first step
+        return task
 
     return create
+
+
+def _made(before: Any, loop: asyncio.AbstractEventLoop, work: Any, options: dict[str, Any]) -> Any:
+    return asyncio.Task(work, loop=loop, **options) if before is None else before(loop, work, **options)
 
 
 async def _counted(work: Coroutine[Any, Any, Any], cancellation: Cancellation) -> Any:
