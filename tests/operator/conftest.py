@@ -67,6 +67,14 @@ def pg(pg_url: str) -> Iterator[World]:
     made.close()
 
 
+@pytest.fixture(params=["postgres", "mariadb"])
+def locking(request: pytest.FixtureRequest) -> Iterator[World]:
+    """A store that locks rows, so that two can be at work at once."""
+    made = World(request.getfixturevalue({"postgres": "pg_url", "mariadb": "maria_url"}[request.param]))
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def lite(sqlite_url: str) -> Iterator[World]:
     made = World(sqlite_url)

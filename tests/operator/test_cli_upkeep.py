@@ -64,6 +64,18 @@ def test_reap_with_a_patience_of_ones_own(world: World) -> None:
     assert world.read(record).state == "completed"
 
 
+@pytest.mark.parametrize(
+    "options", [(), ("--tombstones", "--keep-tombstones", "1s")], ids=["reap", "tombstones"]
+)
+def test_reap_never_lets_a_key_run_again_that_is_gone(world: World, options: tuple[str, ...]) -> None:
+    """The command knows no policy: the record itself says what follows its expiry."""
+    record = world.completed("k", at=-3 * DAY, after_expiry="gone")
+    for _ in range(3):
+        assert run(world, "reap", "--json", *options).code == 0
+        assert world.read(record).state == "expired"
+        world.sql("update {keys} set expires_at = 1")
+
+
 def test_reap_to_tombstones(world: World) -> None:
     record = world.completed(at=-3 * DAY)
     ran = run(world, "reap", "--tombstones", "--keep-tombstones", "7d", "--json")

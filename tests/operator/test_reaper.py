@@ -276,15 +276,15 @@ def test_no_claim_waits_for_an_open_reap(pg: World) -> None:
     engine.close()
 
 
-def test_a_key_that_is_claimed_anew_is_not_reaped_under_its_holder(pg: World) -> None:
+def test_a_key_that_is_claimed_anew_is_not_reaped_under_its_holder(locking: World) -> None:
     """The claim is first: its row is locked, the reaper passes by, and then the key is young again."""
-    record = pg.completed("k", at=OLD)
+    record = locking.completed("k", at=OLD)
     claim = claim_of("k", Mode.LEASED, MINUTE, DAY, "acme", "POST /payments")
-    session = pg.engine.engine.drivers.sync.open()
-    begun = run_in(session, pg.keys.claim(claim, ietf()))
+    session = locking.engine.engine.drivers.sync.open()
+    begun = run_in(session, locking.keys.claim(claim, ietf()))
     assert isinstance(begun, Execute) and begun.reused
-    assert reap(pg) == 0
+    assert reap(locking) == 0
     session.commit()
-    assert reap(pg) == 0
-    assert pg.read(begun.record).state == "in_progress"
-    assert pg.find(record) is None, "its former life is another operation"
+    assert reap(locking) == 0
+    assert locking.read(begun.record).state == "in_progress"
+    assert locking.find(record) is None, "its former life is another operation"

@@ -15,6 +15,11 @@ from lab.proxy import FaultProxy
 from lab.servers.postgres import PostgresServer
 from samekey.drivers import listen
 from samekey.drivers.listen import PostgresListener
+from samekey.drivers.run import run
+from samekey.stores.protocols import Actor
+from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.operator import Operator
+from samekey.stores.sql.queries import queries_for
 from samekey.workers import wake
 from samekey.workers.service import Services, WorkerService
 from samekey.workers.wake import Rhythm
@@ -57,6 +62,25 @@ def test_a_commit_is_told_to_the_worker(postgres_outbox: Outbox) -> None:
         for count in range(1, 4):  # the first may have been found at the start; the others were told
             outbox.place("quick")
             wait_until(done(outbox, count))
+
+
+@pytest.mark.usefixtures("hourly")
+def test_a_dead_job_that_an_operator_revives_is_told_to_the_worker(postgres_outbox: Outbox) -> None:
+    outbox, fails = postgres_outbox, [True]
+
+    @outbox.idempotency.job("flaky", max_attempts=1)
+    async def flaky(job: Any, _: Any) -> None:
+        if fails:
+            fails.pop()
+            raise RuntimeError("the first time")
+
+    with serving(outbox):
+        outbox.place("flaky")
+        wait_until(lambda: [job.state for job in outbox.jobs()] == ["dead"])
+        operator, job = Operator(Keys(queries_for("postgres"))), outbox.job()
+        driver = outbox.idempotency.engine.drivers.sync
+        assert run(driver, lambda: operator.retry_dead_job(job.id, Actor("ann", "fixed")))
+        wait_until(lambda: [job.state for job in outbox.jobs()] == ["done"])
 
 
 @pytest.mark.usefixtures("hourly")

@@ -127,10 +127,14 @@ returning {now}
 
 -- name: revive_job
 -- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
--- its effect must not happen after all.
-update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now}, done_at = null
-where id = :id::text and state = 'dead' and (answers = 0 or :revived::bigint = 1) and {durable}
-returning operation_id
+-- its effect must not happen after all. A worker that sleeps is told.
+with job as (
+    update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now},
+        done_at = null
+    where id = :id::text and state = 'dead' and (answers = 0 or :revived::bigint = 1) and {durable}
+    returning operation_id
+)
+select operation_id, pg_notify('samekey_jobs', '')::text from job
 
 -- name: discard_job
 update {jobs} set state = 'discarded', done_at = {now}
