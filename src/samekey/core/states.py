@@ -1,8 +1,8 @@
 """Every rule about what may become what.
 
-This is the only file that says which state follows which. The SQL takes the states it may leave and
-the state it enters from here (see ``stores/sql/queries.py``), the documentation draws its diagram from
-here (``python -m samekey.core.states``), and the tests walk every pair of state and event.
+This is the only file that says which state follows which, and it is law: every statement that writes a state
+declares its event, and is filled in from here or does not load (see ``stores/law.py``). The documentation
+draws its diagram from here (``python -m samekey.core.states``); ``tests/law`` shows what each statement does.
 
 ``None`` stands for "no record": before the first claim, after a release, after the reaper.
 """
@@ -167,17 +167,6 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
 
 class IllegalTransition(Exception):
     """An event that this state does not know. It is a bug in samekey, never a user's mistake."""
-
-
-def next_state(state: State | None, event: Event, mode: Mode) -> State | None:
-    """The state that follows, or ``IllegalTransition``."""
-    if event is Event.LEASE_END and state is State.IN_PROGRESS:
-        return LEASE_END[mode]
-    try:
-        return TRANSITIONS[state, event]
-    except KeyError:
-        was = "no record" if state is None else state
-        raise IllegalTransition(f"{event} is not possible from {was}") from None
 
 
 def sources(event: Event) -> tuple[State, ...]:

@@ -1,4 +1,5 @@
 -- durable
+-- event: complete
 -- The holder's answer. Nothing happens if anybody else has taken the record.
 local record = held(p.attempt, {from:complete})
 if not record then

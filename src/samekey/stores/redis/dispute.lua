@@ -1,8 +1,9 @@
 -- durable
+-- event: dispute
 -- A provider says that it happened, and that could not settle the record: it is not free any more, nor will be.
 local record = load(KEYS[FIRST_RECORD])
 if not record or record.id ~= p.operation_id or record.attempt ~= p.attempt
-    or record.state == {state:completed} or record.state == {state:expired} then
+    or {table:settled}[record.state] then
     return {}
 end
 local columns = {disputed = p.event}

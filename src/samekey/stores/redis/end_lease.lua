@@ -1,4 +1,5 @@
 -- durable
+-- event: lease_end, dispute
 -- Moves a record whose lease ran out, by its mode.
 local record = held(p.seen, {from:lease_end})
 if not record or record.mode == {mode:phased} or number(record.locked_until) > clock then

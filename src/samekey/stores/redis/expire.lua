@@ -1,3 +1,4 @@
+-- event: expire
 -- Retention is over: keep the fact, drop the answer.
 local record = mine()
 if not record or not {from:expire}[record.state] or number(record.expires_at) > clock then

@@ -1,4 +1,5 @@
 -- durable
+-- event: fail
 -- The holder proves that nothing happened. Not against a provider's yes that waits (see hold).
 local record = held(p.attempt, {from:fail})
 if not record or record.disputed then

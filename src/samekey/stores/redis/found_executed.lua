@@ -1,4 +1,5 @@
 -- durable
+-- event: found_executed
 -- It happened (or was declined): this is its answer. The last error code stays: it tells a record that was found
 -- out from one that its holder completed.
 local record = operation({from:found_executed})

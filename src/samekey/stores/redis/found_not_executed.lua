@@ -1,4 +1,5 @@
 -- durable
+-- event: found_not_executed
 -- It never happened: one retry may run. The event that says so is kept: should it come again, it frees no other. A
 -- provider's yes that waits must have been set aside by name.
 local record = operation({from:found_not_executed})

@@ -1,4 +1,5 @@
 -- durable
+-- event: give_up
 local record = operation({[{state:unknown}] = true})
 if not record then
     return {}

@@ -1,4 +1,5 @@
 -- durable
+-- event: dispute
 -- The holder would free the key, but a provider says that it happened: nobody runs it before somebody has found out.
 local record = held(p.attempt, {from:dispute})
 if not record or not record.disputed then

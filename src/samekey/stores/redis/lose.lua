@@ -1,4 +1,5 @@
 -- durable
+-- event: lose
 -- The holder cannot tell what happened.
 local record = held(p.attempt, {from:lose})
 if not record then

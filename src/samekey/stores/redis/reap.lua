@@ -1,4 +1,5 @@
 -- durable
+-- event: expire, reap
 -- Deletes or buries settled records past retention, each as it says itself. What is in flight or unknown is never
 -- touched. After "gone" the tombstone stays for good: a key that was answered 410 never runs again.
 local rows = {}

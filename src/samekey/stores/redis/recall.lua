@@ -1,4 +1,5 @@
 -- durable
+-- event: recall
 -- The provider, asked before a key that had expired runs again, knows its answer: the operation is done, as it was.
 local record = load(KEYS[FIRST_RECORD])
 if not record or record.id ~= p.operation_id or record.attempt ~= p.seen or not over(record) then

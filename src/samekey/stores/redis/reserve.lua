@@ -1,4 +1,5 @@
 -- durable
+-- event: claim
 -- Insert or nothing. Gives the new record ("mine"), or the one that is there.
 local there = mine()
 if there then

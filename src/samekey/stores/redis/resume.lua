@@ -1,4 +1,5 @@
 -- durable
+-- event: resume
 -- Takes over phased work whose lease ran out, under a new attempt.
 local record = held(p.seen, {from:resume})
 if not record or record.mode ~= {mode:phased} or number(record.locked_until) > clock then

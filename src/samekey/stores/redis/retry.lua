@@ -1,4 +1,5 @@
 -- durable
+-- event: retry
 -- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
 local record = held(p.seen, {from:retry})
 if not record then

@@ -1,4 +1,5 @@
 -- durable
+-- event: claim
 -- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation.
 local record = mine()
 if not record or record.attempt ~= p.seen or not over(record) then

@@ -2,7 +2,8 @@
 
 As in SQL, braces keep what stands in one place elsewhere from being written again: ``{from:e}`` are the
 states that event e may leave, as a set, ``{to:e}`` is the state that it enters, ``{state:s}`` and
-``{mode:m}`` are names, ``{table:t}`` is a table made here. A script's parameters are the ``p.name`` that it
+``{mode:m}`` are names, ``{table:t}`` is a table made here. A script that writes a state declares its event
+(``-- event: complete``, see ``stores/law.py``). A script's parameters are the ``p.name`` that it
 mentions.
 
 ``at`` says which records a statement is about, by the digest of scope and key that names them: one, several,
@@ -21,11 +22,15 @@ from ...core.claim import downstream_base, located_by, locating_id
 from ...core.program import Query, Statement, Value
 from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
 from ...core.states import LEASE_END, Event, Mode, State, sources, target
+from ..law import check, events_of
 
 _BRACES: Final = re.compile(r"\{(from|to|state|mode|table):([a-z_]+)\}")
 _PARAMETER: Final = re.compile(r"\bp\.([a-z_]+)")
 _BASE: Final = re.compile(r"[0-9a-f]{32}")
 _DURABLE: Final = "-- durable\n"
+_EVENT: Final = re.compile(r"^-- event: ([\w, ]+)$", re.MULTILINE)
+_WRITES: Final = re.compile(r"(?<!local )\bstate(?:, [\w.]+)* = |\bremove\(")
+"""The state of a record is set, or the record goes."""
 
 NOWHERE: Final = "0" * 32
 """Names no record: where an id that is none of ours leads to."""
@@ -57,6 +62,10 @@ class RedisStatements:
 
     def __init__(self) -> None:
         self._queries = _load()
+        self.events = {
+            name: events for name, query in self._queries.items() if (events := _events(query.sql))
+        }
+        """The events of the statements that write a state."""
         self._needed = {name: _parameters(query.sql) for name, query in self._queries.items()}
 
     def operation_id(self, token: str, scope: str, key: str) -> str:
@@ -120,7 +129,19 @@ def _load() -> Mapping[str, Query]:
     return {name: _query(name, prelude, body) for name, body in sorted(texts.items())}
 
 
+def _events(body: str) -> tuple[Event, ...]:
+    declared = _EVENT.search(body)
+    return events_of(None if declared is None else declared[1])
+
+
 def _query(name: str, prelude: str, body: str) -> Query:
+    check(
+        name,
+        _events(body),
+        body,
+        writes=_WRITES.search(body) is not None,
+        deletes="remove(" in body and "state = " not in body,
+    )
     names = ("now", *sorted((_parameters(prelude) | _parameters(body)) - {"now"}))
     # The first line also tells the driver, and whoever reads a slow log.
     kind = "durable" if body.startswith(_DURABLE) else "script"
@@ -136,6 +157,7 @@ def _expand(text: str, names: tuple[str, ...]) -> str:
     tables = {
         "parameters": _table(f"{name} = argument({place})" for place, name in enumerate(names, 1)),
         "lease_end": _table(f"['{mode}'] = '{state}'" for mode, state in LEASE_END.items()),
+        "settled": _set([State.COMPLETED, State.EXPIRED]),
         "columns": _table(f"'{name}'" for name in COLUMNS),
         "numbers": _set(NUMBERS),
         "binary": _set(BINARY),

@@ -1,4 +1,5 @@
 -- durable
+-- event: lease_end, dispute
 -- Moves records whose lease ran out, each by its mode, before a retry has to do it. A record that cannot be read
 -- stays as it is.
 local rows = {}

@@ -1,6 +1,7 @@
 """Loads the named statements of a dialect from its ``.sql`` files.
 
-A query begins at ``-- name: reserve`` and ends before the next. Its ``:name`` parameters are turned into
+A query begins at ``-- name: reserve  event: claim`` and ends before the next; one that writes a state
+declares its event (see ``stores/law.py``). Its ``:name`` parameters are turned into
 ``$1``, ``%s`` and ``?`` once, when a file is loaded; so are the braces, which keep what stands in one
 place elsewhere (the states, the columns, the clock) from being written again in SQL. A line ``-- then``
 begins what follows a change that cannot give rows back by itself (see ``Query.then``).
@@ -18,8 +19,17 @@ from ...core.program import Dialect, Program, Query, Statement, Style, Value
 from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
 from ...core.states import LEASE_END, Event, Mode, sources, target
 from ...errors import ConfigurationError
+from ..law import check, events_of
 
-_NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_NAME: Final = re.compile(r"^-- name: (\w+)(?: +event: ([\w, ]+?))?[ \t]*$", re.MULTILINE)
+_WRITES: Final = re.compile(
+    r"\b(?:insert (?:ignore )?into|delete (?:\w+ )?from) \{keys\}"
+    r"(?!(?: select \* from \{keys\})? where 1 = 0)"
+    r"|\bset\s(?:(?!\bwhere\b).)*?(?<![\w])(?:\w+\.)?state\s*=",
+    re.DOTALL,
+)
+"""A record appears or goes, or its state is set; not what only asks whether that would be allowed."""
+_INSERTS: Final = re.compile(r"\binsert (?:ignore )?into \{keys\}(?! select \* from \{keys\} where 1 = 0)")
 _THEN: Final = re.compile(r"^-- then\s*$", re.MULTILINE)
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)\b")
 _BRACES: Final = re.compile(r"\{([a-z_:]+)\}")
@@ -64,7 +74,9 @@ class Queries:
         self.dialect = dialect
         self.schema = schema
         self._words = _words(dialect, schema)
-        self._queries = {name: self.build(name, sql) for name, sql in _read(dialect)}
+        self._queries = {name: self.build(name, sql) for name, _, sql in _read(dialect)}
+        self.events = {name: events for name, events, _ in _read(dialect) if events}
+        """The events of the statements that write a state."""
 
     @property
     def looks_first(self) -> bool:
@@ -218,14 +230,28 @@ def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
 
 
 @cache
-def _read(dialect: Dialect) -> tuple[tuple[str, str], ...]:
-    found: list[tuple[str, str]] = []
+def _read(dialect: Dialect) -> tuple[tuple[str, tuple[Event, ...], str], ...]:
+    found: list[tuple[str, tuple[Event, ...], str]] = []
     for entry in sorted(files(__package__).joinpath(dialect).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".sql"):
             parts = _NAME.split(entry.read_text("utf-8"))[1:]
-            pairs = zip(parts[::2], parts[1::2], strict=True)
-            found += [(name, sql.strip()) for name, sql in pairs]
+            for name, declared, sql in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+                events, text = events_of(declared), _without_comments(sql)
+                check(
+                    name,
+                    events,
+                    text,
+                    writes=_writes(text),
+                    inserts=_INSERTS.search(text) is not None,
+                    deletes=_writes(text) and "delete" in text and "insert" not in text,
+                )
+                found.append((name, events, sql.strip()))
     return tuple(found)
+
+
+def _writes(sql: str) -> bool:
+    """Whether a statement writes the state of a record."""
+    return "{keys}" in sql and _WRITES.search(sql) is not None
 
 
 def _without_comments(sql: str) -> str:

@@ -1,10 +1,10 @@
 -- The outbox: jobs written with the handler's own transaction, taken by any number of workers.
 
--- name: accept
+-- name: accept  event: accept
 -- The handler's transaction ends with this: its claim becomes a pending operation.
 update {keys} set
     state = {to:accept}, locked_until = null, last_run_at = {now}, expires_at = {now} + ttl_ms, mark = :mark
-where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:lease_end})
+where scope = :scope and `key` = :key and attempt = :attempt and state = 'in_progress'
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
@@ -117,7 +117,7 @@ where id = :id and attempt = :attempt and state = 'live'
 -- then
 select {now} from {jobs} where id = :id and mark = :mark
 
--- name: complete_operation
+-- name: complete_operation  event: complete
 -- The final answer of a deferred operation.
 update {keys} set
     state = {to:complete}, answer_version = :answer_version,
@@ -127,7 +127,7 @@ update {keys} set
     error_code = null, provider_id = coalesce(:provider_id, provider_id)
 where scope = :scope and `key` = :key and id = :operation_id and state = 'pending'
 
--- name: bury_operation
+-- name: bury_operation  event: give_up
 -- The operation of a job that was given up; what is known of the provider's id is kept with it.
 update {keys} set
     state = {to:give_up}, error_code = :error_code,

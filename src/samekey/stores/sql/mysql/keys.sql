@@ -19,7 +19,7 @@
 -- Assignments are made from left to right and see those before them, or all at once (a mode of MariaDB's): no
 -- expression here may depend on which.
 
--- name: reserve
+-- name: reserve  event: claim
 -- Insert or nothing, then the record that is there: ours if it bears our attempt id. A replay finds the key in
 -- a read that locks nothing, so it waits for nobody. Two that insert at once are told apart by the primary key;
 -- the second waits until the first has committed, which is this one statement.
@@ -51,7 +51,7 @@ select {now} from {audit} where operation_id = :id and tenant = :tenant limit 1
 -- name: find_by_downstream
 select {now}, {record} from {keys} where downstream = :downstream limit 2
 
--- name: retry
+-- name: retry  event: retry
 -- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
 update {keys} set
     state = {to:retry}, mode = :mode, attempt = :attempt, attempts = attempts + 1,
@@ -62,7 +62,7 @@ where scope = :scope and `key` = :key and attempt = :seen and state in ({from:re
 -- then
 select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
 
--- name: resume
+-- name: resume  event: resume
 -- Takes over phased work whose lease ran out, under a new attempt.
 update {keys} set
     state = {to:resume}, attempt = :attempt, attempts = attempts + 1,
@@ -72,7 +72,7 @@ where scope = :scope and `key` = :key and attempt = :seen and state in ({from:re
 -- then
 select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark
 
--- name: reuse
+-- name: reuse  event: claim
 -- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation: the
 -- former one goes, and what refers to it (on delete set null) forgets it. A row that is gone bears no mark, so it is
 -- locked and looked at first.
@@ -94,7 +94,7 @@ from (select 1 as one) as one where '' not in (:locked)
 -- then
 select {now}, {record} from {keys} where scope = :scope and `key` = :key and mark = :mark and '' not in (:locked)
 
--- name: end_lease
+-- name: end_lease  event: lease_end
 -- Moves a record whose lease ran out, by its mode.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
@@ -125,7 +125,7 @@ where k.id in (:locked)
 -- then
 select attempt from {keys} where id in (:locked)
 
--- name: complete
+-- name: complete  event: complete
 -- The holder's answer. Nothing happens if anybody else has taken the record.
 update {keys} set
     state = {to:complete}, answer_version = :answer_version, answer_status = :answer_status,
@@ -136,7 +136,7 @@ where scope = :scope and `key` = :key and attempt = :attempt and state in ({from
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
--- name: fail
+-- name: fail  event: fail
 -- The holder proves that nothing happened.
 update {keys} set
     state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null,
@@ -145,7 +145,7 @@ where scope = :scope and `key` = :key and attempt = :attempt and state in ({from
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
--- name: lose
+-- name: lose  event: lose
 -- The holder cannot tell what happened.
 update {keys} set
     state = {to:lose}, locked_until = null, error_code = :error_code, reconcile_after = {now},
@@ -154,7 +154,7 @@ where scope = :scope and `key` = :key and attempt = :attempt and state in ({from
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
--- name: release
+-- name: release  event: release
 -- The holder frees the key. A row that is gone bears no mark, so it is locked and looked at first.
 select id from {keys}
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:release}) and disputed = 0
@@ -162,7 +162,7 @@ for update
 -- then
 delete from {keys} where id in (:locked)
 
--- name: hold
+-- name: hold  event: dispute
 -- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
 -- somebody has found out.
 update {keys} set
@@ -172,7 +172,7 @@ where scope = :scope and `key` = :key and attempt = :attempt
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
--- name: expire
+-- name: expire  event: expire
 -- Retention is over: keep the fact, drop the answer.
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,

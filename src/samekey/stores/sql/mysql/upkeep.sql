@@ -4,7 +4,7 @@
 -- named: by another one all rows of a state would be read and locked to find the few that are due, and which one
 -- the server takes depends on statistics that may be old.
 
--- name: sweep
+-- name: sweep  event: lease_end
 -- Moves records whose lease ran out, each by its mode, before a retry has to do it. Those of a mode that this version
 -- does not know are left to one that does.
 select id from {keys} force index (samekey_keys_lease)
@@ -19,11 +19,11 @@ where id in (:locked)
 -- then
 select {now}, {record} from {keys} where id in (:locked)
 
--- name: sweep_unbegun
+-- name: sweep_unbegun  event: fail
 -- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
 -- phase, so nothing has happened: a retry may run it.
 select k.id from {keys} as k force index (samekey_keys_lease)
-where k.state in ({from:lease_end}) and k.mode = 'phased' and k.locked_until <= {now}
+where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
     and not exists (
         select 1 from {inputs} as i where i.operation_id = k.id
     )
@@ -45,11 +45,11 @@ where state = 'in_progress' and locked_until <= {now} and (
 )
 group by mode order by mode
 
--- name: reap
+-- name: reap  event: reap
 -- Deletes settled records past retention after which the key may run again. What is in flight or unknown is never
 -- touched, nor is what still has jobs that are to run or that an operator must see.
 select k.id from {keys} as k force index (samekey_keys_expiry)
-where k.state in ({from:expire}) and k.expires_at <= {now} and k.after_expiry = 'new'
+where k.state in ({from:reap}) and k.state <> 'expired' and k.expires_at <= {now} and k.after_expiry = 'new'
     and not exists (
         select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
     )
@@ -58,7 +58,7 @@ for update skip locked
 -- then
 delete from {keys} where id in (:locked)
 
--- name: bury_answers
+-- name: bury_answers  event: expire
 -- Keeps the fact and drops the answer, where something else than a second run follows expiry. After "gone" the
 -- tombstone stays for good: a key that was answered 410 never runs again.
 select id from {keys} force index (samekey_keys_expiry)
@@ -73,7 +73,7 @@ where id in (:locked)
 -- then
 select id from {keys} where id in (:locked)
 
--- name: bury_softly
+-- name: bury_softly  event: expire
 -- The same of records that would be deleted.
 select id from {keys} force index (samekey_keys_expiry)
 where state in ({from:expire}) and expires_at <= {now} and after_expiry = 'new'
@@ -87,7 +87,7 @@ where id in (:locked)
 -- then
 select id from {keys} where id in (:locked)
 
--- name: reap_tombstones
+-- name: reap_tombstones  event: reap
 -- Deletes tombstones whose own time is over.
 select k.id from {keys} as k force index (samekey_keys_expiry)
 where k.state = 'expired' and k.expires_at <= {now} and k.after_expiry <> 'gone'
@@ -148,7 +148,7 @@ where operation_id = :operation_id and state = 'live' and first_run_at is null
 -- name: count_begun
 select count(*) from {jobs} where operation_id = :operation_id and first_run_at is not null
 
--- name: time_out
+-- name: time_out  event: time_out
 -- Closes a pending operation with a stored failure.
 update {keys} set
     state = {to:time_out}, answer_version = :answer_version,

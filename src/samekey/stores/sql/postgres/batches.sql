@@ -10,7 +10,7 @@ left join lateral (
     select {record} from {keys} as k where k.scope = wanted.scope and k.key = wanted.key limit 1
 ) as found on true
 
--- name: reserve_many
+-- name: reserve_many  event: claim
 -- In the order of the keys: of two batches that want the same ones, one waits for the other at the first of
 -- them, and neither holds what the other wants.
 with wanted as (

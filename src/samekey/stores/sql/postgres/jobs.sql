@@ -1,6 +1,6 @@
 -- The outbox: jobs written with the handler's own transaction, taken by any number of workers.
 
--- name: accept
+-- name: accept  event: accept
 -- A deferred operation: the record appears, pending, with the handler's writes and its jobs. The proof and the
 -- arbiter are those of atomic work (keys.sql).
 with proof as materialized (
@@ -30,7 +30,7 @@ with proof as materialized (
         provider_id = null, locked_until = null, error_code = null, reconcile_after = null,
         recovery_point = null, completed_at = null, last_run_at = excluded.last_run_at,
         expires_at = {now} + k.ttl_ms
-        where k.attempt = :seen::text and k.state in ({from:retry})
+        where k.attempt = :seen::text and k.state = 'failed_retryable'
     returning k.expires_at
 )
 select
@@ -159,7 +159,7 @@ returning {now}
 -- What tells the transaction of a job's writes from another one, at its beginning and at its end.
 select (extract(epoch from now()) * 1000000)::bigint, pg_backend_pid()::bigint
 
--- name: complete_operation
+-- name: complete_operation  event: complete
 -- The final answer of a deferred operation.
 update {keys} set
     state = {to:complete}, answer_version = :answer_version::bigint,
@@ -171,7 +171,7 @@ where scope = :scope::text and key = :key::text and id = :operation_id::text
     and state = 'pending' and {durable} and {actor:worker}
 returning {now}
 
--- name: bury_operation
+-- name: bury_operation  event: give_up
 -- The operation of a job that was given up; what is known of the provider's id is kept with it.
 update {keys} set
     state = {to:give_up}, error_code = :error_code::text,

@@ -8,7 +8,7 @@
 -- {over}     its retention is over and something may follow
 -- {durable}  true; makes sure that this commit is not one of synchronous_commit = off
 
--- name: reserve
+-- name: reserve  event: claim
 -- Insert or nothing. Gives the new record ("mine"), or the one that is there, or neither: then somebody
 -- else's insert committed while this statement ran, and the caller asks again.
 with found as (
@@ -46,7 +46,7 @@ select {now} from {audit} where operation_id = :id::text and tenant = :tenant::t
 -- name: find_by_downstream
 select {now}, {record} from {keys} where downstream = :downstream::text limit 2
 
--- name: retry
+-- name: retry  event: retry
 -- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
 update {keys} set
     state = {to:retry}, mode = :mode::text, attempt = :attempt::text, attempts = attempts + 1,
@@ -57,7 +57,7 @@ where scope = :scope::text and key = :key::text and attempt = :seen::text
     and state in ({from:retry}) and {durable}
 returning {now}, {record}
 
--- name: resume
+-- name: resume  event: resume
 -- Takes over phased work whose lease ran out, under a new attempt.
 update {keys} set
     state = {to:resume}, attempt = :attempt::text, attempts = attempts + 1,
@@ -66,7 +66,7 @@ where scope = :scope::text and key = :key::text and attempt = :seen::text
     and state in ({from:resume}) and mode = 'phased' and locked_until <= {now} and {durable}
 returning {now}, {record}
 
--- name: reuse
+-- name: reuse  event: claim
 -- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation: the
 -- former one goes, and what refers to it (on delete set null) goes with it or forgets it.
 with former as (
@@ -88,7 +88,7 @@ with former as (
 )
 select {now}, mine.* from mine
 
--- name: end_lease
+-- name: end_lease  event: lease_end
 -- Moves a record whose lease ran out, by its mode.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
@@ -115,7 +115,7 @@ where k.scope = mine.scope and k.key = mine.key and k.attempt = mine.attempt
     and k.state in ({from:lease_end})
 returning k.attempt
 
--- name: complete
+-- name: complete  event: complete
 -- The holder's answer. Nothing happens if anybody else has taken the record.
 update {keys} set
     state = {to:complete}, answer_version = :answer_version::bigint,
@@ -127,7 +127,7 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:complete}) and {durable}
 returning {now}, expires_at
 
--- name: fail
+-- name: fail  event: fail
 -- The holder proves that nothing happened.
 update {keys} set
     state = {to:fail}, locked_until = null, error_code = :error_code::text, reconcile_after = null,
@@ -136,7 +136,7 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:fail}) and disputed = 0 and {durable}
 returning {now}, expires_at
 
--- name: lose
+-- name: lose  event: lose
 -- The holder cannot tell what happened.
 update {keys} set
     state = {to:lose}, locked_until = null, error_code = :error_code::text, reconcile_after = {now},
@@ -145,14 +145,14 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:lose}) and {durable}
 returning {now}, expires_at
 
--- name: release
+-- name: release  event: release
 -- The holder frees the key.
 delete from {keys}
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:release}) and disputed = 0 and {durable}
 returning {now}, expires_at
 
--- name: hold
+-- name: hold  event: dispute
 -- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
 -- somebody has found out.
 update {keys} set
@@ -161,7 +161,7 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:dispute}) and disputed = 1 and {durable}
 returning {now}, expires_at
 
--- name: expire
+-- name: expire  event: expire
 -- Retention is over: keep the fact, drop the answer.
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
@@ -184,7 +184,7 @@ select
     set_config('idle_in_transaction_session_timeout', :max_run_ms::text, true)
 where {durable}
 
--- name: atomic_commit
+-- name: atomic_commit  event: commit
 -- Ends atomic work: the record appears, completed, with the handler's writes. It proves that this is
 -- still the transaction that took the lock, and tells whether the handler wrote anything in it. The index
 -- is the truth: if somebody else's record is there, nothing is written and the caller rolls back. A former life of
@@ -221,7 +221,7 @@ with proof as materialized (
         reconcile_after = null, recovery_point = null,
         last_run_at = excluded.last_run_at, completed_at = excluded.completed_at,
         expires_at = {expiry:k}
-        where k.attempt = :seen::text and k.state in ({from:retry})
+        where k.attempt = :seen::text and k.state = 'failed_retryable'
     returning k.expires_at
 )
 select
@@ -236,7 +236,7 @@ select (
     and pg_backend_pid() = :backend::bigint
 )::int::bigint
 
--- name: atomic_outcome
+-- name: atomic_outcome  event: commit, lose
 -- After a rollback: what is to be remembered of it all the same, a refusal or an unknown outcome. It is
 -- written under the same lock, and only if nobody else has written meanwhile.
 with allowed as materialized (
@@ -269,7 +269,7 @@ on conflict (scope, key) do update set
     error_code = excluded.error_code, reconcile_after = excluded.reconcile_after,
     last_run_at = excluded.last_run_at, completed_at = excluded.completed_at,
     expires_at = {expiry:k}, locked_until = null, recovery_point = null
-    where k.attempt = :seen::text and k.state in ({from:retry})
+    where k.attempt = :seen::text and k.state in ({from:commit}) and k.state in ({from:lose}) and k.state <> 'expired'
 returning {now}, expires_at
 
 -- name: transaction_status

@@ -64,7 +64,7 @@ update {phases} set done = 1, result = :result::bytea, provider_id = :provider_i
 where operation_id = :operation_id::text and position = :position::bigint
 returning position
 
--- name: regain
+-- name: regain  event: regain
 -- The holder is alive and knows more: it holds the lease again, unless somebody else has taken it.
 update {keys} set
     state = {to:regain}, locked_until = {now} + :lease_ms::bigint, error_code = null,
@@ -86,7 +86,7 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:lease_end}) and {durable}
 returning {now}
 
--- name: give_up
+-- name: give_up  event: give_up
 -- Trying has been exhausted: an operator decides.
 update {keys} set state = {to:give_up}, locked_until = null, error_code = :error_code::text
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
@@ -99,7 +99,7 @@ delete from {inputs} where operation_id = :operation_id::text
 -- name: drop_phases
 delete from {phases} where operation_id = :operation_id::text
 
--- name: take_abandoned
+-- name: take_abandoned  event: resume
 -- Phased operations whose lease ran out, each under a new attempt. Held and finished ones are left alone,
 -- and so are those whose definition this process does not know.
 with due as materialized (

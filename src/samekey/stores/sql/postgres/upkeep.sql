@@ -7,7 +7,7 @@
 -- index in, and with it all rows that are not due. "offset 0" keeps a look at one operation's parts what it is: made
 -- into a join, it may read all of their table for one batch.
 
--- name: sweep
+-- name: sweep  event: lease_end
 -- Moves records whose lease ran out, each by its mode, before a retry has to do it. Those of a mode that this version
 -- does not know are left to one that does.
 update {keys} set
@@ -20,13 +20,13 @@ where id = any(array(
 )) and {durable}
 returning {now}, {record}
 
--- name: sweep_unbegun
+-- name: sweep_unbegun  event: fail
 -- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
 -- phase, so nothing has happened: a retry may run it.
 update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun', expires_at = {now} + ttl_ms
 where id = any(array(
     select k.id from {keys} as k
-    where k.state in ({from:lease_end}) and k.mode = 'phased' and k.locked_until <= {now}
+    where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
         and not exists (
             select from {inputs} as i where i.operation_id = k.id offset 0
         )
@@ -44,12 +44,12 @@ where state = 'in_progress' and locked_until <= {now} and (
 )
 group by mode order by mode
 
--- name: reap
+-- name: reap  event: reap
 -- Deletes settled records past retention after which the key may run again. What is in flight or unknown is never
 -- touched, nor is what still has jobs that are to run or that an operator must see.
 delete from {keys} where id = any(array(
     select k.id from {keys} as k
-    where k.state in ({from:expire}) and k.expires_at <= {now} and k.after_expiry = 'new'
+    where k.state in ({from:reap}) and k.state <> 'expired' and k.expires_at <= {now} and k.after_expiry = 'new'
         and not exists (
             select from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
             offset 0
@@ -58,7 +58,7 @@ delete from {keys} where id = any(array(
 ))
 returning id
 
--- name: bury_answers
+-- name: bury_answers  event: expire
 -- Keeps the fact and drops the answer, where something else than a second run follows expiry. After "gone" the
 -- tombstone stays for good: a key that was answered 410 never runs again.
 update {keys} set
@@ -72,7 +72,7 @@ where id = any(array(
 )) and {durable}
 returning id
 
--- name: bury_softly
+-- name: bury_softly  event: expire
 -- The same of records that would be deleted. A statement of its own: each reads by its own index what it changes.
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
@@ -85,7 +85,7 @@ where id = any(array(
 )) and {durable}
 returning id
 
--- name: reap_tombstones
+-- name: reap_tombstones  event: reap
 -- Deletes tombstones whose own time is over.
 delete from {keys} where id = any(array(
     select k.id from {keys} as k
@@ -148,7 +148,7 @@ where operation_id = :operation_id::text and state = 'live' and first_run_at is 
 -- name: count_begun
 select count(*)::bigint from {jobs} where operation_id = :operation_id::text and first_run_at is not null
 
--- name: time_out
+-- name: time_out  event: time_out
 -- Closes a pending operation with a stored failure.
 update {keys} set
     state = {to:time_out}, answer_version = :answer_version::bigint,

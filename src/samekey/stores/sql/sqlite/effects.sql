@@ -81,7 +81,7 @@ where operation_id = :operation_id and step = :step
 -- name: lock_operation
 select {now}, {record} from {keys} where id = :operation_id
 
--- name: go_on
+-- name: go_on  event: go_on
 -- An effect was found out: the run goes on, by the completer or a retry. It counts its attempts anew.
 update {keys} set
     state = {to:go_on}, attempt = {nobodys}, locked_until = {now}, attempts = 1, error_code = null, reconcile_after = null,
@@ -137,11 +137,11 @@ where operation_id = :operation_id and state = 'waiting' order by received_at, s
 select {event} from {evidence}
 where operation_id = :operation_id and state in ('waiting', 'ambiguous') order by received_at, source, event_id
 
--- name: dispute
+-- name: dispute  event: dispute
 -- A provider says that it happened, and that word waits. What was free to run again (:freed) is not any more.
 update {keys} set
-    state = case when :freed = 1 then {to:dispute} else state end,
-    reconcile_after = case when :freed = 1 then {now} else reconcile_after end, disputed = 1
+    state = case when :freed = 1 and state in ({from:dispute}) then {to:dispute} else state end,
+    reconcile_after = case when :freed = 1 and state in ({from:dispute}) then {now} else reconcile_after end, disputed = 1
 where id = :operation_id and state not in ('completed', 'expired')
 
 -- name: undispute

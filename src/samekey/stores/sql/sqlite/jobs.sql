@@ -1,10 +1,10 @@
 -- The outbox: jobs written with the handler's own transaction, taken by any number of workers.
 
--- name: accept
+-- name: accept  event: accept
 -- The handler's transaction ends with this: its claim becomes a pending operation.
 update {keys} set
     state = {to:accept}, locked_until = null, last_run_at = {now}, expires_at = {now} + ttl_ms
-where scope = :scope and key = :key and attempt = :attempt and state in ({from:lease_end})
+where scope = :scope and key = :key and attempt = :attempt and state = 'in_progress'
 returning {now}, expires_at
 
 -- name: enqueue
@@ -110,7 +110,7 @@ update {jobs} set state = 'dead', done_at = {now}, error = :error,
 where id = :id and attempt = :attempt and state = 'live'
 returning {now}
 
--- name: complete_operation
+-- name: complete_operation  event: complete
 -- The final answer of a deferred operation.
 update {keys} set
     state = {to:complete}, answer_version = :answer_version,
@@ -122,7 +122,7 @@ where scope = :scope and key = :key and id = :operation_id
     and state = 'pending'
 returning {now}
 
--- name: bury_operation
+-- name: bury_operation  event: give_up
 -- The operation of a job that was given up; what is known of the provider's id is kept with it.
 update {keys} set
     state = {to:give_up}, error_code = :error_code,

@@ -13,7 +13,7 @@
 select {now}, {record} from (select 1) as one
 left join {keys} on scope = :scope and key = :key
 
--- name: reserve
+-- name: reserve  event: claim
 -- Insert or nothing. No row: somebody else was first, and the caller looks again.
 insert into {keys} (
     scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
@@ -36,7 +36,7 @@ select {now} from {audit} where operation_id = :id and tenant = :tenant limit 1
 -- name: find_by_downstream
 select {now}, {record} from {keys} where downstream = :downstream limit 2
 
--- name: retry
+-- name: retry  event: retry
 -- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
 update {keys} set
     state = {to:retry}, mode = :mode, attempt = :attempt, attempts = attempts + 1,
@@ -45,7 +45,7 @@ update {keys} set
 where scope = :scope and key = :key and attempt = :seen and state in ({from:retry})
 returning {now}, {record}
 
--- name: resume
+-- name: resume  event: resume
 -- Takes over phased work whose lease ran out, under a new attempt.
 update {keys} set
     state = {to:resume}, attempt = :attempt, attempts = attempts + 1,
@@ -54,7 +54,7 @@ where scope = :scope and key = :key and attempt = :seen and state in ({from:resu
     and mode = 'phased' and locked_until <= {now}
 returning {now}, {record}
 
--- name: reuse
+-- name: reuse  event: claim
 -- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation: a
 -- trigger has the former one make room for it, and what refers to it (on delete set null) forgets it.
 insert into {keys} (
@@ -68,7 +68,7 @@ select
 from {keys} where scope = :scope and key = :key and attempt = :seen and {over}
 returning {now}, {record}
 
--- name: end_lease
+-- name: end_lease  event: lease_end
 -- Moves a record whose lease ran out, by its mode.
 update {keys} set
     state = {lease_end}, locked_until = null, error_code = 'lease_ended',
@@ -89,7 +89,7 @@ where state in ({from:lease_end}) and (scope, key, attempt) in (
 )
 returning attempt
 
--- name: complete
+-- name: complete  event: complete
 -- The holder's answer. Nothing happens if anybody else has taken the record.
 update {keys} set
     state = {to:complete}, answer_version = :answer_version, answer_status = :answer_status,
@@ -99,7 +99,7 @@ update {keys} set
 where scope = :scope and key = :key and attempt = :attempt and state in ({from:complete})
 returning {now}, expires_at
 
--- name: fail
+-- name: fail  event: fail
 -- The holder proves that nothing happened.
 update {keys} set
     state = {to:fail}, locked_until = null, error_code = :error_code, reconcile_after = null,
@@ -107,7 +107,7 @@ update {keys} set
 where scope = :scope and key = :key and attempt = :attempt and state in ({from:fail}) and disputed = 0
 returning {now}, expires_at
 
--- name: lose
+-- name: lose  event: lose
 -- The holder cannot tell what happened.
 update {keys} set
     state = {to:lose}, locked_until = null, error_code = :error_code, reconcile_after = {now},
@@ -115,13 +115,13 @@ update {keys} set
 where scope = :scope and key = :key and attempt = :attempt and state in ({from:lose})
 returning {now}, expires_at
 
--- name: release
+-- name: release  event: release
 -- The holder frees the key.
 delete from {keys}
 where scope = :scope and key = :key and attempt = :attempt and state in ({from:release}) and disputed = 0
 returning {now}, expires_at
 
--- name: hold
+-- name: hold  event: dispute
 -- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
 -- somebody has found out.
 update {keys} set
@@ -130,7 +130,7 @@ where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:dispute}) and disputed = 1
 returning {now}, expires_at
 
--- name: expire
+-- name: expire  event: expire
 -- Retention is over: keep the fact, drop the answer.
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,

@@ -26,7 +26,7 @@ where id = :operation_id and state = 'unknown'
     and (:attempt is null or attempt = :attempt)
 returning {now}
 
--- name: found_executed
+-- name: found_executed  event: found_executed
 -- It happened (or was declined): this is its answer. The last error code stays: it tells a record that was
 -- found out from one that its holder completed.
 update {keys} set
@@ -39,7 +39,7 @@ where id = :operation_id and state in ({from:found_executed})
     and (:attempt is null or attempt = :attempt)
 returning {now}, {record}
 
--- name: recall
+-- name: recall  event: recall
 -- The provider, asked before a key that had expired runs again, knows its answer: the operation is done, as it was.
 -- The attempt that was asked about must still be there.
 update {keys} set
@@ -50,7 +50,7 @@ update {keys} set
 where id = :operation_id and attempt = :seen and {over}
 returning {now}, {record}
 
--- name: found_not_executed
+-- name: found_not_executed  event: found_not_executed
 -- It never happened: one retry may run. Not for deferred work with a dead job: its handler has committed, so
 -- running that again would write twice; the job is tried again instead. Nor against a provider's yes that waits.
 update {keys} set
@@ -62,7 +62,7 @@ where id = :operation_id and state in ({from:found_not_executed}) and disputed =
     and (:attempt is null or attempt = :attempt)
 returning {now}, {record}
 
--- name: give_up_finding
+-- name: give_up_finding  event: give_up
 update {keys} set state = {to:give_up}, attempt = {nobodys}, reconcile_after = null
 where id = :operation_id and state = 'unknown'
     and (:attempt is null or attempt = :attempt)
@@ -96,7 +96,7 @@ delete from {phases} where operation_id = :operation_id and done = 0
 update {jobs} set state = 'discarded', done_at = {now}
 where operation_id = :operation_id and state = 'dead' and answers = 1
 
--- name: close_dead
+-- name: close_dead  event: found_executed
 -- An operator gives a dead operation its final answer.
 update {keys} set
     state = {to:found_executed}, attempt = {nobodys}, answer_version = :answer_version,
@@ -106,7 +106,7 @@ update {keys} set
 where id = :operation_id and state = 'dead_letter'
 returning {now}, {record}
 
--- name: revive_pending
+-- name: revive_pending  event: requeue
 -- A deferred operation whose dead job is tried again. Its waiting time begins anew, or the reaper would time it
 -- out before a worker can take the job.
 update {keys} set
@@ -117,10 +117,10 @@ where state in ({from:requeue}) and mode = 'deferred' and id = (
 )
 returning {now}
 
--- name: revive_phased
+-- name: revive_phased  event: revive
 -- A phased operation is left to the completer again.
 update {keys} set
-    state = {to:resume}, attempt = {nobodys}, locked_until = {now}, attempts = 0, error_code = null
+    state = {to:revive}, attempt = {nobodys}, locked_until = {now}, attempts = 0, error_code = null
 where id = :operation_id and mode = 'phased' and state = 'dead_letter'
 returning {now}
 

@@ -51,7 +51,7 @@ update {phases} set done = 1, result = :result, provider_id = :provider_id, done
 where operation_id = :operation_id and position = :position
 returning position
 
--- name: regain
+-- name: regain  event: regain
 -- The holder is alive and knows more: it holds the lease again, unless somebody else has taken it.
 update {keys} set
     state = {to:regain}, locked_until = {now} + :lease_ms, error_code = null,
@@ -72,7 +72,7 @@ where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:lease_end})
 returning {now}
 
--- name: give_up
+-- name: give_up  event: give_up
 -- Trying has been exhausted: an operator decides.
 update {keys} set state = {to:give_up}, locked_until = null, error_code = :error_code
 where scope = :scope and key = :key and attempt = :attempt
@@ -85,7 +85,7 @@ delete from {inputs} where operation_id = :operation_id
 -- name: drop_phases
 delete from {phases} where operation_id = :operation_id
 
--- name: take_abandoned
+-- name: take_abandoned  event: resume
 -- Phased operations whose lease ran out, each under a new attempt. Held and finished ones are left alone,
 -- and so are those whose definition this process does not know.
 update {keys} set

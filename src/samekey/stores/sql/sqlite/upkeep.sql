@@ -1,6 +1,6 @@
 -- Upkeep: leases that ran out, records past retention, operations that nobody started.
 
--- name: sweep
+-- name: sweep  event: lease_end
 -- Moves records whose lease ran out, each by its mode, before a retry has to do it. Those of a mode that this version
 -- does not know are left to one that does.
 update {keys} set
@@ -13,11 +13,11 @@ where state in ({from:lease_end}) and id in (
 )
 returning {now}, {record}
 
--- name: sweep_unbegun
+-- name: sweep_unbegun  event: fail
 -- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
 -- phase, so nothing has happened: a retry may run it.
 update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun', expires_at = {now} + ttl_ms
-where state in ({from:lease_end}) and id in (
+where state = 'in_progress' and id in (
     select k.id from {keys} as k
     where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
         and not exists (
@@ -37,12 +37,12 @@ where state = 'in_progress' and locked_until <= {now} and (
 )
 group by mode order by mode
 
--- name: reap
+-- name: reap  event: reap
 -- Deletes settled records past retention after which the key may run again. What is in flight or unknown is never
 -- touched, nor is what still has jobs that are to run or that an operator must see.
-delete from {keys} where state in ({from:expire}) and id in (
+delete from {keys} where state in ({from:reap}) and state <> 'expired' and id in (
     select k.id from {keys} as k
-    where k.state in ({from:expire}) and k.expires_at <= {now} and k.after_expiry = 'new'
+    where k.state in ({from:reap}) and k.state <> 'expired' and k.expires_at <= {now} and k.after_expiry = 'new'
         and not exists (
             select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
         )
@@ -50,7 +50,7 @@ delete from {keys} where state in ({from:expire}) and id in (
 )
 returning id
 
--- name: bury_answers
+-- name: bury_answers  event: expire
 -- Keeps the fact and drops the answer, where something else than a second run follows expiry. After "gone" the
 -- tombstone stays for good: a key that was answered 410 never runs again.
 update {keys} set
@@ -63,7 +63,7 @@ where state in ({from:expire}) and id in (
 )
 returning id
 
--- name: bury_softly
+-- name: bury_softly  event: expire
 -- The same of records that would be deleted. A statement of its own: each reads by its own index what it changes.
 update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
@@ -75,7 +75,7 @@ where state in ({from:expire}) and id in (
 )
 returning id
 
--- name: reap_tombstones
+-- name: reap_tombstones  event: reap
 -- Deletes tombstones whose own time is over.
 delete from {keys} where state = 'expired' and id in (
     select k.id from {keys} as k
@@ -137,7 +137,7 @@ where operation_id = :operation_id and state = 'live' and first_run_at is null
 -- name: count_begun
 select count(*) from {jobs} where operation_id = :operation_id and first_run_at is not null
 
--- name: time_out
+-- name: time_out  event: time_out
 -- Closes a pending operation with a stored failure.
 update {keys} set
     state = {to:time_out}, answer_version = :answer_version,
