@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from samekey import Idempotency, current_operation
-from samekey.errors import TransactionGone
+from samekey.errors import TransactionGone, UnfinishedWork
 
 TABLES = """
     create table ledger (n int);
@@ -136,3 +136,28 @@ def test_a_statement_that_failed_without_a_rollback_ends_nothing(path: str) -> N
     assert idem.once(tenant="t", key="k", run=pay, mode="atomic") == "paid"
     assert entries(path) == 2
     idem.close()
+
+
+def test_rows_that_a_raw_cursor_left_unfetched_are_the_handlers_mistake_and_not_the_stores(
+    sqlite_url: str,
+) -> None:
+    idempotency = Idempotency(sqlite_url)
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as side:
+        side.execute("create table effects (n int)")
+        kept: list[sqlite3.Cursor] = []
+
+        def run(*, fetch: bool) -> int:
+            connection = current_operation().connection
+            connection.execute("insert into effects values (0)")
+            cursor = sqlite3.Cursor(connection)
+            cursor.execute("insert into effects values (1), (2) returning n")
+            kept.append(cursor)
+            return len(cursor.fetchall()) if fetch else 0
+
+        for _ in range(2):
+            with pytest.raises(UnfinishedWork):
+                idempotency.once(tenant="t", key="k", run=lambda: run(fetch=False), mode="atomic")
+        assert side.execute("select count(*) from effects").fetchone() == (0,)
+        assert idempotency.once(tenant="t", key="k", run=lambda: run(fetch=True), mode="atomic") == 2
+        assert side.execute("select count(*) from effects").fetchone() == (3,)
+    idempotency.close()

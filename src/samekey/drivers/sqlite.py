@@ -25,6 +25,7 @@ from ..errors import (
     StoreError,
     StoreUnavailable,
     TransactionGone,
+    UnfinishedWork,
 )
 from .loan import Loan
 from .pool import Pool
@@ -216,6 +217,8 @@ class SQLiteSession:
         except sqlite3.Error as error:
             # SQLite says for certain that it did not commit; the transaction is still open.
             self._undo(held)
+            if "statements in progress" in str(error):
+                raise UnfinishedWork from error  # rows of an INSERT … RETURNING that nobody has fetched, say
             raise _translate(error) from error
         except BaseException:
             self._let_go(held)

@@ -6,6 +6,7 @@ atomic work is one transaction either way.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import Any
 
@@ -13,13 +14,24 @@ from ..core.claim import Claim
 from ..core.outcome import Outcome
 from ..core.problem import Refusal, refuse
 from ..core.states import Mode
-from ..errors import CommitUncertain, EscapedTransaction, StoreError, StreamedAnswer, TransactionGone
-from .atomic import STREAMED
+from ..errors import (
+    CommitUncertain,
+    EscapedTransaction,
+    OperationOver,
+    StoreError,
+    StreamedAnswer,
+    TransactionGone,
+    UnfinishedWork,
+)
+from .atomic import RAN_TOO_LONG, STREAMED
 from .exchange import Exchange
 from .flow import Commit, Flow, Open, Rollback
+from .leased import max_run_of
 from .operation import Operation, Running
 from .rules import Rules
 from .way import Finished, Handled, unavailable, undone
+
+logger = logging.getLogger("samekey")
 
 
 def anonymous_operation(mode: Mode, endpoint: str) -> Operation:
@@ -51,6 +63,7 @@ class Anonymous:
         if rules.mode is Mode.ATOMIC:
             session = yield Open(connection)
             operation._session = session
+            session.expire_after(max_run_of(rules) / 1000, lambda: logger.error(RAN_TOO_LONG))
         return Running(operation._claim, rules, operation, session=session, anonymous=True)
 
     def give_back(self, running: Running) -> Flow[None]:
@@ -77,6 +90,8 @@ class Anonymous:
         except StoreError as error:
             uncertain = error if isinstance(error, CommitUncertain) else StoreError("rolled back")
             return Finished(unavailable(policy, uncertain))
-        except (TransactionGone, EscapedTransaction) as error:
+        except (TransactionGone, EscapedTransaction, UnfinishedWork) as error:
             return Finished(refuse(Refusal(500, "The operation was not committed."), policy), error)
+        except OperationOver:  # it ran too long
+            return Finished(unavailable(policy, StoreError("rolled back")))
         return Finished(answer)

@@ -73,7 +73,7 @@ _ESCAPED = (
 )
 
 
-_RAN_TOO_LONG = (
+RAN_TOO_LONG = (
     "An atomic handler ran longer than max_run and was rolled back; what it still does on its connection is "
     "refused. Raise max_run if it needs the time."
 )
@@ -373,7 +373,7 @@ class ClaimedAtomic(_Atomic):
         """Keeps the lease for the longest run. A handler that hangs must not keep the write lock, or its
         place in the pool, any longer than that either."""
         self._keeper.watch(lease, max_run_ms)
-        session.expire_after(max_run_ms / 1000, lambda: logger.error(_RAN_TOO_LONG))
+        session.expire_after(max_run_ms / 1000, lambda: logger.error(RAN_TOO_LONG))
 
     def give_back(self, running: Running) -> Flow[None]:
         assert running.lease is not None
@@ -410,7 +410,7 @@ class ClaimedAtomic(_Atomic):
                 yield Rollback(session)
                 return (yield from self._decide_again(running))
             yield Commit(session)
-        except TransactionGone as error:
+        except (TransactionGone, UnfinishedWork) as error:
             return (yield from self._refuse_to_commit(running, error))
         except Exception as error:
             yield from self._undo(running, None)
