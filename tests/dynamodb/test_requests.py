@@ -155,7 +155,7 @@ def requests_of(name: str, **values: Any) -> list[Request]:
     return made
 
 
-HELD = {"scope": "s", "key": "k", "attempt": "a", "step_list": None, "source": None}
+HELD = {"scope": "s", "key": "k", "attempt": "a", "step_list": None, "made_list": None, "source": None}
 OUTCOMES: dict[str, tuple[Event, dict[str, Any]]] = {
     "fail": (Event.FAIL, {"error_code": "e"}),
     "lose": (Event.LOSE, {"error_code": "e", "provider_id": None}),

@@ -184,7 +184,9 @@ def test_found_executed(pair: Pair, dead: bool) -> None:
     if dead:
         assert pair.ask(lambda store: store.finding.give_up(claim.id, ACTOR, now=NOW + HOUR))
     assert not pair.settle(claim, attempt="of somebody else", now=later)
-    assert pair.settle(claim, attempt=claim.attempt, provider_id="ch_1", now=later)
+    found = pair.read(claim)
+    assert found is not None and (found.attempt == claim.attempt) is not dead, "it was moved by another"
+    assert pair.settle(claim, attempt=found.attempt, provider_id="ch_1", now=later)
     assert not pair.settle(claim, now=later), "it is settled"
     record = pair.read(claim)
     assert record is not None and (record.answer, record.provider_id) == (ANSWER, "ch_1")

@@ -111,7 +111,7 @@ class Phased(Work):
 
     def note(self) -> None:
         programs = self.world.phases
-        self.world.run(lambda: programs.note_effect(self.record.id, "capture", ID, SOURCE))
+        self.world.run(lambda: programs.note_effect(self.lease, self.record.id, "capture", ID, SOURCE))
 
     def fail(self) -> None:
         """As a run does it whose call said that nothing happened."""

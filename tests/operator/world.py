@@ -38,7 +38,7 @@ T = TypeVar("T")
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 TENANT = "acme"
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id":7}')
-TABLES = ("keys", "jobs", "phases", "inputs", "audit", "effects", "evidence")
+TABLES = ("keys", "jobs", "phases", "inputs", "audit", "effects", "made", "evidence")
 SOURCE = "cards"
 
 

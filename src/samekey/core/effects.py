@@ -8,7 +8,7 @@ fits no effect, or more than one, moves nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -62,7 +62,17 @@ class Sent:
             "step_list": json.dumps([[one.step, one.downstream_key, one.provider_id] for one in self.steps])
             if self.steps
             else None,
+            "made_list": self._made(),
         }
+
+    def _made(self) -> str | None:
+        """What the provider has made, by its ids: each with its step, its key and whom it was sent to."""
+        made = [
+            [one.provider_id, one.step, one.downstream_key, self.source]
+            for one in self.steps
+            if one.provider_id is not None
+        ]
+        return json.dumps(made) if made else None
 
 
 NOTHING_SENT = Sent()
@@ -90,6 +100,8 @@ class Effect:
     """Set once its end is known."""
     job_state: str | None = None
     job_answers: bool = False
+    former_ids: tuple[str, ...] = ()
+    """The provider's ids that other attempts of its operation have noted."""
 
     @property
     def run(self) -> str:
@@ -101,7 +113,9 @@ class Effect:
 
 
 def decode_effect(row: Row) -> Effect:
-    step, kind, place, attempt, source, key, provider_id, sends, sent_at, outcome, job_state, answers = row
+    """A key store gives one value more: the ids that other attempts have noted, as JSON."""
+    step, kind, place, attempt, source, key, provider_id, sends, sent_at, outcome, *more = row
+    job_state, answers, *former = more
     assert isinstance(sends, int)
     assert sent_at is None or isinstance(sent_at, int)
     return Effect(
@@ -117,6 +131,7 @@ def decode_effect(row: Row) -> Effect:
         _text(outcome),
         _text(job_state),
         answers == 1,
+        tuple(json.loads(str(former[0]))) if former else (),
     )
 
 
@@ -244,9 +259,8 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
         return Settle(word, None)
     known = next((effect.provider_id for effect in noted), record.provider_id)
     former = {effect.provider_id for effect in effects if effect.run != record.run}
-    if word.provider_id is not None and word.provider_id != known and word.provider_id in former:
-        return Late()  # of what another attempt has made
-    doubt = _in_doubt(_about_now(word, record.attempts, record.last_run_at, known))
+    former.update(*(effect.former_ids for effect in effects))
+    doubt = _in_doubt(_about_now(word, record.attempts, record.last_run_at, known, former))
     if doubt is not None:
         return doubt
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
@@ -264,7 +278,9 @@ def _judge_several(
         if one.about not in keys or _before(one, record):
             continue
         known = keys[one.about].provider_id
-        latest = one.says is Says.EXECUTED or _about_now(one, record.attempts, record.last_run_at, known)
+        latest = one.says is Says.EXECUTED or _about_now(
+            one, record.attempts, record.last_run_at, known, keys[one.about].former_ids
+        )
         if latest and (one.about not in heard or one.says is Says.EXECUTED):
             heard[one.about] = one
     if len(heard) < len(keys):
@@ -357,14 +373,21 @@ def _believable(word: Word, effect: Effect) -> bool | None:
     if word.says is Says.EXECUTED:
         return True
     assert effect.sent_at is not None
-    return _about_now(word, effect.sends, effect.sent_at, effect.provider_id)
+    return _about_now(word, effect.sends, effect.sent_at, effect.provider_id, effect.former_ids)
 
 
-def _about_now(word: Word, sends: int, sent_at: int, provider_id: str | None) -> bool | None:
+def _about_now(
+    word: Word,
+    sends: int,
+    sent_at: int,
+    provider_id: str | None,
+    former: Collection[str | None] = (),
+) -> bool | None:
     """Whether a "no" is about the last send; None: the clocks cannot tell. It tells nothing about one that
     began after it, nor does a "no" about another of the provider's objects. Where there was one send only, a
     word about this operation is about that, whatever the time."""
-    if word.provider_id is not None and provider_id is not None and word.provider_id != provider_id:
+    another = word.provider_id is not None and word.provider_id != provider_id
+    if another and (provider_id is not None or word.provider_id in former):
         return False
     if sends <= 1 or word.occurred_at > sent_at + CLOCK_TOLERANCE_MS:
         return True

@@ -362,7 +362,7 @@ class Run:
         if made is not None:
             # What the provider made is known even if the call failed after it.
             noted = self.ways.phases.note_effect
-            yield from self._settle(lambda: noted(self.operation_id, name, made, effect.source))
+            yield from self._settle(lambda: noted(self.lease, self.operation_id, name, made, effect.source))
         outcome = self._judge(error, "unknown")
         if outcome in (Outcome.FAIL, Outcome.RELEASE):
             if first:

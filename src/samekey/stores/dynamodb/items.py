@@ -6,6 +6,7 @@ An attribute has the name of its column; a column without a value is no attribut
 ``queue, due``    its place in the index of what waits for somebody: which queue, and when it is due
 ``by_provider``   a digest of the provider's id, for the other index
 ``forget_after``  when DynamoDB may delete it, in seconds; only on settled records
+``made``          what the provider has made for it, in all its attempts: a set of JSON texts
 ``kept_s``        how long after it is settled that is, in seconds: DynamoDB can add, and not divide
 """
 
@@ -43,6 +44,9 @@ SHARDS: Final = "0123456789abcdef"
 """A queue is spread over this many partitions of the index, by the first digit of ``pk``: one partition
 takes a thousand writes a second, and every claim writes to one."""
 
+POINTER_KEPT: Final = 400 * 86_400
+"""How long an item is kept that leads from a provider's id to its record, in seconds: providers send the last
+events about an object within months."""
 KEPT_BEYOND: Final = 30 * 86_400_000
 """How long after its expiry a record stays where no reaper runs, in milliseconds: as long as a reaper would
 keep its tombstone."""
@@ -51,6 +55,16 @@ keep its tombstone."""
 def pk_of(scope: str, key: str) -> str:
     """Where the record of a key lies."""
     return downstream_base(scope, key)
+
+
+def pointer_pk(pk: str, digest: str) -> str:
+    """Where an item lies that says no more than that this record has noted a provider's id of this digest."""
+    return f"{pk}~{digest}"
+
+
+def pointed_to(pk: str) -> str:
+    """Where the record lies that an entry of the index of provider ids is about."""
+    return pk.partition("~")[0]
 
 
 def is_pk(text: str) -> bool:

@@ -16,6 +16,7 @@ from ...core.record import expiry_of, run_of
 from ...core.states import LEASE_END, Event, Mode, State, sources, target
 from ...errors import StoreError
 from .items import (
+    POINTER_KEPT,
     Item,
     encode_item,
     forget_after,
@@ -23,6 +24,8 @@ from .items import (
     kept_seconds,
     pk_of,
     place,
+    pointed_to,
+    pointer_pk,
     provider_digest,
     row_for,
     row_of,
@@ -30,6 +33,7 @@ from .items import (
 )
 from .requests import (
     Absent,
+    Also,
     Among,
     Asking,
     Both,
@@ -50,6 +54,7 @@ from .requests import (
     get,
     insert,
     invalid,
+    put,
     query,
     refused,
     update,
@@ -132,34 +137,40 @@ def find_by_provider_id(p: Values, now: int) -> Plan:
     digest = provider_digest(p["provider_id"])
     rows: list[Row] = []
     page: dict[str, Any] = {}
+    seen: set[str] = set()
     while len(rows) < MOST_ALIKE:
         reply = yield from one(query(BY_PROVIDER, Is("by_provider", digest), **page))
-        for entry in reply["Items"]:
-            item = found((yield from one(get(value_of(entry, "pk")))))
-            if item is not None and _is_of(item, p):
-                sent = noted_steps(item)
-                key = sent[0][1] if len(sent) == 1 and is_current(item) else None
-                rows.append([key, now, *row_of(item)])
+        for pk in [pointed_to(value_of(entry, "pk")) for entry in reply["Items"]]:
+            if pk in seen:
+                continue
+            seen.add(pk)
+            item = found((yield from one(get(pk))))
+            if item is not None and value_of(item, "tenant") == p["tenant"]:
+                rows += [[key, now, *row_of(item)] for key in _keys_under(item, p)]
         if "LastEvaluatedKey" not in reply:
             break
         page = {"ExclusiveStartKey": reply["LastEvaluatedKey"]}
     return rows
 
 
-def _is_of(item: Item, p: Values) -> bool:
-    noted = value_of(item, "provider_id"), value_of(item, "tenant")
-    return noted == (p["provider_id"], p["tenant"]) and p["source"] in (None, value_of(item, "source"))
+def _keys_under(item: Item, p: Values) -> list[str | None]:
+    """The downstream keys of the effects that have this id of the provider's, whichever attempt noted it."""
+    wanted, source = p["provider_id"], p["source"]
+    keys = {key for made, _, _, key, to in made_by(item) if made == wanted and source in (None, to)}
+    if keys:
+        return sorted(keys, key=str)
+    its_own = value_of(item, "provider_id") == wanted and source in (None, value_of(item, "source"))
+    return [None] if its_own else []
+
+
+def made_by(item: Item) -> list[tuple[str, str, str, str | None, str | None]]:
+    """What the provider has made: its id, the attempt, step, downstream key, source."""
+    return [tuple(json.loads(one)) for one in sorted(value_of(item, "made") or [])]
 
 
 def noted_steps(item: Item) -> list[tuple[str, str | None, str | None]]:
     """What a leased handler may have sent: steps, downstream keys, the provider's ids."""
     return [tuple(one) for one in json.loads(value_of(item, "steps") or "[]")]
-
-
-def is_current(item: Item) -> bool:
-    """Whether what was noted is of the present attempt."""
-    noted = value_of(item, "sent_attempt")
-    return noted is not None and run_of(noted) == run_of(value_of(item, "attempt"))
 
 
 def effects_of(p: Values, now: int) -> Plan:
@@ -168,8 +179,10 @@ def effects_of(p: Values, now: int) -> Plan:
         return []
     attempt, source = value_of(item, "sent_attempt"), value_of(item, "source")
     sends, sent_at = value_of(item, "attempts"), value_of(item, "last_run_at")
+    run = run_of(value_of(item, "attempt"))
+    former = json.dumps(sorted({made for made, by, _, _, _ in made_by(item) if run_of(by) != run}))
     return [
-        [step, "leased", str(place), attempt, source, key, provider_id, sends, sent_at, None, None, 0]
+        [step, "leased", str(place), attempt, source, key, provider_id, sends, sent_at, None, None, 0, former]
         for place, (step, key, provider_id) in enumerate(noted_steps(item))
     ]
 
@@ -274,6 +287,7 @@ def reuse(p: Values, now: int) -> Plan:
         "provider_id": None,
         "by_provider": None,
         "steps": None,
+        "made": None,
         "sent_attempt": None,
         "source": None,
         "freed_by": None,
@@ -387,6 +401,7 @@ def failed(now: int) -> dict[str, Term]:
 def complete(p: Values, now: int) -> Plan:
     """Counted from creation, the end must be computed, which DynamoDB cannot do: a look comes first."""
     pk = pk_of(p["scope"], p["key"])
+    yield from pointed(p, now)
     from_completion = Is("ttl_from", "completion")
     change = _completed(p, now, pk, Plus("ttl_ms", now), Plus("kept_s", now // 1000))
     item = yield from answered(pk, change, p, (*_held(p, Event.COMPLETE), from_completion))
@@ -422,7 +437,33 @@ def noted(p: Values) -> dict[str, Term]:
     """What a leased handler may have sent, with the outcome of its attempt."""
     if p["step_list"] is None:
         return {}
-    return {"steps": p["step_list"], "sent_attempt": p["attempt"], "source": p["source"]}
+    steps: dict[str, Term] = {
+        "steps": p["step_list"],
+        "sent_attempt": p["attempt"],
+        "source": p["source"],
+    }
+    made = _made(p)
+    if made:
+        steps["made"] = Also([json.dumps([one, p["attempt"], *more]) for one, *more in made])
+    return steps
+
+
+def _made(p: Values) -> list[tuple[str, str, str | None, str | None]]:
+    return [tuple(one) for one in json.loads(p["made_list"] or "[]")]
+
+
+def pointed(p: Values, now: int) -> Asking:
+    """Before what was made is noted: each id leads to the record. A record has room for one in the index; and
+    that one goes when it is tried again. Should the outcome not be written after all, these lead nowhere."""
+    pk = pk_of(p["scope"], p["key"])
+    digests = {provider_digest(one) for one, *_ in _made(p)}
+    if digests:
+        yield [put(_pointer(pk, digest, now)) for digest in sorted(digests)]
+
+
+def _pointer(pk: str, digest: str, now: int) -> Item:
+    forget = now // 1000 + POINTER_KEPT
+    return encode_item({"pk": pointer_pk(pk, digest), "by_provider": digest, "forget_after": forget})
 
 
 def provider(p: Values) -> dict[str, Term]:
@@ -451,6 +492,7 @@ def answered(pk: str, change: Mapping[str, Term], p: Values, conditions: tuple[C
 
 def fail(p: Values, now: int) -> Plan:
     pk, state = pk_of(p["scope"], p["key"]), target(Event.FAIL)
+    yield from pointed(p, now)
     change: dict[str, Term] = {
         "state": str(state),
         "locked_until": None,
@@ -466,12 +508,14 @@ def fail(p: Values, now: int) -> Plan:
 def hold(p: Values, now: int) -> Plan:
     """The holder would free the key, but a provider says that it happened: somebody must find out first."""
     pk, state = pk_of(p["scope"], p["key"]), target(Event.DISPUTE)
+    yield from pointed(p, now)
     change = {**_unknown(p, now, pk, state), **noted(p)}
     return (yield from _ended(update(pk, change, *_held(p, Event.DISPUTE), Present("disputed")), now))
 
 
 def lose(p: Values, now: int) -> Plan:
     pk, state = pk_of(p["scope"], p["key"]), target(Event.LOSE)
+    yield from pointed(p, now)
     change = {**_unknown(p, now, pk, state), **provider(p), **noted(p)}
     return (yield from _ended(update(pk, change, *_held(p, Event.LOSE)), now))
 

@@ -24,6 +24,7 @@ from .items import (
     UNKNOWN,
     Item,
     forget_after,
+    is_pk,
     place,
     row_of,
     shard_of,
@@ -189,10 +190,16 @@ def _scanned(p: Values) -> Asking:
     page = scan(*conditions)
     while True:
         reply = yield from one(page)
-        newest = _newest([*newest, *(item for item in reply["Items"] if _older(item, p))], p["limit"])
+        records = [item for item in reply["Items"] if is_record(item) and _older(item, p)]
+        newest = _newest([*newest, *records], p["limit"])
         if "LastEvaluatedKey" not in reply:
             return newest
         page = scan(*conditions, ExclusiveStartKey=reply["LastEvaluatedKey"])
+
+
+def is_record(item: Item) -> bool:
+    """And not one that only leads to a record."""
+    return is_pk(str(value_of(item, "pk")))
 
 
 def _older(item: Item, p: Values) -> bool:

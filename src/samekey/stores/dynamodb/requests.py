@@ -64,7 +64,14 @@ class Unless:
     value: Value
 
 
-Term: TypeAlias = Value | Plus | Unless
+@dataclass(frozen=True, slots=True)
+class Also:
+    """These texts, beside those that the set has."""
+
+    values: Sequence[str]
+
+
+Term: TypeAlias = Value | Plus | Unless | Also
 """What an attribute becomes. None removes it."""
 
 
@@ -155,13 +162,24 @@ class _Expression:
         sets = [
             f"{self.name(name)} = {self._term(name, term)}"
             for name, term in change.items()
-            if term is not None
+            if term is not None and not isinstance(term, Also)
+        ]
+        adds = [
+            f"{self.name(name)} {self._texts(term.values)}"
+            for name, term in change.items()
+            if isinstance(term, Also)
         ]
         removes = [self.name(name) for name, term in change.items() if term is None]
         parts = [f"SET {', '.join(sets)}"] if sets else []
-        return " ".join([*parts, *([f"REMOVE {', '.join(removes)}"] if removes else [])])
+        parts += [f"REMOVE {', '.join(removes)}"] if removes else []
+        return " ".join([*parts, *([f"ADD {', '.join(adds)}"] if adds else [])])
 
-    def _term(self, name: str, term: Term) -> str:
+    def _texts(self, values: Sequence[str]) -> str:
+        placeholder = f":v{len(self._values)}"
+        self._values[placeholder] = {"SS": [*values]}
+        return placeholder
+
+    def _term(self, name: str, term: Value | Plus | Unless) -> str:
         if isinstance(term, Plus):
             return f"{self.name(term.attribute)} + {self.value(term.amount)}"
         if isinstance(term, Unless):
@@ -192,6 +210,11 @@ def insert(item: Item) -> Request:
         },
         frozenset({REFUSED}),
     )
+
+
+def put(item: Item) -> Request:
+    """Writes an item, whatever was there."""
+    return Request("PutItem", {"Item": item})
 
 
 def update(

@@ -6,11 +6,18 @@ end
 local function given(value)
     return type(value) == 'string' and 't' .. value or false
 end
+local former = {}
+for _, one in ipairs(made_by(record)) do
+    if run_of(one[2]) ~= run_of(record.attempt) then
+        former[#former + 1] = one[1]
+    end
+end
 local rows = {}
 for place, one in ipairs(cjson.decode(record.steps)) do
     rows[place] = {
         't' .. one[1], 'tleased', 't' .. (place - 1), 't' .. record.sent_attempt, given(record.source),
         given(one[2]), given(one[3]), number(record.attempts), number(record.last_run_at), false, false, 0,
+        't' .. (#former > 0 and cjson.encode(former) or '[]'),
     }
 end
 return rows

@@ -22,6 +22,8 @@ local FIRST_RECORD = 5
 local MARGIN = 24 * 3600 * 1000
 -- The same where somebody is to be asked before the key runs again: as long as a reaper would keep its tombstone.
 local KEPT = 30 * MARGIN
+-- Ids of the provider's that a record keeps: the latest, should it be tried again for ever.
+local MOST_MADE = 1000
 -- Index entries of records that have gone by themselves: so many are removed with each new one.
 local TRIMMED = 16
 
@@ -79,6 +81,23 @@ local function pointer(tenant, provider_id)
     return home .. 'provider:' .. redis.sha1hex(#tenant .. ':' .. tenant .. provider_id)
 end
 
+-- What the provider has made for this operation, in all its attempts: its id, the attempt, step, downstream key, source.
+local function made_by(record)
+    return record.made and cjson.decode(record.made) or {}
+end
+
+-- The sets of all the provider's ids that a record is found by.
+local function pointers(record)
+    local found = {}
+    if record.provider_id then
+        found[pointer(record.tenant, record.provider_id)] = true
+    end
+    for _, one in ipairs(made_by(record)) do
+        found[pointer(record.tenant, one[1])] = true
+    end
+    return found
+end
+
 local function index_of(record)
     if {from:lease_end}[record.state] then
         return 'leases', record.locked_until
@@ -129,18 +148,20 @@ local function place(name, record)
             redis.call('ZREM', set, base)
         end
     end
-    local noted = record.provider_id and pointer(record.tenant, record.provider_id)
-    if noted then
-        redis.call('SADD', noted, base)
-        redis.call('PERSIST', noted)
+    local noted = pointers(record)
+    for set in pairs(noted) do
+        redis.call('SADD', set, base)
+        redis.call('PERSIST', set)
     end
     if where == 'settled' and record.after_expiry ~= 'gone' then
         -- Counted from now, not a date: a test's clock is not the server's.
         local kept = record.after_expiry == 'ask' and KEPT or MARGIN
         local life = text(math.max(number(record.expires_at) - clock, 0) + kept)
         redis.call('PEXPIRE', name, life)
-        if noted and redis.call('SCARD', noted) == 1 then
-            redis.call('PEXPIRE', noted, life)
+        for set in pairs(noted) do
+            if redis.call('SCARD', set) == 1 then
+                redis.call('PEXPIRE', set, life)
+            end
         end
         trim()
     else
@@ -175,8 +196,8 @@ local function remove(name, record)
     for _, set in pairs(indexes) do
         redis.call('ZREM', set, base)
     end
-    if record.provider_id then
-        redis.call('SREM', pointer(record.tenant, record.provider_id), base)
+    for set in pairs(pointers(record)) do
+        redis.call('SREM', set, base)
     end
     redis.call('DEL', name)
 end
@@ -221,6 +242,16 @@ end
 
 -- What a leased handler may have sent, as it is noted with the outcome of its attempt.
 local function noted_with(record, columns)
+    if p.made_list then
+        local made = made_by(record)
+        for _, one in ipairs(cjson.decode(p.made_list)) do
+            made[#made + 1] = {one[1], record.attempt, one[2], one[3], one[4]}
+        end
+        while #made > MOST_MADE do
+            table.remove(made, 1)
+        end
+        columns.made = cjson.encode(made)
+    end
     if p.step_list then
         columns.steps = p.step_list
         columns.sent_attempt = record.attempt

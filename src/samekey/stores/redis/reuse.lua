@@ -12,7 +12,7 @@ change(KEYS[FIRST_RECORD], record, {
     recovery_point = false, locked_until = clock + p.lease_ms,
     answer_version = false, answer_status = false, answer_headers = false, answer_body = false,
     error_code = false, downstream = p.downstream or false, provider_id = false,
-    steps = false, sent_attempt = false, source = false, freed_by = false, disputed = false,
+    steps = false, made = false, sent_attempt = false, source = false, freed_by = false, disputed = false,
     reconcile_after = false, reconcile_tries = false,
     ttl_ms = p.ttl_ms, ttl_from = p.ttl_from, after_expiry = p.after_expiry,
     created_at = clock, last_run_at = clock, completed_at = false, expires_at = clock + p.ttl_ms,

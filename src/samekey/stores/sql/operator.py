@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...core.effects import Effect, decode_effect
 from ...core.program import BEGIN, Program, Row, Unreadable
-from ...core.record import COLUMNS, Answer, Record, decode_record
+from ...core.record import COLUMNS, Answer, Record, decode_record, run_of
 from ...core.states import Mode
 from ..keys import answer_values
 from ..protocols import Actor, Overview
@@ -299,7 +299,21 @@ class Operator:
     def effects(self, operation_id: str) -> Program[list[Effect]]:
         """What the operation may have sent."""
         rows = yield self._queries.statement("effects_of", None, operation_id=operation_id)
-        return [decode_effect(row) for row in rows]
+        effects = [decode_effect(row) for row in rows]
+        if not any(effect.sends > 1 for effect in effects):
+            return effects  # there was one attempt
+        made = yield self._queries.statement("made_of", None, operation_id=operation_id)
+        return [
+            replace(
+                effect,
+                former_ids=tuple(
+                    str(provider_id)
+                    for step, attempt, provider_id in made
+                    if step == effect.step and run_of(str(attempt)) != effect.run
+                ),
+            )
+            for effect in effects
+        ]
 
     def find(
         self,

@@ -194,12 +194,28 @@ class Phases:
         )
 
     def note_effect(
-        self, operation_id: str, name: str, provider_id: str, source: str | None, *, now: int | None = None
+        self,
+        lease: Lease,
+        operation_id: str,
+        name: str,
+        provider_id: str,
+        source: str | None,
+        *,
+        now: int | None = None,
     ) -> Program[None]:
-        """What the provider made is known, even if the call failed after it."""
-        yield self._queries.statement(
-            "note_effect", now, operation_id=operation_id, step=name, provider_id=provider_id, source=source
-        )
+        """What the provider made is known, even if the call failed after it. It is that of this attempt, also
+        where another one has been sent meanwhile."""
+        yield BEGIN
+        for statement in ("note_effect", "note_made"):
+            yield self._queries.statement(
+                statement,
+                now,
+                operation_id=operation_id,
+                step=name,
+                attempt=lease.attempt,
+                provider_id=provider_id,
+                source=source,
+            )
 
     def take_back(
         self, lease: Lease, operation_id: str, position: int, name: str, *, now: int | None = None

@@ -44,7 +44,7 @@ _CLOCK: Final[Mapping[Dialect, str]] = {
     # is not in the hour that a clock is put back.
     "mysql": "coalesce(:now, timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(3)) div 1000)",
 }
-_TABLES: Final = ("keys", "inputs", "phases", "jobs", "effects", "audit", "evidence", "limits")
+_TABLES: Final = ("keys", "inputs", "phases", "jobs", "effects", "made", "audit", "evidence", "limits")
 _EVENT: Final = (
     "source",
     "event_id",

@@ -22,6 +22,10 @@ select f.found_key, {now}, {record} from {keys} join (
     where tenant = :tenant and provider_id = :provider_id and kind <> 'job'
         and (:source is null or source = :source)
     union
+    select operation_id, downstream_key from {made}
+    where tenant = :tenant and provider_id = :provider_id
+        and (:source is null or source = :source)
+    union
     select e.operation_id, e.downstream_key from {jobs} as j
     join {effects} as e on e.operation_id = j.operation_id and e.place = j.id and e.kind = 'job'
     where j.provider_id = :provider_id and j.tenant = :tenant
@@ -65,8 +69,20 @@ values (
 on duplicate key update step = :step
 
 -- name: note_effect
+-- What an attempt at a phase has made; unless another one has been sent since, which has its own.
 update {effects} set provider_id = :provider_id, source = coalesce(source, :source)
-where operation_id = :operation_id and step = :step
+where operation_id = :operation_id and step = :step and attempt = :attempt
+
+-- name: note_made
+-- The same where another attempt was sent since: it stays what that one has made.
+insert ignore into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
+select operation_id, step, :attempt, tenant, coalesce(source, :source), downstream_key, :provider_id
+from {effects} where operation_id = :operation_id and step = :step and attempt <> :attempt
+
+-- name: made_of
+-- The provider's ids that other attempts than the last one have noted, by step.
+select m.step, m.attempt, m.provider_id from {made} as m where m.operation_id = :operation_id
+order by m.step, m.attempt, m.provider_id
 
 -- name: settle_effect
 update {effects} set
@@ -200,3 +216,6 @@ select event_id from {evidence} where source = :source and event_id = :event_id 
 
 -- name: reap_effects
 delete from {effects} where operation_id in (:ids)
+
+-- name: reap_made
+delete from {made} where operation_id in (:ids)

@@ -149,6 +149,22 @@ create table if not exists samekey_effects (
     constraint samekey_effects_outcome check (outcome in ('executed', 'declined', 'not_executed'))
 ) engine = InnoDB row_format = dynamic;
 
+-- What a provider has made for former attempts at an effect, by its ids: one that another attempt takes the place of in
+-- the effects table goes here, by a trigger, so that it still finds its operation and is not taken for the last one's.
+create table if not exists samekey_made (
+    operation_id   varbinary(128) not null,
+    step           varbinary(1024) not null,
+    attempt        varbinary(512) not null,
+    tenant         varbinary(512) not null,
+    source         varbinary(1024),
+    downstream_key varbinary(128),
+    provider_id    varbinary(1024) not null,
+    primary key (operation_id, step, attempt, provider_id),
+    key samekey_made_provider (provider_id, tenant)
+) engine = InnoDB row_format = dynamic;
+
+create trigger if not exists samekey_keep_made after update on samekey_effects for each row begin if old.provider_id is not null and not (old.attempt <=> new.attempt and old.provider_id <=> new.provider_id) then insert ignore into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) values (old.operation_id, old.step, old.attempt, old.tenant, old.source, old.downstream_key, old.provider_id); end if; end;
+
 -- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
 -- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
 create table if not exists samekey_evidence (
@@ -207,4 +223,4 @@ create trigger if not exists samekey_note_end after delete on samekey_keys for e
 
 -- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
 -- its key. A job that is to run, or that an operator must see, stays.
-create trigger if not exists samekey_forget_parts after delete on samekey_keys for each row begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); end;
+create trigger if not exists samekey_forget_parts after delete on samekey_keys for each row begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_made where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); end;

@@ -141,6 +141,27 @@ create table {schema}.effects (
 
 create index effects_provider on {schema}.effects (provider_id, tenant) where provider_id is not null;
 
+-- What a provider has made for former attempts at an effect, by its ids: one that another attempt takes the place of in
+-- the effects table goes here, by a trigger, so that it still finds its operation and is not taken for the last one's.
+create table {schema}.made (
+    operation_id   text collate "C" not null,
+    step           text collate "C" not null,
+    attempt        text collate "C" not null,
+    tenant         text collate "C" not null,
+    source         text collate "C",
+    downstream_key text collate "C",
+    provider_id    text collate "C" not null,
+    primary key (operation_id, step, attempt, provider_id)
+);
+
+create index made_provider on {schema}.made (provider_id, tenant);
+
+create function {schema}.keep_made() returns trigger language plpgsql as $$ begin insert into {schema}.made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) values (old.operation_id, old.step, old.attempt, old.tenant, old.source, old.downstream_key, old.provider_id) on conflict do nothing; return null; end $$;
+
+create trigger keep_made after update on {schema}.effects for each row
+    when (old.provider_id is not null and (old.attempt <> new.attempt or old.provider_id is distinct from new.provider_id))
+    execute function {schema}.keep_made();
+
 -- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
 -- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
 create table {schema}.evidence (
@@ -199,7 +220,7 @@ create trigger note_change after update of state, attempt on {schema}.keys for e
 
 -- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
 -- its key. A job that is to run, or that an operator must see, stays. (The arrays keep the plans on the indexes.)
-create function {schema}.forget_parts() returns trigger language plpgsql as $$ begin delete from {schema}.inputs where operation_id = any(array(select id from gone)); delete from {schema}.phases where operation_id = any(array(select id from gone)); delete from {schema}.effects where operation_id = any(array(select id from gone)); delete from {schema}.evidence where operation_id = any(array(select id from gone)); delete from {schema}.jobs where operation_id = any(array(select id from gone)) and state in ('done', 'cancelled', 'discarded'); return null; end $$;
+create function {schema}.forget_parts() returns trigger language plpgsql as $$ begin delete from {schema}.inputs where operation_id = any(array(select id from gone)); delete from {schema}.phases where operation_id = any(array(select id from gone)); delete from {schema}.effects where operation_id = any(array(select id from gone)); delete from {schema}.made where operation_id = any(array(select id from gone)); delete from {schema}.evidence where operation_id = any(array(select id from gone)); delete from {schema}.jobs where operation_id = any(array(select id from gone)) and state in ('done', 'cancelled', 'discarded'); return null; end $$;
 
 create trigger forget_parts after delete on {schema}.keys referencing old table as gone for each statement
     execute function {schema}.forget_parts();

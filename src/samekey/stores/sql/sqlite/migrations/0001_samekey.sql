@@ -141,6 +141,23 @@ create table samekey_effects (
 
 create index samekey_effects_provider on samekey_effects (provider_id, tenant) where provider_id is not null;
 
+-- What a provider has made for former attempts at an effect, by its ids: one that another attempt takes the place of in
+-- the effects table goes here, by a trigger, so that it still finds its operation and is not taken for the last one's.
+create table samekey_made (
+    operation_id   text not null,
+    step           text not null,
+    attempt        text not null,
+    tenant         text not null,
+    source         text,
+    downstream_key text,
+    provider_id    text not null,
+    primary key (operation_id, step, attempt, provider_id)
+);
+
+create index samekey_made_provider on samekey_made (provider_id, tenant);
+
+create trigger samekey_keep_made after update on samekey_effects when old.provider_id is not null and (old.attempt <> new.attempt or old.provider_id is not new.provider_id) begin insert into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) values (old.operation_id, old.step, old.attempt, old.tenant, old.source, old.downstream_key, old.provider_id) on conflict do nothing; end;
+
 -- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
 -- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
 create table samekey_evidence (
@@ -200,7 +217,7 @@ create trigger samekey_note_end after delete on samekey_keys begin insert into s
 
 -- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
 -- its key. A job that is to run, or that an operator must see, stays.
-create trigger samekey_forget_parts after delete on samekey_keys begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); end;
+create trigger samekey_forget_parts after delete on samekey_keys begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_made where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); end;
 
 -- A later life of a key: the former one makes room.
 create trigger samekey_next_life before insert on samekey_keys when new.life > 1 begin delete from samekey_keys where scope = new.scope and key = new.key; end;
