@@ -24,24 +24,23 @@
     │   └── SignatureRefused        401: an event that does not come from the provider
     ├── Contradicted                a provider says that it happened; who says otherwise must name its events
     ├── CorruptRecord               500: a record that this version cannot read
-    ├── HandlerError
-    │   ├── NotExecuted             raise it: nothing happened, a retry may run
-    │   ├── OutcomeUnknown          raise it: nobody can tell, a retry must not run
-    │   ├── CommitRefused           atomic work tried to end its transaction and was stopped
-    │   ├── UnfinishedWork          atomic work returned while a statement was under way; rolled back
-    │   ├── FailedTransaction       atomic work went on after a statement that had failed; rolled back
-    │   ├── EscapedTransaction      atomic work ended its own transaction
-    │   ├── OperationOver           what an operation lent was used after its end
-    │   │   └── TransactionGone     the database itself had rolled back; nothing was sent after that
-    │   ├── LeaseLost               somebody else has taken the operation; stop here
-    │   ├── NotSerialisable         an input, a payload or a result that cannot be stored
-    │   ├── DefinitionChanged       phases that do not fit what was recorded, or an unknown version
-    │   ├── NothingWritten          atomic work wrote elsewhere (strict mode)
-    │   ├── NothingEnqueued         deferred work enqueued no job
-    │   ├── StepNotAwaited          a phase or an enqueue that async code began and forgot
-    │   ├── StreamedAnswer          atomic work cannot stream its answer
-    │   └── NoOperation             current_operation() outside a guarded handler
-    └── Answered                    internal: the answer is decided, the handler did not run
+    └── HandlerError
+        ├── NotExecuted             raise it: nothing happened, a retry may run
+        ├── OutcomeUnknown          raise it: nobody can tell, a retry must not run
+        ├── CommitRefused           atomic work tried to end its transaction and was stopped
+        ├── UnfinishedWork          atomic work returned while a statement was under way; rolled back
+        ├── FailedTransaction       atomic work went on after a statement that had failed; rolled back
+        ├── EscapedTransaction      atomic work ended its own transaction
+        ├── OperationOver           what an operation lent was used after its end
+        │   └── TransactionGone     the database itself had rolled back; nothing was sent after that
+        ├── LeaseLost               somebody else has taken the operation; stop here
+        ├── NotSerialisable         an input, a payload or a result that cannot be stored
+        ├── DefinitionChanged       phases that do not fit what was recorded, or an unknown version
+        ├── NothingWritten          atomic work wrote elsewhere (strict mode)
+        ├── NothingEnqueued         deferred work enqueued no job
+        ├── StepNotAwaited          a phase or an enqueue that async code began and forgot
+        ├── StreamedAnswer          atomic work cannot stream its answer
+        └── NoOperation             current_operation() outside a guarded handler
 
 Each class carries the HTTP status that it leads to and, where it is one of the closed list of
 machine-readable codes, that code.
@@ -225,9 +224,20 @@ class HandlerError(SamekeyError):
 
 
 class NotExecuted(HandlerError):
-    """Raise this when nothing happened: the operation becomes ``failed_retryable``."""
+    """Raise this when nothing happened: the operation becomes ``failed_retryable``.
+
+    It is the word of the operation whose function it leaves first. Where that is a call inside another
+    operation (``once()`` in a handler), it says nothing about what the outer one did before.
+    """
 
     status = 503
+    _said_by: str | None = None
+
+    def is_word_of(self, operation: str) -> bool:
+        """Whether this operation is the first to hear it."""
+        if self._said_by is None:
+            self._said_by = operation
+        return self._said_by == operation
 
 
 class OutcomeUnknown(HandlerError):
@@ -329,7 +339,3 @@ class StreamedAnswer(HandlerError):
 
 class NoOperation(HandlerError):
     """``current_operation()`` was called where no guarded operation is running."""
-
-
-class Answered(SamekeyError):
-    """The key already decides the answer, so the handler is not run. The middleware catches this."""

@@ -15,11 +15,12 @@ from .core.policy import Policy
 from .core.record import Record
 from .core.states import Mode
 from .drivers.encrypted import Cipher
-from .engine.decorate import GUARD, check_undecorated, guard, phased_endpoint
+from .engine.decorate import check_undecorated, guard, phased_endpoint
 from .engine.engine import Engine
 from .engine.extending import Extension, extend
 from .engine.input import model_of
 from .engine.jobs import JobDefinition
+from .engine.marks import GUARD
 from .engine.once import Once, decorator
 from .engine.options import LeasedOptions, OnceOptions, PhasedOptions, TransactionOptions
 from .engine.phased import Definition

@@ -29,10 +29,8 @@ SETTINGS: list[Remember] = ["successes", "definite", "everything"]
 # --- by status -----------------------------------------------------------------------------------
 
 
-def by_the_book(status: int, remember: Remember, routed: bool) -> Outcome:
+def by_the_book(status: int, remember: Remember) -> Outcome:
     """X7 and X2, read aloud."""
-    if status in {404, 405} and not routed:
-        return RELEASE  # the router refused: no handler ever saw the request
     if status in {307, 308}:
         return RELEASE  # to be sent elsewhere: nothing was done here
     if remember == "everything":
@@ -49,11 +47,10 @@ def by_the_book(status: int, remember: Remember, routed: bool) -> Outcome:
 
 
 @pytest.mark.parametrize("remember", SETTINGS)
-@pytest.mark.parametrize("routed", [True, False])
-def test_x7_every_status(remember: Remember, routed: bool) -> None:
+def test_x7_every_status(remember: Remember) -> None:
     for status in STATUSES:
-        found = judge(Ending(status, routed=routed), remember=remember, on_error="unknown")
-        assert found is by_the_book(status, remember, routed), status
+        found = judge(Ending(status), remember=remember, on_error="unknown")
+        assert found is by_the_book(status, remember), status
 
 
 @pytest.mark.parametrize(
@@ -83,10 +80,39 @@ def test_x7_the_rows_that_people_ask_about(
     assert found == [successes, definite, everything]
 
 
-def test_a_handlers_own_404_is_an_answer_and_a_routers_is_none() -> None:
+def test_a_handlers_own_404_is_an_answer() -> None:
     assert of_status(404, "definite") is REMEMBER
-    assert judge(Ending(404, routed=False), remember="definite", on_error="unknown") is RELEASE
-    assert judge(Ending(405, routed=False), remember="everything", on_error="unknown") is RELEASE
+
+
+@pytest.mark.parametrize("on_error", ["retry", "unknown"])
+@pytest.mark.parametrize("remember", SETTINGS)
+def test_nothing_frees_a_key_after_the_providers_id_was_noted(remember: Remember, on_error: OnError) -> None:
+    def free(status: int | None, error: BaseException | None) -> Outcome:
+        return RELEASE
+
+    endings = [Ending(status, acted=True) for status in STATUSES]
+    endings += [Ending(status, Mine(), refusal=status, acted=True) for status in (401, 404, 429, 500, 503)]
+    endings += [Ending(None, error, acted=True) for error in NOTHING_HAPPENED]
+    endings.append(Ending(None, Mine(), before_effect=True, acted=True))
+    for ending in endings:
+        for classify in (None, free):
+            found = judge(ending, remember=remember, on_error=on_error, classify=classify)
+            assert found in (UNKNOWN, REMEMBER), ending
+
+
+def test_a_word_of_another_operation_frees_nothing() -> None:
+    assert (
+        judge(Ending(None, NotExecuted(), foreign=True), remember="definite", on_error="unknown") is UNKNOWN
+    )
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 500, 503])
+def test_a_refusal_that_was_made_of_a_time_out_says_less_than_the_time_out(status: int) -> None:
+    refusal = Mine()
+    refusal.__cause__ = TimeoutError()
+    for on_error in ("retry", "unknown"):
+        found = judge(Ending(status, refusal, refusal=status), remember="definite", on_error=on_error)
+        assert found in (UNKNOWN, REMEMBER), on_error
 
 
 # --- by error ------------------------------------------------------------------------------------
@@ -230,8 +256,10 @@ def test_x2_an_answer_that_failed_after_its_handler_returned(remember: Remember,
     for status in (None, 500, 502, 503):
         ending = Ending(status, own=False)
         assert judge(ending, remember=remember, on_error=on_error, classify=classify) is UNKNOWN
-    for status in (200, 401, 404, 429):
+    for status in (200, 401, 404):
         assert judge(Ending(status, own=False), remember=remember, on_error=on_error) is REMEMBER
+    for status in (408, 425, 429):  # "try again", for as long as the key lives, would be a lie
+        assert judge(Ending(status, own=False), remember=remember, on_error=on_error) is UNKNOWN
 
 
 @pytest.mark.parametrize(

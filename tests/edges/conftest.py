@@ -11,6 +11,7 @@ import pytest
 from lab.servers import mariadb
 from tests.edges.apps import Kind, Setup, build
 from tests.edges.callers import Client, LoopThread
+from tests.edges.shop import Shop
 from tests.edges.world import Store, Stores, World
 
 Build = Callable[..., Client]
@@ -58,3 +59,8 @@ def builder(loop: LoopThread, threads: ThreadPoolExecutor) -> Build:
         return build(kind, store, world, loop, threads, setup or Setup())
 
     return make
+
+
+@pytest.fixture
+def shop(stores: Stores, loop: LoopThread) -> Shop:
+    return Shop(stores.get(), loop)

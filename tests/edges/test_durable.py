@@ -226,8 +226,10 @@ def _paying_app(store: Store, keys: list[str], statuses: list[int], *, decorated
     async def pay(request: Request) -> Response:
         operation = current_operation()
         keys.append(operation.downstream_key("charge"))
-        operation.provider_id = f"ch_{keys[0]}"
-        return JSONResponse({}, statuses.pop(0))
+        status = statuses.pop(0)
+        if status == 201:
+            operation.provider_id = f"ch_{keys[0]}"
+        return JSONResponse({}, status)
 
     handler = store.idempotency.leased(pay) if decorated else pay
     app = Starlette(routes=[Route("/pay", handler, methods=["POST"])])
@@ -264,7 +266,8 @@ def test_current_operation_at_the_wsgi_edge(stores: Stores) -> None:
         start_response("429 No" if len(keys) == 1 else "200 OK", [])
         return [b""]
 
-    app = WsgiMiddleware(inner, idempotency=stores.get().idempotency, tenant=tenant_of)
+    idempotency = stores.get().idempotency
+    app = WsgiMiddleware(inner, idempotency=idempotency, tenant=tenant_of, on_error="retry")
     ask = Ask().request("/pay", World().name)
     assert [call_wsgi(app, ask).status for _ in range(3)] == [429, 200, 200]
     assert len(keys) == 2 and keys[0] == keys[1]

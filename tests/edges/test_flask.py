@@ -12,7 +12,7 @@ from flask.views import MethodView, View
 
 from samekey import ConfigurationError, Idempotency, current_operation
 from samekey.core.outcome import OnError
-from samekey.errors import Answered
+from samekey.engine.exchange import Answered
 from samekey.wsgi import IdempotencyMiddleware
 from tests.edges.apps import tenant_of
 from tests.edges.callers import Client, Got, Request, WsgiClient, call_wsgi
@@ -330,10 +330,14 @@ def test_two_guards_in_one_request(service: Service) -> None:
     def inner() -> Any:
         return {"run": service.run()}
 
-    def hides_the_mark() -> Any:
+    @service.idempotency.leased(ttl=3600)
+    def other() -> Any:
         return inner()
 
-    @service.idempotency.leased
+    def hides_the_mark() -> Any:
+        return other()
+
+    @service.idempotency.leased(on_error="retry")
     def outer() -> Any:
         return inner()
 

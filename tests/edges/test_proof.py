@@ -27,41 +27,9 @@ from samekey import ConfigurationError, NotExecuted, Outcome, current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.apps import tenant_of
-from tests.edges.callers import AsgiClient, Got, LoopThread, call_wsgi
+from tests.edges.callers import AsgiClient, call_wsgi
 from tests.edges.scenarios import Ask
-from tests.edges.world import Store, Stores, World
-
-
-class Shop:
-    """Counts charges, and sends the same request as often as it is told."""
-
-    def __init__(self, store: Store, loop: LoopThread) -> None:
-        self.store, self.loop = store, loop
-        self.idempotency = store.idempotency
-        self.world = World()
-        self.charges = 0
-
-    def charge(self) -> None:
-        self.charges += 1
-
-    def guard(self, app: Any, **options: Any) -> Any:
-        app.add_middleware(IdempotencyMiddleware, idempotency=self.idempotency, tenant=tenant_of, **options)
-        return app
-
-    def send(self, app: Any, times: int = 2, path: str = "/pay") -> list[Got]:
-        ask = Ask().request(path, self.world.name)
-        if isinstance(app, flask.Flask | WsgiMiddleware):
-            return [call_wsgi(app, ask) for _ in range(times)]
-        client = AsgiClient(app, self.loop)
-        return [client.send(ask) for _ in range(times)]
-
-    def states(self) -> list[str]:
-        return [state for state, _ in self.store.records(f"{self.world.name}-alice")]
-
-
-@pytest.fixture
-def shop(stores: Stores, loop: LoopThread) -> Shop:
-    return Shop(stores.get(), loop)
+from tests.edges.shop import Shop
 
 
 def test_middleware_of_a_route_stays_where_it_is(shop: Shop) -> None:
@@ -438,3 +406,162 @@ def test_a_success_that_was_rolled_back_is_not_told_as_one(shop: Shop, classify:
     app = shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])]))
     assert {got.status for got in shop.send(app)} == {500}
     assert shop.store.effects(shop.world) == 0
+
+
+# --- what the handler says, and what it has noted --------------------------------------------------
+
+
+def contradictions() -> dict[str, Any]:
+    def returned(status: int) -> Any:
+        return lambda: JSONResponse({}, status)
+
+    def refused(status: int) -> Any:
+        raise HTTPException(status)
+
+    def not_executed() -> Any:
+        raise NotExecuted
+
+    return {
+        "returned 503": returned(503),
+        "returned 429": returned(429),
+        "raised 429": lambda: refused(429),
+        "raised NotExecuted": not_executed,
+    }
+
+
+@pytest.mark.parametrize("how", contradictions())
+@pytest.mark.parametrize("on_error", ["unknown", "retry"])
+def test_a_noted_id_of_the_provider_says_more_than_whatever_follows(
+    shop: Shop, how: str, on_error: Any
+) -> None:
+    @shop.idempotency.leased(on_error=on_error)
+    async def pay(request: Request) -> Response:
+        shop.charge()
+        current_operation().provider_id = "ch_1"
+        return contradictions()[how]()  # type: ignore[no-any-return]
+
+    got = shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"] and got[2].code == "outcome_unknown"
+
+
+def test_a_noted_id_says_so_in_flask(shop: Shop) -> None:
+    app = flask.Flask(__name__)
+
+    @app.post("/pay")
+    @shop.idempotency.leased
+    def pay() -> Any:
+        shop.charge()
+        current_operation().provider_id = "ch_1"
+        return {}, 503
+
+    shop.send(shop.guard_wsgi(app.wsgi_app), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+def test_an_id_that_was_taken_back_says_nothing(shop: Shop) -> None:
+    @shop.idempotency.leased
+    async def pay(request: Request) -> Response:
+        shop.charge()
+        operation = current_operation()
+        operation.provider_id = "draft_1"
+        operation.provider_id = None  # the provider has thrown it away
+        raise NotExecuted
+
+    got = shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])))
+    assert [one.status for one in got] == [503, 503] and shop.charges == 2
+
+
+def test_not_executed_of_one_call_says_nothing_about_another(shop: Shop) -> None:
+    """The charge was sent; what was not executed is the mail."""
+
+    @shop.idempotency.leased
+    async def pay(request: Request) -> Response:
+        current_operation().downstream_key("charge")
+        shop.charge()
+        current_operation().downstream_key("mail")
+        raise NotExecuted("the mail server was not reached")
+
+    shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_not_executed_of_an_inner_operation_says_nothing_about_the_outer(shop: Shop, kind: str) -> None:
+    def fail() -> None:
+        raise NotExecuted("about the inner call")
+
+    called: dict[str, Any] = {"tenant": "acme", "key": shop.world.name, "payload": None, "name": "inner"}
+
+    @shop.idempotency.leased
+    async def pay(request: Request) -> Response:
+        shop.charge()
+        await shop.idempotency.once_async(run=fail, **called)
+        return JSONResponse({})
+
+    @shop.idempotency.leased
+    def pay_sync() -> Any:
+        shop.charge()
+        shop.idempotency.once(run=fail, **called)
+        return {}
+
+    app: Any
+    if kind == "async":
+        app = shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])]))
+    else:
+        made = flask.Flask(__name__)
+        made.post("/pay")(pay_sync)
+        app = shop.guard_wsgi(made.wsgi_app)
+    shop.send(app, times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refusal_that_was_made_of_a_time_out(shop: Shop, status: int) -> None:
+    """Also where errors are read optimistically."""
+
+    @shop.idempotency.leased(on_error="retry")
+    async def pay(request: Request) -> Response:
+        shop.charge()
+        raise HTTPException(status) from TimeoutError()
+
+    shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+def test_what_a_provider_returned_is_not_the_handlers_own_status(shop: Shop) -> None:
+    """In a framework that is not known: it makes a page of whatever carries a status."""
+
+    class SdkResponse:
+        status_code = 503
+
+    @shop.idempotency.leased
+    async def pay(amount: int) -> Any:
+        shop.charge()
+        return SdkResponse()
+
+    async def framework(scope: Any, receive: Any, send: Any) -> None:
+        value = await pay(1)
+        await JSONResponse({}, value.status_code)(scope, receive, send)
+
+    app = IdempotencyMiddleware(framework, idempotency=shop.idempotency, tenant=tenant_of)
+    shop.send(app, times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+@pytest.mark.parametrize("status", [307, 401, 403, 404, 405, 408, 413, 415, 425, 429, 503])
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_a_page_of_an_application_of_another_kind_frees_nothing(shop: Shop, kind: str, status: int) -> None:
+    """Its framework may have made it of an error, after the effect."""
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        shop.charge()
+        await JSONResponse({}, status)(scope, receive, send)
+
+    def wsgi(environ: Any, start_response: Any) -> Any:
+        shop.charge()
+        start_response(f"{status} Word", [])
+        return [b""]
+
+    asgi_app = IdempotencyMiddleware(asgi, idempotency=shop.idempotency, tenant=tenant_of)
+    shop.send(asgi_app if kind == "asgi" else shop.guard_wsgi(wsgi), times=3)
+    assert shop.charges == 1

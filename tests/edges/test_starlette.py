@@ -115,9 +115,9 @@ def test_mounted_applications(serve: Serve, store: Store, world: World) -> None:
         first, again = client.send(ask), client.send(ask)
         assert first.status == 200 and again.replayed and again.body == first.body, path
     assert client.send(Ask(keys=()).request("/v1/pay/7", world.name)).code == "missing"
-    # A mounted application's own router may have said it.
+    # The router of a mounted application may have said it, or its handler, after the effect: nobody can tell.
     lost = Ask(keys=(b"lost",)).request("/foreign/lost", world.name)
-    assert [client.send(lost).replayed for _ in range(2)] == [False, False]
+    assert [client.send(lost).replayed for _ in range(2)] == [False, True]
     with touches(store.idempotency) as touched:
         for path in ("/v1/nothing", "/v2/acme/nothing"):
             assert client.send(Ask().request(path, world.name)).status == 404
@@ -259,7 +259,8 @@ def test_middleware_of_the_framework(inside: bool, store: Store, loop: LoopThrea
     assert first.status == 200 and again.replayed and again.content == first.content
     for got in (first, again):
         assert got.header("access-control-allow-origin") == "https://shop.example"
-        assert (got.header("content-encoding"), got.header("x-middleware")) == ("gzip", "1")
+        encoding = None if inside else "gzip"  # another client may not be able to read it
+        assert (got.header("content-encoding"), got.header("x-middleware")) == (encoding, "1")
     refused = client.send(Ask(headers=headers, body=b"{}").request("/pay", world.name))
     assert refused.status == 422
     if not inside:
@@ -342,11 +343,15 @@ def test_two_guards_in_one_request(serve: Serve, store: Store, world: World) -> 
     async def inner(request: Request) -> Response:
         return JSONResponse({"run": world.begin()[0]})
 
-    @store.idempotency.leased
+    @store.idempotency.leased(ttl=3600)
     async def outer(request: Request) -> Response:
         return await inner(request)
 
     async def hides_the_mark(request: Request) -> Response:
+        return await other(request)
+
+    @store.idempotency.leased(ttl=3600)
+    async def other(request: Request) -> Response:
         return await inner(request)
 
     client = serve(

@@ -7,10 +7,10 @@ import asyncio
 from lab.walk import table, walk
 
 LONGEST = {
-    "atomic, new key": (46, 260),
-    "atomic, replay": (37, 154),
-    "leased, new key": (42, 197),
-    "leased, replay": (36, 148),
+    "atomic, new key": (47, 270),
+    "atomic, replay": (37, 160),
+    "leased, new key": (43, 202),
+    "leased, replay": (36, 154),
 }
 """Files and functions. Whoever shortens the way lowers these."""
 

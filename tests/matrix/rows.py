@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -43,6 +43,8 @@ class Raises:
     """The handler raises, after its effect."""
 
     make: Callable[[], BaseException]
+    foreign: bool = False
+    """It is the word of another operation, which the handler has called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ class Refuses:
     """The handler raises the framework's own HTTP exception."""
 
     status: int
+    made_of: type[Exception] | None = None
+    """Raised from this error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """The handler notes the provider's id, and then says that nothing happened."""
+
+    then: Returns | Raises | Refuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +78,13 @@ class Stays:
     """The handler makes its effect and still runs when somebody gives up on it."""
 
 
-Act = Returns | ReturnsNonsense | Raises | Refuses | FailsBefore | Breaks | Stays
+Act = Returns | ReturnsNonsense | Raises | Refuses | Notes | FailsBefore | Breaks | Stays
+
+
+def _said_elsewhere() -> BaseException:
+    error = NotExecuted()
+    error.is_word_of("another operation")
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +98,34 @@ class Row:
 
     def outcome(self, on_error: OnError) -> Outcome | None:
         """What the table says of it by itself, with nothing around; None while the handler still runs."""
-        ending: Ending
-        match self.act:
-            case Returns(status):
-                ending = Ending(status)
-            case ReturnsNonsense() | Breaks():
-                ending = Ending(None, own=False)
-            case Raises(make):
-                ending = Ending(None, make())
-            case Refuses(status):
-                ending = Ending(status, ValueError(), refusal=status)
-            case FailsBefore():
-                ending = Ending(None, KeyError(), before_effect=True)
-            case Stays():
-                return None
-        return judge(ending, remember="definite", on_error=on_error)
+        ending = _ending(self.act)
+        return None if ending is None else judge(ending, remember="definite", on_error=on_error)
 
     def frees(self, on_error: OnError) -> bool:
         """Whether it proves, or was declared to mean, that a retry may run."""
         return self.outcome(on_error) in (Outcome.FAIL, Outcome.RELEASE)
+
+
+def _ending(act: Act) -> Ending | None:
+    match act:
+        case Returns(status):
+            return Ending(status)
+        case ReturnsNonsense() | Breaks():
+            return Ending(None, own=False)
+        case Raises(make, foreign):
+            return Ending(None, make(), foreign=foreign)
+        case Refuses(status, made_of):
+            error = ValueError()
+            error.__cause__ = None if made_of is None else made_of()
+            return Ending(status, error, refusal=status)
+        case Notes(then):
+            ending = _ending(then)
+            assert ending is not None
+            return replace(ending, acted=True)
+        case FailsBefore():
+            return Ending(None, KeyError(), before_effect=True)
+        case Stays():
+            return None
 
 
 ROWS: tuple[Row, ...] = (
@@ -117,7 +143,14 @@ ROWS: tuple[Row, ...] = (
     Row("raised the framework's HTTP exception 429", Refuses(429)),
     Row("raised the framework's HTTP exception 500 or 503", Refuses(503)),
     Row("raised the framework's HTTP exception 502 or 504", Refuses(502), shown=False),
+    Row("raised an HTTP exception 429 or 503 from a time-out", Refuses(429, TimeoutError)),
+    Row("raised an HTTP exception 503 from a time-out", Refuses(503, TimeoutError), shown=False),
     Row("raised `NotExecuted`", Raises(NotExecuted)),
+    Row("let `NotExecuted` of another operation through (`once()`)", Raises(_said_elsewhere, foreign=True)),
+    Row("noted the provider's id, then returned 503 or 429", Notes(Returns(503))),
+    Row("noted the provider's id, then returned 429", Notes(Returns(429)), shown=False),
+    Row("noted the provider's id, then raised the exception 429", Notes(Refuses(429)), shown=False),
+    Row("noted the provider's id, then raised `NotExecuted`", Notes(Raises(NotExecuted))),
     Row("raised anything inside `before_effect()`", FailsBefore()),
     Row("raised `OutcomeUnknown`", Raises(OutcomeUnknown)),
     Row("raised a time-out, or its connection broke", Raises(TimeoutError)),
@@ -145,6 +178,8 @@ Around = Literal[
     "inner deadline",
     "outer deadline",
     "client gone",
+    "called twice",
+    "inner request",
 ]
 AROUND: tuple[Around, ...] = (
     "nothing",
@@ -155,9 +190,12 @@ AROUND: tuple[Around, ...] = (
     "inner deadline",
     "outer deadline",
     "client gone",
+    "called twice",
+    "inner request",
 )
 """What stands around the handler: an exception handler of the application, a middleware inside ours that
-fails on the way out, a deadline inside and outside of ours, and a client that leaves."""
+fails on the way out, a deadline inside and outside of ours, a client that leaves, a middleware that calls the
+application twice at once, and one that first makes a request of its own to another handler."""
 
 WORDS: dict[Outcome | None, str] = {
     Outcome.REMEMBER: "remembered",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,15 +17,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from samekey import current_operation
+from samekey import ConfigurationError, current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
-from tests.edges.callers import AsgiApp, WsgiApp
+from tests.edges.callers import AsgiApp, WsgiApp, call_asgi, call_wsgi
+from tests.edges.callers import Request as CallerRequest
 from tests.edges.world import Store, World
 from tests.matrix.rows import (
     Around,
     Breaks,
     FailsBefore,
+    Notes,
     Raises,
     Refuses,
     Returns,
@@ -89,15 +92,19 @@ class Play:
     def end(self, number: int, respond: Callable[[int], Any], refuse: Callable[[int], BaseException]) -> Any:
         if not self.is_first(number):
             return respond(201)
-        match self.row.act:
+        act = self.row.act
+        if isinstance(act, Notes):
+            current_operation().provider_id = f"ch_{self.world.name}"
+            act = act.then
+        match act:
             case Returns(status):
                 return respond(status)
             case ReturnsNonsense(value):
                 return value()
             case Raises(make):
                 raise make()
-            case Refuses(status):
-                raise refuse(status)
+            case Refuses(status, made_of):
+                raise refuse(status) from (None if made_of is None else made_of())
             case _:
                 return respond(201)
 
@@ -186,6 +193,10 @@ def _surround(app: Any, play: Play) -> None:
         app.add_middleware(_Failing, play=play)
     if play.around == "inner deadline":
         app.add_middleware(_Deadline)
+    if play.around == "called twice":
+        app.add_middleware(_Twice)
+    if play.around == "inner request":
+        app.add_middleware(_Audited, play=play)
     app.add_middleware(
         IdempotencyMiddleware, idempotency=play.store.idempotency, tenant=lambda scope: play.world.name
     )
@@ -205,6 +216,43 @@ class _Failing:
             await send(message)
 
         await self.app(scope, receive, fail)
+
+
+class _Twice:
+    """Calls the application twice at once, and takes the first one's answer."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def drop(message: Any) -> None:
+            pass
+
+        calls = (self.app(dict(scope), receive, send), self.app(dict(scope), receive, drop))
+        first, _ = await asyncio.gather(*calls, return_exceptions=True)
+        if first is not None:
+            raise first
+
+
+class _Audited:
+    """Makes a request of its own first, to a handler that is guarded in the same way."""
+
+    def __init__(self, app: AsgiApp, play: Play) -> None:
+        self.app = app
+        self._audit = Starlette(routes=[Route("/log", play.decorate(self._log), methods=["POST"])])
+
+    async def _log(self, request: Request) -> Any:
+        return JSONResponse({})
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            with contextlib.suppress(ConfigurationError):
+                await call_asgi(self._audit, CallerRequest("POST", "/log"))
+        await self.app(scope, receive, send)
 
 
 class _Deadline:
@@ -255,7 +303,17 @@ def flask_app(play: Play) -> WsgiApp:
     if play.around.startswith("handler to"):
         status = int(play.around.removeprefix("handler to "))
         app.register_error_handler(Exception, lambda error: ({"sorry": True}, status))
-    inner = app.wsgi_app
+    app.add_url_rule("/log", "log", lambda: {}, methods=["POST"])
+    inner: Any = app.wsgi_app
+    if play.around == "inner request":
+        own = inner
+
+        def audited(environ: Any, start_response: Any) -> Any:
+            call_wsgi(own, CallerRequest("POST", "/log"))
+            return own(environ, start_response)
+
+        audited.app = own  # type: ignore[attr-defined]
+        inner = audited
     if play.around == "middleware raises":
 
         def failing(environ: Any, start_response: Any) -> Any:

@@ -14,23 +14,24 @@ changes what the client sees, never what is recorded.
 | raised the framework's own HTTP exception below 500                   | as if returned     |
 | raised anything else                                                  | `unknown`          |
 | raised anything else, with `on_error="retry"`                         | by its kind        |
+| any of these that would free the key, after a provider's id was noted | `unknown`          |
 | was never reached: the claim is given back                            | released           |
 | died, or its lease ended                                              | `unknown`          |
 
 Atomic work reads the same table, except that whatever is not remembered is rolled back, so there is nothing
 to be unknown. The user's own ``classify`` comes before all of it, except for an answer that is not the
-handler's own after it has returned: no rule may free that key.
+handler's own after it has returned, and after a provider's id was noted: no rule may free that key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
 from ..errors import EscapedTransaction, NotExecuted, OutcomeUnknown
-from .policy import NEVER_REMEMBERED, ROUTER_REFUSALS
+from .policy import NEVER_REMEMBERED
 from .settings import Remember
 
 
@@ -69,8 +70,10 @@ class Ending:
     """It raised the framework's own HTTP exception, of this status."""
     before_effect: bool = False
     """It raised inside ``before_effect()``: by its own word nothing had happened."""
-    routed: bool = True
-    """A handler gave the answer, for all that is known, and not a router that found none."""
+    acted: bool = False
+    """The provider's own id was noted: something happened, whatever is said afterwards."""
+    foreign: bool = False
+    """What it raised is not its own word: another operation's, or about one of several calls."""
 
     @property
     def answer_failed(self) -> bool:
@@ -82,8 +85,9 @@ def judge(
     ending: Ending, *, remember: Remember, on_error: OnError, classify: Classifier | None = None
 ) -> Outcome:
     """What became of the operation. Called once for each run of a handler."""
-    if not ending.routed and ending.status in ROUTER_REFUSALS:
-        return Outcome.RELEASE
+    if ending.acted:
+        said = judge(replace(ending, acted=False), remember=remember, on_error=on_error, classify=classify)
+        return Outcome.REMEMBER if said is Outcome.REMEMBER else Outcome.UNKNOWN
     if classify is not None and (ending.own or ending.error is not None):
         chosen = classify(ending.status, ending.error)
         if chosen is not None:
@@ -95,10 +99,14 @@ def judge(
         return Outcome.UNKNOWN
     if ending.own:
         return of_status(status, remember)
-    if status >= 500 and remember != "everything":
+    if status in _TRY_AGAIN or (status >= 500 and remember != "everything"):
         return Outcome.UNKNOWN
     # Not the handler's own status: it may be kept, but it proves nothing that could free the key.
     return Outcome.REMEMBER
+
+
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+"""What tells a client to come back: to repeat that for as long as a key lives would be a lie."""
 
 
 def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: OnError) -> Outcome:
@@ -111,7 +119,7 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
             return Outcome.UNKNOWN  # made of a time-out, which says more than the status
         # What is remembered is the page; without one there is nothing to remember.
         return Outcome.UNKNOWN if outcome is Outcome.REMEMBER and not shown else outcome
-    if isinstance(error, NotExecuted) or ending.before_effect:
+    if (isinstance(error, NotExecuted) and not ending.foreign) or ending.before_effect:
         return Outcome.FAIL
     said_unknown = isinstance(error, OutcomeUnknown | EscapedTransaction) or not isinstance(error, Exception)
     if said_unknown:
@@ -120,9 +128,10 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
         return Outcome.REMEMBER
     if on_error == "unknown":
         return Outcome.UNKNOWN
-    if ending.refusal is not None:
-        return of_status(ending.refusal, remember)
-    return of_error(error)
+    read = of_error(error)
+    if read is Outcome.UNKNOWN or ending.refusal is None:
+        return read  # a refusal that was made of a time-out says less than the time-out
+    return of_status(ending.refusal, remember)
 
 
 _OF_THE_BODY: Final = frozenset({413, 415})

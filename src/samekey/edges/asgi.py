@@ -23,26 +23,27 @@ from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
 from ..engine.boundary import Place
-from ..engine.exchange import UNGUARDED, Exchange, Unguarded, current_exchange
+from ..engine.exchange import SEEN, Answered, Exchange, Unguarded, current_exchange
 from ..engine.gate import tenant_of
 from ..engine.operation import Running, _current
 from ..engine.way import Finished, Handled, with_expiry
-from ..errors import Answered, ConfigurationError
+from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Tenant
 from .guards import (
-    AT_THE_EDGE,
     Found,
     Route,
     RouteGuard,
     RouteGuards,
     exceeds,
+    leads_to,
     of_the_application,
     only_guard,
     own_word,
     too_large,
+    unguarded_answer,
 )
-from .starlette import find_route, framework_of, lower_case
+from .starlette import find_route, framework_of, lower_case, router_behind
 from .startup import refuse as refuse_at_start
 from .walk import state_changing
 
@@ -101,6 +102,7 @@ class IdempotencyMiddleware:
         self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error)
         self._routes = routes
         self._checked = False
+        self._router: Any = None
         self._running: dict[asyncio.Task[None], _Guarded] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,24 +113,33 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         method = scope["method"].upper()
-        operation_id = self._guards.status_id(method, scope.get("path", ""))
+        operation_id = self._guards.status_id(method, scope.get("path", ""), scope.get("root_path", ""))
         if operation_id is not None:
             await send_answer(send, await self._status(scope, operation_id), head=method == "HEAD")
         elif method not in self._policy.methods:
-            await self._pass(scope, receive, send, UNGUARDED)  # a decorated handler must know that it may run
+            as_it_came = dict(scope)  # mounts change it on the way
+            await self._pass(scope, receive, send, Unguarded(lambda: leads_to(self._find(as_it_came))))
         else:
             await self._guard(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, seen: Unguarded | None) -> None:
         token = current_exchange.set(seen)
+        scope[SEEN] = seen
         try:
             await self.app(scope, receive, send)
         finally:
             current_exchange.reset(token)
+            if seen is not None:
+                seen.over = True
+
+    def _find(self, scope: Scope) -> Found:
+        if self._router is None:
+            self._router = router_behind(self.app)
+        return find_route(scope, self._router) or of_the_application(self.app, scope.get("path", ""))
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._check(scope)
-        route = find_route(scope, self.app) or of_the_application(self.app, scope.get("path", ""))
+        route = self._find(scope)
         guarded = self._guards.for_route(route, scope.get("path", ""))
         lines = [value for name, value in scope["headers"] if name.lower() == self._guards.header]
         if guarded is None or (not lines and not guarded.needs_key):
@@ -147,16 +158,15 @@ class IdempotencyMiddleware:
             body = read
         exchange = self._exchange(scope, lines, body, route)
         exchange.rules = guarded.rules
-        exchange.routed = guarded.decorated or (isinstance(route, Route) and not route.opaque)
-        if not guarded.at_handler:
-            exchange.framework = AT_THE_EDGE
+        scope[SEEN] = exchange
         work = _Guarded(self, exchange, receive, send, body, at_edge=not guarded.at_handler)
         task = asyncio.create_task(work.run())
         self._running[task] = work
-        task.add_done_callback(self._running.pop)
+        task.add_done_callback(self._ended)
         try:
             await self._see_through(task, work)
         except asyncio.CancelledError:
+            work.is_alone = True
             # A cancelled connection does not cancel the operation: it runs on, and its record is written.
             # What passes straight to the client has nothing left to record.
             if work.passing:
@@ -186,8 +196,20 @@ class IdempotencyMiddleware:
                 timer.cancel()
         if task.done():
             await task
-        elif work.is_recorded:
+            return
+        work.is_alone = True
+        if work.is_recorded:
             task.cancel()  # an endless answer, which nobody will get
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        work = self._running.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and work.is_alone:
+            logger.error(
+                "%s failed after its client had left; what became of it is on record",
+                work.name,
+                exc_info=error,
+            )
 
     def _exchange(
         self, scope: Scope, lines: list[bytes], body: bytes | None, route: Found = None
@@ -207,7 +229,7 @@ class IdempotencyMiddleware:
             scope,
             self._tenant,
             endpoint=route.template if isinstance(route, Route) else parts.path,
-            framework=framework_of(scope, self.app),
+            framework=framework_of(scope, self._router),
             binding=self._binding,
             engine=self._engine,
         )
@@ -277,6 +299,13 @@ _DRAIN_BEAT = 10.0
 """Seconds between two lines of the log about what a shutdown waits for."""
 
 
+def _is_sign(error: BaseException) -> bool:
+    """Whether it is our own sign that nothing may run, alone or in a task group's wrapping."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_sign, error.exceptions))
+    return isinstance(error, Answered)
+
+
 def _is_cancelled() -> bool:
     """Whether the event loop is torn down; a deadline inside the application takes its own word back."""
     task = asyncio.current_task()
@@ -304,8 +333,11 @@ class _Guarded:
         self._app = middleware.app
         self._engine = middleware._engine
         self._exchange = exchange
-        self._at_edge = at_edge
-        """The edge claims, and the application as a whole is the handler."""
+        self._claims = at_edge
+        """The edge claims, before the application runs."""
+        self._policy = middleware._policy
+        self._root: str = exchange.context.get("root_path", "")
+        self._below = middleware._guards.below
         self._scope: Scope = exchange.context
         self._client_receive = receive
         self._send = send
@@ -315,6 +347,8 @@ class _Guarded:
         self._start: Message | None = None
         self._chunks: list[bytes] = []
         self._size = 0
+        self.is_alone = False
+        """Whoever waited for it has left."""
         self.passing = False
         """What the application sends goes straight to the client."""
         self._passes = asyncio.Event()
@@ -376,7 +410,7 @@ class _Guarded:
         """Whether what was sent so far is the handler's own answer."""
         if running.boundary.place is Place.RUNNING and running.boundary.said is not None:
             running.boundary.returned()  # a bare application sends while it runs
-        return self._at_edge or running.boundary.place is Place.RETURNED
+        return self._exchange.at_edge or running.boundary.place is Place.RETURNED
 
     async def _lose_patience(self) -> None:
         await asyncio.sleep(STREAM_PATIENCE)
@@ -404,7 +438,7 @@ class _Guarded:
     async def run(self) -> None:
         token = current_exchange.set(self._exchange)
         try:
-            if self._at_edge:
+            if self._claims:
                 rules = self._exchange.rules
                 assert rules is not None
                 begun = await self._engine.begin_async(self._exchange, rules)
@@ -413,6 +447,7 @@ class _Guarded:
                     return
                 _current.set(begun.operation)  # this task's own context: it ends with the request
                 begun.boundary.enter()
+                self._exchange.at_edge = True
             await self._run_app()
         finally:
             current_exchange.reset(token)
@@ -422,6 +457,9 @@ class _Guarded:
         if scope.get("extensions"):
             kept = {k: v for k, v in scope["extensions"].items() if k not in _WITHHELD_EXTENSIONS}
             scope["extensions"] = kept
+        # A retry may not be able to read what a compressor inside would make of the answer for this client.
+        sent = scope["headers"]
+        scope["headers"] = [pair for pair in sent if pair[0].lower() != b"accept-encoding"]
         try:
             await self._app(scope, self._receive, self._capture)
         except BaseException as error:
@@ -431,6 +469,8 @@ class _Guarded:
         else:
             await self._calm()
             await self._app_returned()
+        finally:
+            scope["headers"] = sent
 
     async def _app_returned(self) -> None:
         exchange = self._exchange
@@ -451,8 +491,8 @@ class _Guarded:
         exchange = self._exchange
         if self._answered or self.passing:
             # After the answer: a background task or a clean-up failed. Our own sign to the framework that
-            # the answer was decided is no failure.
-            return not (isinstance(error, Answered) and exchange.answer is not None)
+            # nothing may run is no failure.
+            return not _is_sign(error)
         if exchange.answer is not None:
             await self._deliver(exchange.answer)
             return False
@@ -461,9 +501,11 @@ class _Guarded:
         assert exchange.running is not None
         boundary = exchange.running.boundary
         late = self._handled is not None  # it was raised while its outcome was being made durable
-        if not late and self._at_edge:
+        if not late and exchange.at_edge:
             boundary.raised(error)
         elif not late and self._abandon():
+            if exchange.running.anonymous:
+                return True  # no key was sent, so there is nothing to say of one
             await self._deliver(self._still_runs())
             return not isinstance(error, asyncio.CancelledError) or _is_cancelled()
         try:
@@ -510,6 +552,8 @@ class _Guarded:
         elif exchange.running is None:
             # No handler claimed: the router refused, validation failed, or no key was sent.
             if exchange.let_go():
+                if exchange.key_lines:
+                    unguarded_answer(self.name, message["status"])
                 self._pass()
                 await self._send(message)
             else:
@@ -533,7 +577,7 @@ class _Guarded:
         assert running is not None
         if not message.get("more_body", False):
             await self._calm()
-            if self._at_edge and self._start["status"] >= 500:
+            if self._exchange.at_edge and self._start["status"] >= 500:
                 self._page = self._answer()
             else:
                 await self._finish(self._answer())
@@ -557,14 +601,17 @@ class _Guarded:
         assert running is not None
         policy, first = running.rules.policy, self._handled is None
         if self._handled is None:
-            if self._at_edge and running.boundary.place is Place.RUNNING and page is not None:
-                running.boundary.returned(own_word(page.status, running.rules))
+            at_edge = self._exchange.at_edge
+            if at_edge and running.boundary.place is Place.RUNNING and page is not None:
+                running.boundary.said = own_word(page.status, running.rules)
+                running.boundary.returned()
             elif running.boundary.place is Place.RUNNING and self._sends_itself(running):
                 running.boundary.returned()
-            elif not self._at_edge and self._abandon():
+            elif not at_edge and self._abandon():
                 # Somebody answers in the place of a handler that still runs; whoever runs it will finish.
                 assert page is not None
-                shown = Finished(with_expiry(page, policy, running.expires_at))
+                dated = page if running.anonymous else with_expiry(page, policy, running.expires_at)
+                shown = Finished(dated)
                 await self._deliver(shown.answer)
                 return shown
             self._handled = self._exchange.handled(page, streamed=streamed)
@@ -595,6 +642,7 @@ class _Guarded:
     async def _begin_stream(self, answer: Answer) -> None:
         """Sends what there is; the rest passes."""
         self._pass()
+        answer = self._below(self._root, answer) if self._root else answer
         await self._send(
             {"type": "http.response.start", "status": answer.status, "headers": lower_case(answer.headers)}
         )
@@ -608,6 +656,10 @@ class _Guarded:
         """The application gave up while its handler still runs, and its outcome is not known yet."""
         running = self._exchange.running
         assert running is not None
+        if running.anonymous:  # no key was sent, so there is nothing to say of one
+            return refuse(
+                Refusal(503, "The operation still runs; how it will end is not known."), self._policy
+            )
         operation_id = None if running.lease is None else running.operation.id
         return verdict_answer(Outstanding(operation_id, running.expires_at), running.rules.policy)
 
@@ -625,7 +677,7 @@ class _Guarded:
         if answer is None:
             return
         try:
-            await send_answer(self._send, answer)
+            await send_answer(self._send, self._below(self._root, answer) if self._root else answer)
         except OSError:
             logger.info("The client was gone before its answer; a retry with the same key will get it")
 

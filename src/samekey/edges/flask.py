@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ..core.record import Answer
-from ..engine.decorate import GUARD, at_handler
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Framework
+from ..engine.marks import mark_of, stands_in
+from . import wrapped
+from .bound import bound
 from .guards import NO_ROUTE, Found, Route
-
-_DEEPEST = 64
-"""Middleware in middleware; a chain that is longer than this goes round in circles."""
+from .wrapped import attribute
 
 
 def find_route(app: Any, environ: dict[str, Any]) -> Found:
@@ -34,39 +34,32 @@ def find_route(app: Any, environ: dict[str, Any]) -> Found:
 
 
 def behind(app: Any) -> Any:
-    """The application behind other middleware, which keeps what it wraps as ``app`` (Werkzeug's does)."""
-    for _ in range(_DEEPEST):
-        found = getattr(app, "__self__", app)
-        if hasattr(found, "view_functions"):
-            return found
-        app = getattr(found, "app", None)
-        if app is None:
-            break
-    return None
+    """The Flask application behind other middleware."""
+    return wrapped.behind(app, lambda one: attribute(one, "view_functions") is not None)
 
 
-_GUARDED = "__samekey_undecorated__"
-"""The attribute that marks a view that was made to claim for itself."""
+def _in_context(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The environ of the request that Flask calls a view for."""
+    flask = sys.modules["flask"]
+    return flask.request.environ if flask.has_request_context() else None
 
 
-def _guard_view(views: dict[str, Any], endpoint: str, method: str) -> bool:
-    """Puts the guard around the view that Flask calls, below whatever runs before each request; a class-based
-    view is guarded method by method."""
+def _guard_view(views: dict[str, Any], endpoint: str, method: str, decorated: bool) -> bool:
+    """Puts a stand-in around the view that Flask calls, below whatever runs before each request; a view that
+    is a class is guarded method by method."""
     view = views.get(endpoint)
     if view is None:
         return False
     view_class = getattr(view, "view_class", None)
     names = (method.lower(), "dispatch_request")
     name = next((name for name in names if hasattr(view_class, name)), None)
-    handler = view if name is None else getattr(view_class, name)
-    if getattr(handler, _GUARDED, False) or hasattr(handler, GUARD):
+    if name is None or (decorated and mark_of(view) is not None):
+        if not stands_in(view):
+            views[endpoint] = bound(view, _in_context, decorated=decorated)
         return True
-    guarded = at_handler(handler)
-    setattr(guarded, _GUARDED, True)
-    if name is None:
-        views[endpoint] = guarded
-    else:
-        setattr(view_class, name, guarded)
+    handler = getattr(view_class, name)
+    if not stands_in(handler):
+        setattr(view_class, name, bound(handler, _in_context, decorated=mark_of(handler) is not None))
     return True
 
 
@@ -75,7 +68,7 @@ def _view(view: Any, method: str) -> Any:
     view_class = getattr(view, "view_class", None)
     for name in (method.lower(), "dispatch_request"):
         handler = getattr(view_class, name, None)
-        if not hasattr(view, GUARD) and hasattr(handler, GUARD):
+        if mark_of(view) is None and mark_of(handler) is not None:
             return handler
     return view
 
@@ -107,6 +100,10 @@ class FlaskFramework(Framework):
         except ValueError:
             return None
 
+    def context_of(self, arguments: Sequence[Any]) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = _in_context((), {})
+        return found
+
     def refusal(self, error: BaseException) -> int | None:
         if not isinstance(error, self._exception):
             return None
@@ -115,7 +112,8 @@ class FlaskFramework(Framework):
         return code if isinstance(code, int) else None
 
 
-def framework_of(app: Any) -> Framework:
-    """The framework behind a WSGI application."""
+def framework_of() -> Framework:
+    """The framework behind a WSGI application. Where it cannot be seen, Flask knows its own when it is asked:
+    it goes by types, and by the request that it is handling."""
     flask = sys.modules.get("flask")
-    return UNKNOWN_FRAMEWORK if flask is None or behind(app) is None else FlaskFramework(flask)
+    return UNKNOWN_FRAMEWORK if flask is None else FlaskFramework(flask)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+import logging
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Literal
+from urllib.parse import quote
 
 from ..core.claim import is_operation_id
-from ..core.outcome import OnError
+from ..core.outcome import OnError, Outcome, of_status
 from ..core.problem import Refusal
-from ..engine.decorate import GUARD, Mark
-from ..engine.exchange import Framework
+from ..core.record import Answer
+from ..engine.marks import Mark, mark_of
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
+
+logger = logging.getLogger("samekey")
 
 _MOST_DIGITS: Final = 30
 """Python refuses to read thousands of digits as a number; nobody has a body of that many bytes."""
 
 RouteGuard = Literal["required", "optional", "exempt"]
+
+
+GuardHandler = Callable[[bool], bool]
+"""Tells a handler, decorated or not, its request, and has an undecorated one claim for itself. False where
+the framework gives no way to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +38,8 @@ class Route:
     template: str
     opaque: bool = False
     """A mounted application of another kind: its own router may still refuse the request."""
-    guard_handler: Callable[[], bool] = lambda: False
-    """Has the route's own handler claim for itself; False where the framework gives no way to."""
+    guard_handler: GuardHandler = lambda decorated: False
+    """Puts a stand-in in the place of the route's own handler."""
 
 
 class NoRoute:
@@ -61,21 +69,11 @@ class Guarded:
         return self.decorated or self.rules is None or self.rules.required
 
 
-class AtTheEdge(Framework):
-    """An application of an unknown kind. Its answer counts as a handler's own, except for an error page: that
-    may be what a framework made of an error, after the effect."""
-
-    def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
-        assert value is None or isinstance(value, int)
-        return value
-
-
-AT_THE_EDGE: Final = AtTheEdge()
-
-
 def own_word(status: int, rules: Rules) -> int | None:
-    """The status, if it may be taken for the handler's own where only the application's edge is seen."""
-    return status if status < 500 or rules.on_error == "retry" else None
+    """The status, if it may be taken for the handler's own where only the application's edge is seen: not
+    where that would free the key, since a framework may have made it of an error, after the effect."""
+    frees = of_status(status, rules.policy.remember) is not Outcome.REMEMBER
+    return status if not frees or rules.on_error == "retry" else None
 
 
 class RouteGuards:
@@ -126,12 +124,13 @@ class RouteGuards:
             return None
         return Guarded(True, None, self._max_body)  # a decorated handler may be behind it
 
-    def guard_all(self, reached: Iterable[tuple[Any, Callable[[], bool]]]) -> None:
-        """Has every undecorated handler of the application claim for itself, whichever is reached."""
-        if self._undecorated == "guard":
-            for handler, guard_handler in reached:
-                if getattr(handler, GUARD, None) is None:
-                    guard_handler()
+    def guard_all(self, reached: Iterable[tuple[Any, GuardHandler]]) -> None:
+        """Has every handler of the application know its request, and every undecorated one claim for itself,
+        whichever is reached."""
+        for handler, guard_handler in reached:
+            mark = mark_of(handler)
+            if isinstance(mark, Mark) or (mark is None and self._undecorated == "guard"):
+                guard_handler(mark is not None)
 
     def is_exempt(self, route: Found, path: str) -> bool:
         """Whether a route was declared exempt, by its handler's mark or by its path."""
@@ -140,23 +139,47 @@ class RouteGuards:
     def _declared(self, route: Found, path: str) -> tuple[object, RouteGuard | None]:
         """The mark of the handler, and what was said of the path or template."""
         endpoint, template = (route.endpoint, route.template) if isinstance(route, Route) else (None, path)
-        while isinstance(endpoint, partial):
-            endpoint = endpoint.func
         said = next((self._routes[known] for known in (path, template) if known in self._routes), None)
-        return getattr(endpoint, GUARD, None), said
+        return mark_of(endpoint), said
 
     def _for_undecorated(self, route: Found, rules: Rules) -> Guarded:
         # Where there is no route, a 404 or 405 is on its way, or another handler will be reached and claims.
-        known = isinstance(route, Route) and not route.opaque and route.guard_handler()
+        known = isinstance(route, Route) and not route.opaque and route.guard_handler(False)
         return Guarded(known or route is NO_ROUTE, rules, self._max_body)
 
-    def status_id(self, method: str, path: str) -> str | None:
-        """The operation id, if this request is for the status resource."""
+    def status_id(self, method: str, path: str, root: str) -> str | None:
+        """The operation id, if this request is for the status resource. ``root`` is what a mount or the
+        server has taken for itself; the path may begin with it or not."""
         prefix = self._status_prefix
-        if prefix is None or method not in ("GET", "HEAD") or not path.startswith(prefix):
+        if prefix is None or method not in ("GET", "HEAD"):
             return None
-        operation_id = path.removeprefix(prefix)
-        return operation_id if is_operation_id(operation_id) else None
+        for wanted in (prefix, f"{root.rstrip('/')}{prefix}"):
+            operation_id = path.removeprefix(wanted)
+            if operation_id != path and is_operation_id(operation_id):
+                return operation_id
+        return None
+
+    def below(self, root: str, answer: Answer) -> Answer:
+        """The answer as it is sent from below ``root``: what points to the status resource points there."""
+        prefix, root = self._status_prefix, root.rstrip("/")
+        if prefix is None or not root:
+            return answer
+        plain, linked = prefix.encode(), f"<{prefix}".encode()
+        encoded = quote(root).encode()
+
+        def pointed(name: bytes, value: bytes) -> bytes:
+            if name.lower() == b"location" and _is_status(value, plain):
+                return encoded + value
+            if name.lower() == b"link" and _is_status(value.partition(b">")[0], linked):
+                return b"<" + encoded + value[1:]
+            return value
+
+        headers = tuple((name, pointed(name, value)) for name, value in answer.headers)
+        return Answer(answer.status, headers, answer.body)
+
+
+def _is_status(value: bytes, prefix: bytes) -> bool:
+    return value.startswith(prefix) and is_operation_id(value.removeprefix(prefix).decode("latin-1"))
 
 
 _SEEN = "samekey.guarded"
@@ -173,12 +196,28 @@ def only_guard(context: MutableMapping[str, Any]) -> None:
     context[_SEEN] = True
 
 
+def leads_to(route: Found) -> object | None:
+    """The mark of the handler that a request is routed to; False where that has none, None where the router
+    cannot be asked."""
+    if isinstance(route, Route) and not route.opaque:
+        return mark_of(route.endpoint) or False
+    return False if route is NO_ROUTE else None
+
+
+def unguarded_answer(name: str, status: int) -> None:
+    """A success that no guard knows of: the next request with this key would run it again."""
+    if 200 <= status < 300:
+        logger.error(
+            "%s sent a key and was answered %d, but no guard has claimed it: whatever answered is not "
+            "guarded, and a retry will run it again. Decorate what answers, or declare the route exempt.",
+            name,
+            status,
+        )
+
+
 def of_the_application(app: Any, path: str) -> Route | None:
     """A bare application that is itself decorated, as a function, a method or by its ``__call__``."""
-    for handler in (app, getattr(type(app), "__call__", None)):  # noqa: B004 (its mark is looked for)
-        if isinstance(getattr(handler, GUARD, None), Mark):
-            return Route(handler, path)
-    return None
+    return Route(app, path) if isinstance(mark_of(app), Mark) else None
 
 
 def too_large(limit: int) -> Refusal:

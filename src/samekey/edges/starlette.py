@@ -6,45 +6,45 @@ Everything here answers None where the application is of another kind; the edge 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
 from ..core.record import Answer, Headers
-from ..engine.decorate import at_handler
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Framework
+from ..engine.marks import own_handler, stands_in
+from .bound import bound
 from .guards import NO_ROUTE, Found, Route
+from .wrapped import _DEEPEST, behind, routes_of
+
+logger = logging.getLogger("samekey")
 
 Scope = MutableMapping[str, Any]
 
-_DEEPEST = 64
-"""Middleware in middleware; a chain that is longer than this goes round in circles."""
+_REQUEST = "samekey_request"
+"""By this name FastAPI hands its request to a handler that has not asked for it."""
 
 
-def find_route(scope: Scope, wrapped: Any = None) -> Found:
-    """Asks the router before it runs: the one behind ``wrapped``, else the application of the scope."""
-    router = _router(wrapped)
-    routes = getattr(router, "routes", None)
-    if routes is not None:
-        return _match(router, routes, dict(scope), "")
-    app = scope.get("app")
-    routes = getattr(app, "routes", None)
-    if routes is None:
+def find_route(scope: Scope, router: Any) -> Found:
+    """Asks a router before it runs; where it is not known (None), the application of the scope."""
+    app: Any = scope.get("app") if router is None else router
+    if router is None and routes_of(app) is None:
         return None
-    found = _match(app, routes, dict(scope), "")
-    # That may be an application further out, whose router does not know what is mounted here.
-    return None if found is NO_ROUTE else found
+    try:
+        found = _match(app, app.routes, dict(scope), "")
+    except Exception:
+        # A router that looks like Starlette's and is none, or a route that fails: the application will too.
+        logger.exception("The router could not be asked, so the application is guarded as a whole")
+        return None
+    # The scope's may be an application further out, whose router does not know what is mounted here.
+    return None if router is None and found is NO_ROUTE else found
 
 
-def _router(wrapped: Any) -> Any:
-    """The router behind other middleware, which keeps what it wraps as ``app``."""
-    router = wrapped
-    for _ in range(_DEEPEST):
-        if router is None or hasattr(router, "routes"):
-            return router
-        router = getattr(router, "app", None)
-    return None
+def router_behind(wrapped: Any) -> Any:
+    """The router behind other middleware."""
+    return behind(wrapped, lambda app: routes_of(app) is not None)
 
 
 def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:
@@ -61,6 +61,9 @@ def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:
             return _match(getattr(route, "app", None), inner, {**scope, **child}, template)
         endpoint = child.get("endpoint", getattr(route, "endpoint", None))
         if getattr(route, "endpoint", None) is None:
+            mounted = router_behind(getattr(route, "app", None))
+            if mounted is not None:  # behind a middleware of its own
+                return _match(mounted, routes_of(mounted), {**scope, **child}, template)
             return Route(endpoint, scope.get("path", ""), opaque=True)
         return _by_method(route, endpoint, scope["method"], template)
     return NO_ROUTE if _refuses(app) else None
@@ -79,16 +82,14 @@ def _by_method(route: Any, endpoint: Any, method: str, template: str) -> Found:
     return Route(handler, template, guard_handler=partial(_guard_method, endpoint, method.lower()))
 
 
-_GUARDED = "__samekey_undecorated__"
-"""The attribute that marks a handler that was made to claim for itself."""
-
-
-def _guard_handler(route: Any) -> bool:
-    """Puts the guard around the function that a route calls, below its dependencies and its middleware."""
+def _guard_handler(route: Any, decorated: bool) -> bool:
+    """Puts a stand-in around the function that a route calls, below its dependencies and its middleware."""
     route = getattr(route, "starlette_route", None) or route
     dependant = getattr(route, "dependant", None)
     if dependant is not None:  # FastAPI asks for the function anew at each request
-        return _replace(dependant, "call", at_handler)
+        return _guard_dependant(dependant, decorated)
+    if decorated:
+        return True  # it is given its request, and sees for itself
     original = getattr(route, "original_route", route)
     routing = sys.modules.get("starlette.routing")
     endpoint = original.endpoint
@@ -103,6 +104,27 @@ def _guard_handler(route: Any) -> bool:
     return _replace_called(inner, endpoint, routing)
 
 
+def _guard_dependant(dependant: Any, decorated: bool) -> bool:
+    asked_for = getattr(dependant, "request_param_name", None)
+    if not _can_stand_in(dependant.call) or (decorated and asked_for):
+        return decorated or stands_in(dependant.call)
+    name = asked_for or _REQUEST
+
+    def finds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        request = kwargs.get(name) if asked_for else kwargs.pop(name, None)
+        return getattr(request, "scope", None)
+
+    dependant.request_param_name = name
+    dependant.call = bound(dependant.call, finds, decorated=decorated)
+    return True
+
+
+def _in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The scope of the request that Starlette calls a handler with."""
+    connection = getattr(sys.modules.get("starlette.requests"), "HTTPConnection", ())
+    return next((one.scope for one in (*args, *kwargs.values()) if isinstance(one, connection)), None)
+
+
 def _replace_called(app: Any, endpoint: Any, routing: Any) -> bool:
     """Guards the function that an application of Starlette's ``request_response`` calls; False unless it is
     certain that this is one, and that it calls this function itself."""
@@ -110,36 +132,30 @@ def _replace_called(app: Any, endpoint: Any, routing: Any) -> bool:
         return False
     for cell in app.__closure__ or ():
         called = cell.cell_contents
-        if getattr(called, _GUARDED, None) is endpoint:
+        in_thread = isinstance(called, partial) and len(called.args) == 1
+        function = called.args[0] if in_thread else called
+        if stands_in(function) and own_handler(function) is own_handler(endpoint):
             return True
-        in_thread = isinstance(called, partial) and called.args[:1] == (endpoint,)
-        if called is endpoint or in_thread:
-            guarded: Any = at_handler(endpoint)
-            if in_thread:
-                guarded = partial(called.func, guarded)
-            setattr(guarded, _GUARDED, endpoint)
-            cell.cell_contents = guarded
+        if function is endpoint:
+            guarded = bound(endpoint, _in_arguments, decorated=False)
+            cell.cell_contents = partial(called.func, guarded) if in_thread else guarded
             return True
     return False
 
 
-def _guard_method(endpoint: type, name: str) -> bool:
-    return _replace(endpoint, name, at_handler)
-
-
-def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> bool:
-    handler = getattr(holder, name)
-    if getattr(handler, _GUARDED, None) is not None:
-        return True
-    function = _unwrapped(handler)
-    if not inspect.isroutine(function) or inspect.isgeneratorfunction(function):
-        return False
-    if inspect.isasyncgenfunction(function):
-        return False
-    guarded = wrap(handler)
-    setattr(guarded, _GUARDED, handler)
-    setattr(holder, name, guarded)
+def _guard_method(endpoint: type, name: str, decorated: bool) -> bool:
+    handler = getattr(endpoint, name)
+    if decorated or not _can_stand_in(handler):
+        return decorated or stands_in(handler)
+    setattr(endpoint, name, bound(handler, _in_arguments, decorated=False))
     return True
+
+
+def _can_stand_in(handler: Any) -> bool:
+    """Whether a function can be put in the place of a handler, and has not been yet."""
+    function = _unwrapped(handler)
+    streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    return inspect.isroutine(function) and not streams and not stands_in(handler)
 
 
 def _unwrapped(function: Any) -> Any:
@@ -165,6 +181,7 @@ class StarletteFramework(Framework):
     """Starlette and FastAPI."""
 
     def __init__(self, responses: Any, exceptions: Any) -> None:
+        self._connection = getattr(sys.modules.get("starlette.requests"), "HTTPConnection", ())
         self._response = responses.Response
         self._exception = exceptions.HTTPException
 
@@ -182,14 +199,17 @@ class StarletteFramework(Framework):
                 return int(argument.status_code)
         return None
 
+    def context_of(self, arguments: Sequence[Any]) -> Mapping[str, Any] | None:
+        return next((one.scope for one in arguments if isinstance(one, self._connection)), None)
+
     def refusal(self, error: BaseException) -> int | None:
         return int(error.status_code) if isinstance(error, self._exception) else None
 
 
-def framework_of(scope: Scope, wrapped: Any) -> Framework:
+def framework_of(scope: Scope, router: Any) -> Framework:
     """The framework behind a middleware: the one whose router it asks."""
     responses, exceptions = (sys.modules.get(f"starlette.{name}") for name in ("responses", "exceptions"))
-    if responses is None or exceptions is None or ("app" not in scope and _router(wrapped) is None):
+    if responses is None or exceptions is None or ("app" not in scope and router is None):
         return UNKNOWN_FRAMEWORK
     return StarletteFramework(responses, exceptions)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from ..engine.decorate import GUARD, Mark, identity
 from ..engine.engine import Engine
+from ..engine.marks import GUARD, Mark, identity, mark_of
 from ..engine.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
 from .guards import RouteGuard
@@ -90,7 +90,14 @@ def wrong_with(
     of_path = next((said[path] for path in (one.path, f"{root}{one.path}") if path in said), None)
     mark = mark_of(one.handler)
     if mark is None:
-        if one.methods - READ_ONLY and _is_bare(one.handler, idempotency):
+        copied = getattr(one.handler, GUARD, None)
+        if isinstance(copied, Mark) and one.methods - READ_ONLY:
+            yield (
+                f"{one}: functools.wraps has copied the mark of {_name(copied.function)} to this function, "
+                "which does not call it, so nothing guards it. Decorate this function itself, or have it "
+                "call the guarded one."
+            )
+        elif one.methods - READ_ONLY and _is_bare(one.handler, idempotency):
             yield (
                 f"{one}: the route calls the function itself, past its decorator, so nothing guards it. The "
                 "decorators stand in the wrong order: write the route's (@app.post) above samekey's, so that "
@@ -103,14 +110,14 @@ def wrong_with(
                 "of the two."
             )
     else:
-        yield from _decorated(one, mark, idempotency, of_path)
+        yield from _decorated(one, mark.engine, idempotency, of_path)
 
 
 def _decorated(
-    one: Declared, engine: Engine | None, idempotency: Engine, of_path: RouteGuard | None
+    one: Declared, engine: Engine, idempotency: Engine, of_path: RouteGuard | None
 ) -> Iterator[str]:
     guarded = idempotency.policy.methods
-    if engine is not None and engine is not idempotency:
+    if engine is not idempotency:
         yield (
             f"{one}: the handler is decorated by another Idempotency than the middleware's, so its answer "
             "would be lost. Make one Idempotency, and use it for both."
@@ -138,15 +145,6 @@ def _decorated(
             f"{one}: routes={{{one.path!r}: {of_path!r}}} has no effect, because the handler is decorated. "
             f"Say it there: required={of_path == 'required'}."
         )
-
-
-def mark_of(handler: Any) -> Engine | Literal["exempt"] | None:
-    """Whose decorator guards a handler; "exempt" or None where none does."""
-    handler = plain(handler)
-    mark = getattr(handler, GUARD, None)
-    if isinstance(mark, Mark):
-        return mark.engine
-    return "exempt" if mark == "exempt" else None
 
 
 def _is_bare(handler: Any, idempotency: Engine) -> bool:

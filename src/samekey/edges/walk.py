@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from wsgiref.util import setup_testing_defaults
 
 from ..core.policy import Policy
-from ..engine.decorate import GUARD
+from ..engine.marks import GUARD, own_handler
 from . import flask, starlette
-from .guards import Found, Route
+from .guards import Found, GuardHandler, Route
+from .wrapped import attribute, inside, routes_of
 
 if TYPE_CHECKING:
     from .asgi import IdempotencyMiddleware as AsgiMiddleware
@@ -74,8 +75,8 @@ class Reached:
     host: str = ""
     opaque: bool = False
     """An application that cannot be looked into: its methods are a guess."""
-    guard_handler: Callable[[], bool] = lambda: False
-    """Has the handler claim for itself, if it is not decorated; False where there is no way to."""
+    guard_handler: GuardHandler = lambda decorated: False
+    """Puts a stand-in in the place of the handler, where there is a way to."""
     route: Any = None
     """As the framework has it."""
 
@@ -93,8 +94,6 @@ class Place:
         return replace(self, guards=(*self.guards, Guard(middleware, self.prefix, self.app)))
 
 
-_WRAPPED: Final = ("app", "wsgi_app", "application", "wsgi_application", "asgi_app", "__wrapped__")
-"""Where middlewares, by convention, keep what they wrap."""
 _CHANGING: Final = ("DELETE", "PATCH", "POST", "PUT")
 
 
@@ -107,22 +106,24 @@ def walk(app: Any, place: Place) -> Iterator[Reached]:
         yield from walk(app.wsgi_app, place)
     elif owner is not None and _is_flask(owner):
         yield from _flask_routes(owner, place)
-    elif hasattr(app, "user_middleware") and hasattr(app, "routes"):
+    elif attribute(app, "user_middleware") is not None and routes_of(app) is not None:
         yield from _starlette(app, place)
-    elif getattr(app, "routes", None) is not None:
+    elif routes_of(app) is not None:
         yield from _router(app, place)
-    elif isinstance(getattr(app, "mounts", None), dict) and hasattr(app, "app"):  # werkzeug's dispatcher
+    elif (
+        isinstance(attribute(app, "mounts"), dict) and attribute(app, "app") is not None
+    ):  # werkzeug's dispatcher
         for path, mounted in app.mounts.items():
             yield from walk(mounted, replace(place, prefix=f"{place.prefix}{path.rstrip('/')}"))
         yield from walk(app.app, place)
     else:
         # A decorated application is a handler; what it wraps is called by it alone.
-        inner = None if hasattr(app, GUARD) else _inside(app)
+        inner = None if attribute(app, GUARD) is not None else inside(app)
         yield from _opaque(app, place) if inner is None else walk(inner, place)
 
 
-def state_changing(app: Any) -> Iterator[tuple[Any, Callable[[], bool]]]:
-    """Every handler that may change something, and how it can be made to claim for itself."""
+def state_changing(app: Any) -> Iterator[tuple[Any, GuardHandler]]:
+    """Every handler that may change something, and how a stand-in is put in its place."""
     for one in walk(app, Place()):
         if one.method not in READ_ONLY:
             yield plain(one.handler), one.guard_handler
@@ -155,7 +156,7 @@ def find_path(
     scope = {"type": "http", "method": method, "path": path, "root_path": root, "headers": headers}
     if scope_app is not None:
         scope["app"] = scope_app
-    return starlette.find_route(scope, app)
+    return starlette.find_route(scope, starlette.router_behind(app))
 
 
 def _is_asgi(app: Any) -> bool:
@@ -164,16 +165,8 @@ def _is_asgi(app: Any) -> bool:
     return inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(call)
 
 
-def _inside(app: Any) -> Any:
-    for name in _WRAPPED:
-        inner = getattr(app, name, None)
-        if callable(inner) and inner is not app:
-            return inner
-    return None
-
-
 def _is_flask(app: Any) -> bool:
-    return all(hasattr(app, name) for name in ("view_functions", "url_map", "wsgi_app"))
+    return all(attribute(app, name) is not None for name in ("view_functions", "url_map", "wsgi_app"))
 
 
 def _opaque(app: Any, place: Place) -> Iterator[Reached]:
@@ -250,7 +243,7 @@ def _behind_all(app: Any, place: Place) -> Place:
     while app is not None and not isinstance(app, MethodType):
         if is_ours(type(app)):
             place = place.behind(app)
-        app = _inside(app)
+        app = inside(app)
     return place
 
 
@@ -335,6 +328,5 @@ def _fitting(converter: Any, convert: str) -> str:
 
 
 def plain(handler: Any) -> Any:
-    while isinstance(handler, partial):
-        handler = handler.func
-    return handler
+    """The function that a user wrote, without partials and what stands in its place."""
+    return own_handler(handler)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from http import HTTPStatus
 from itertools import chain
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer
 from ..engine.boundary import Place
 from ..engine.engine import Engine
-from ..engine.exchange import UNGUARDED, Exchange, Unguarded, current_exchange
+from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
 from ..engine.gate import tenant_of
 from ..engine.operation import _current
 from ..engine.way import Finished, with_expiry
@@ -29,16 +30,17 @@ from ..idempotency import Idempotency
 from ..tenants import Tenant
 from .flask import find_route, framework_of
 from .guards import (
-    AT_THE_EDGE,
     Found,
     Route,
     RouteGuard,
     RouteGuards,
     exceeds,
+    leads_to,
     of_the_application,
     only_guard,
     own_word,
     too_large,
+    unguarded_answer,
 )
 from .startup import refuse as refuse_at_start
 from .walk import state_changing
@@ -78,17 +80,20 @@ class IdempotencyMiddleware:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"].upper(), full_path(environ)
-        operation_id = self._guards.status_id(method, path)
+        root = environ.get("SCRIPT_NAME", "")
+        operation_id = self._guards.status_id(method, path, root)
         if operation_id is not None:
             body = send_answer(start_response, self._status(environ, operation_id))
             return [] if method == "HEAD" else body
         if method not in self._policy.methods:
-            return self._pass(environ, start_response, UNGUARDED)  # a decorated handler must know that it may
+            as_it_came = dict(environ)  # dispatchers change it on the way
+            unguarded = Unguarded(lambda: leads_to(self._find(as_it_came, path)))
+            return self._pass(environ, start_response, unguarded)
         if not self._checked:
-            refuse_at_start(self.app, self._engine, self._routes, root=environ.get("SCRIPT_NAME", ""))
+            refuse_at_start(self.app, self._engine, self._routes, root=root)
             self._guards.guard_all(state_changing(self.app))
             self._checked = True
-        route = find_route(self.app, environ) or of_the_application(self.app, path)
+        route = self._find(environ, path)
         guarded = self._guards.for_route(route, path)
         sent = environ.get(self._variable)
         if guarded is None or (sent is None and not guarded.needs_key):
@@ -109,20 +114,25 @@ class IdempotencyMiddleware:
                 environ["CONTENT_LENGTH"] = str(len(read))
         exchange = self._exchange(environ, lines, received, route)
         exchange.rules = guarded.rules
-        exchange.routed = guarded.decorated or isinstance(route, Route)
-        if not guarded.at_handler:
-            exchange.framework = AT_THE_EDGE
-        work = _Guarded(self.app, self._engine, exchange, at_edge=not guarded.at_handler)
+        environ[SEEN] = exchange
+        below = partial(self._guards.below, root)
+        work = _Guarded(self.app, self._engine, exchange, below, at_edge=not guarded.at_handler)
         return work.run(start_response)
+
+    def _find(self, environ: Environ, path: str) -> Found:
+        return find_route(self.app, environ) or of_the_application(self.app, path)
 
     def _pass(
         self, environ: Environ, start_response: StartResponse, seen: Unguarded | None
     ) -> Iterable[bytes]:
         token = current_exchange.set(seen)
+        environ[SEEN] = seen
         try:
             return self.app(environ, start_response)
         finally:
             current_exchange.reset(token)
+            if seen is not None:
+                seen.over = True
 
     def _exchange(
         self, environ: Environ, lines: list[bytes], body: bytes | None, route: Found = None
@@ -141,7 +151,7 @@ class IdempotencyMiddleware:
             environ,
             self._tenant,
             template,
-            framework_of(self.app),
+            framework_of(),
             self._binding,
             engine=self._engine,
         )
@@ -160,14 +170,16 @@ class _Guarded:
         app: App,
         engine: Engine,
         exchange: Exchange,
+        below: Callable[[Answer], Answer],
         *,
         at_edge: bool,
     ) -> None:
         self._app = app
         self._engine = engine
         self._exchange = exchange
-        self._at_edge = at_edge
-        """The edge claims, and the application as a whole is the handler."""
+        self._below = below
+        self._claims = at_edge
+        """The edge claims, before the application runs."""
         self._start: tuple[str, list[tuple[str, str]]] | None = None
         self._written: list[bytes] = []
         self._client: StartResponse | None = None
@@ -177,14 +189,15 @@ class _Guarded:
     def run(self, start_response: StartResponse) -> Iterable[bytes]:
         token, operation = current_exchange.set(self._exchange), None
         try:
-            if self._at_edge:
+            if self._claims:
                 rules = self._exchange.rules
                 assert rules is not None
                 begun = self._engine.begin(self._exchange, rules)
                 if isinstance(begun, Answer):
-                    return send_answer(start_response, begun)
+                    return self._send(start_response, begun)
                 operation = _current.set(begun.operation)
                 begun.boundary.enter()
+                self._exchange.at_edge = True
             return self._run_app(start_response)
         finally:
             if operation is not None:
@@ -192,6 +205,16 @@ class _Guarded:
             current_exchange.reset(token)
 
     def _run_app(self, start_response: StartResponse) -> Iterable[bytes]:
+        # A retry may not be able to read what a compressor inside would make of the answer for this client.
+        environ = self._exchange.context
+        accepted = environ.pop("HTTP_ACCEPT_ENCODING", None)
+        try:
+            return self._run_inside(start_response)
+        finally:
+            if accepted is not None:
+                environ["HTTP_ACCEPT_ENCODING"] = accepted
+
+    def _run_inside(self, start_response: StartResponse) -> Iterable[bytes]:
         exchange = self._exchange
         chunks: Iterable[bytes] = ()
         try:
@@ -204,7 +227,7 @@ class _Guarded:
                 # No handler claimed: the router refused, validation failed, or no key was sent.
                 return self._pass_on(whole, chunks, start_response)
             if exchange.answer is not None:
-                return _Stream(send_answer(start_response, exchange.answer), chunks)
+                return _Stream(self._send(start_response, exchange.answer), chunks)
             body, streamed = self._collect(whole)
             page = self._answer(body)
         except BaseException as error:
@@ -222,11 +245,14 @@ class _Guarded:
             assert finished.error is not None
             raise finished.error
         if streamed and finished.answer.body is body:
-            _start(start_response, finished.answer)
+            _start(start_response, self._below(finished.answer))
             return _Stream(chain((body,), iterator), chunks)
         # The server closes the application's iterable after it has sent this, as it would without us; and
         # it logs what is raised, while a client in need of an answer gets one all the same.
-        return _Stream(send_answer(start_response, finished.answer), chunks, finished.error)
+        return _Stream(self._send(start_response, finished.answer), chunks, finished.error)
+
+    def _send(self, start_response: StartResponse, answer: Answer) -> list[bytes]:
+        return send_answer(start_response, self._below(answer))
 
     def _capture(
         self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
@@ -274,39 +300,43 @@ class _Guarded:
             raise RuntimeError("The application gave a body without calling start_response.")
         status, headers = self._start
         encoded = tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
-        return Answer(int(status.split(" ", 1)[0]), encoded, body)
+        return Answer(_status(status), encoded, body)
 
     def _finish(self, page: Answer, *, streamed: bool) -> Finished:
         """The outcome becomes durable, once; only then does the first byte leave."""
         running = self._exchange.running
         assert running is not None
-        if self._at_edge:
-            running.boundary.returned(own_word(page.status, running.rules))
+        if self._exchange.at_edge:
+            running.boundary.said = own_word(page.status, running.rules)
+            running.boundary.returned()
         elif self._engine.abandon(running):
             # Somebody answers in the place of a handler that still runs; whoever runs it will finish.
-            return Finished(with_expiry(page, running.rules.policy, running.expires_at))
+            policy = running.rules.policy
+            return Finished(page if running.anonymous else with_expiry(page, policy, running.expires_at))
         return self._engine.finish(running, self._exchange.handled(page, streamed=streamed))
 
     def _app_raised(self, error: BaseException, start_response: StartResponse) -> Iterable[bytes]:
         exchange = self._exchange
         if exchange.answer is not None:
-            return send_answer(start_response, exchange.answer)
+            return self._send(start_response, exchange.answer)
         if exchange.let_go():
             raise error
         running = exchange.running
         assert running is not None
-        if self._at_edge:
+        if exchange.at_edge:
             running.boundary.raised(error)
         elif self._engine.abandon(running):
+            if running.anonymous:
+                raise error  # no key was sent, so there is nothing to say of one
             operation_id = None if running.lease is None else running.operation.id
             waiting = verdict_answer(Outstanding(operation_id, running.expires_at), running.rules.policy)
-            return _Stream(send_answer(start_response, waiting), (), error)
+            return _Stream(self._send(start_response, waiting), (), error)
         finished = self._engine.finish(running, exchange.handled(None))
         if finished.answer is None:
             raise error
         # What failed after the handler had returned is for the server's log, like any other error.
         failed = error if running.boundary.place is Place.RETURNED else None
-        return _Stream(send_answer(start_response, finished.answer), (), finished.error or failed)
+        return _Stream(self._send(start_response, finished.answer), (), finished.error or failed)
 
     def _pass_on(
         self, whole: Iterator[bytes], chunks: Iterable[bytes], start_response: StartResponse
@@ -314,11 +344,19 @@ class _Guarded:
         """Hands an unguarded answer on as it comes."""
         if self._start is None:
             raise RuntimeError("The application gave a body without calling start_response.")
+        if self._exchange.key_lines:
+            unguarded_answer(
+                f"{self._exchange.parts.method} {self._exchange.endpoint}", _status(self._start[0])
+            )
         self._client = start_response
         self._client_write = start_response(*self._start)
         for written in self._written:
             self._client_write(written)
         return _Stream(whole, chunks)
+
+
+def _status(line: str) -> int:
+    return int(line.split(" ", 1)[0])
 
 
 class _Stream:
@@ -351,6 +389,9 @@ def read_body(environ: Environ, limit: int) -> bytes | Refusal:
         wanted = int(length)
     elif environ.get("wsgi.input_terminated"):
         wanted = limit + 1
+    elif environ.get("HTTP_TRANSFER_ENCODING"):
+        # The server does not say where the body ends, so it can neither be compared nor handed on.
+        return Refusal(411, "The body's length must be known: send Content-Length. Nothing was done.")
     else:
         return b""
     chunks, size = [], 0

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import MethodType
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..core.states import Mode
 from ..errors import ConfigurationError, NotExecuted
-from .boundary import Boundary, Place
-from .exchange import Exchange, Unguarded, current_exchange
+from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
+from .boundary import Place
+from .exchange import Exchange, Unguarded, exchange_of_call
 from .input import Captured, capture
+from .marks import GUARD, Mark, identity
 from .operation import Running, _current
 from .phased import Definition
 from .rules import Rules
@@ -26,17 +27,6 @@ from .way import Finished
 if TYPE_CHECKING:
     from .engine import Engine
 
-GUARD = "__samekey_guard__"
-"""The attribute that marks a decorated handler, so that the edge leaves its claim to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The mark of a decorated handler, so that the edge leaves its claim to it."""
-
-    engine: Engine
-    rules: Rules
-
 
 def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     """A handler that claims before it runs. It keeps its signature, and sync stays sync."""
@@ -45,7 +35,7 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
 
         @functools.wraps(handler)
         async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(handler, engine)
+            exchange = _exchange_of(guarded_async, (*args, *kwargs.values()))
             if exchange is None:
                 return await handler(*args, **kwargs)
             return await _run_async(engine, rules, exchange, handler, args, kwargs)
@@ -55,7 +45,7 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
 
         @functools.wraps(handler)
         def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(handler, engine)
+            exchange = _exchange_of(guarded_sync, (*args, *kwargs.values()))
             if exchange is None:
                 return handler(*args, **kwargs)
             return _run(engine, rules, exchange, handler, args, kwargs)
@@ -75,7 +65,7 @@ def at_handler(handler: Any) -> Any:
 
         @functools.wraps(handler)
         async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            found = _undecorated()
+            found = _undecorated((*args, *kwargs.values()))
             if found is None:
                 return await handler(*args, **kwargs)
             return await _run_async(*found, handler, args, kwargs)
@@ -84,7 +74,7 @@ def at_handler(handler: Any) -> Any:
 
     @functools.wraps(handler)
     def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-        found = _undecorated()
+        found = _undecorated((*args, *kwargs.values()))
         if found is None:
             return handler(*args, **kwargs)
         return _run(*found, handler, args, kwargs)
@@ -92,30 +82,37 @@ def at_handler(handler: Any) -> Any:
     return guarded_sync
 
 
-def _undecorated() -> tuple[Engine, Rules, Exchange] | None:
+def _undecorated(arguments: tuple[Any, ...]) -> tuple[Engine, Rules, Exchange] | None:
     """What the edge says of this request; None where it lets it pass, or a guard has claimed already."""
-    exchange = current_exchange.get()
+    exchange = exchange_of_call(arguments)
     if not isinstance(exchange, Exchange) or exchange.engine is None or exchange.rules is None:
         return None
-    running = exchange.running
-    if running is not None and running.boundary.place is Place.RUNNING:
-        return None  # a part of the handler that is guarded already
+    if exchange.at_edge or _is_part_of_the_handler(exchange):
+        return None
     return exchange.engine, exchange.rules, exchange
+
+
+def _is_part_of_the_handler(exchange: Exchange) -> bool:
+    """Whether the guarded handler of this request, which still runs, has made this call."""
+    running = exchange.running
+    if running is None or running.boundary.place is not Place.RUNNING:
+        return False
+    return _current.get() is running.operation
 
 
 def _run(
     engine: Engine, rules: Rules, exchange: Exchange, handler: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """Claims, and calls the handler inside its boundary."""
-    begun = engine.begin(exchange, rules)
+    begun = exchange.answer or engine.begin(exchange, rules)
     if isinstance(begun, Answer):
-        return exchange.decided(begun)
+        return answer_instead(exchange, begun, args)
     boundary = begun.boundary
     token = _current.set(begun.operation)
     if not boundary.enter(kwargs):
         engine.unwanted(begun)
     try:
-        value = handler(*_as_wsgi(boundary, args), **kwargs)
+        value = handler(*as_wsgi(exchange, boundary, args), **kwargs)
         if inspect.isawaitable(value):
             must_have_run(value)  # a generator may be an answer, a coroutine that nobody awaits may not
     except BaseException as error:
@@ -142,41 +139,6 @@ def must_have_run(value: Any) -> Any:
     return value
 
 
-def _as_wsgi(boundary: Boundary, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A decorated function may be a bare application: then the status that it starts with is its own word."""
-    if len(args) < 2 or not isinstance(args[-2], dict) or "wsgi.input" not in args[-2]:
-        return args
-    start_response = args[-1]
-
-    def start(status: str, *more: Any) -> Any:
-        code = status.split(" ", 1)[0]
-        boundary.said = int(code) if code.isdigit() else None
-        return start_response(status, *more)
-
-    return (*args[:-1], start)
-
-
-def _as_asgi(
-    boundary: Boundary, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same for ASGI, where the application also sends its answer while it still runs."""
-    by_name = "scope" in kwargs and "send" in kwargs
-    if not by_name and len(args) < 3:
-        return args, kwargs
-    scope, send = (kwargs["scope"], kwargs["send"]) if by_name else (args[-3], args[-1])
-    if not isinstance(scope, MutableMapping) or "type" not in scope:
-        return args, kwargs
-
-    async def send_own(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            boundary.said = message["status"]
-        elif message["type"] == "http.response.body":
-            boundary.sent_all = not message.get("more_body", False)
-        await send(message)
-
-    return (args, {**kwargs, "send": send_own}) if by_name else ((*args[:-1], send_own), kwargs)
-
-
 async def _run_async(
     engine: Engine, rules: Rules, exchange: Exchange, handler: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
@@ -187,14 +149,18 @@ async def _run_async(
             "it in an event loop of its own, which is gone before the transaction can end. Nothing was run. "
             "Declare it with def."
         )
-    begun = await engine.begin_async(exchange, rules)
+    begun = exchange.answer or await engine.begin_async(exchange, rules)
+    is_bare = len(args) > 2 or "send" in kwargs
     if isinstance(begun, Answer):
+        if is_bare:
+            return await answer_instead_async(exchange, begun, args, kwargs)
         return exchange.decided(begun)
     boundary = begun.boundary
     token = _current.set(begun.operation)
     if not boundary.enter(kwargs):
         await engine.unwanted_async(begun)
-    args, kwargs = _as_asgi(boundary, args, kwargs)
+    if is_bare:
+        args, kwargs = as_asgi(exchange, boundary, args, kwargs)
     try:
         value = await handler(*args, **kwargs)
     except BaseException as error:
@@ -215,9 +181,11 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
     if inspect.iscoroutinefunction(function):
 
         async def endpoint_async(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(function, engine)
+            exchange = _exchange_of(endpoint, (*args, *kwargs.values()))
             if exchange is None:
                 raise ConfigurationError(_PHASED_METHOD)
+            if exchange.answer is not None:
+                return exchange.decided(exchange.answer)
             value = capture(exchange, definition.model, args, kwargs)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
@@ -241,9 +209,11 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
     else:
 
         def endpoint_sync(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(function, engine)
+            exchange = _exchange_of(endpoint, (*args, *kwargs.values()))
             if exchange is None:
                 raise ConfigurationError(_PHASED_METHOD)
+            if exchange.answer is not None:
+                return exchange.decided(exchange.answer)
             value = capture(exchange, definition.model, args, kwargs)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
@@ -279,17 +249,10 @@ def endpoint_of(exchange: Exchange) -> str:
 
 def _mark(guarded: Any, engine: Engine, handler: Any, rules: Rules) -> None:
     """What the edge and the checks at start-up see. A route that calls the bare function is unguarded."""
-    setattr(guarded, GUARD, Mark(engine, rules))
+    setattr(guarded, GUARD, Mark(engine, rules, guarded))
     while handler is not None and identity(handler) not in engine.declared:
         engine.declared[identity(handler)] = handler
         handler = getattr(handler, "__wrapped__", None)
-
-
-def identity(handler: Any) -> tuple[int, int]:
-    """Which function it is. A method is made anew whenever it is looked up, and is the same all the same."""
-    if isinstance(handler, MethodType):
-        return id(handler.__func__), id(handler.__self__)
-    return id(handler), 0
 
 
 @contextmanager
@@ -339,20 +302,35 @@ _PHASED_METHOD = (
 )
 
 
-def _exchange_of(handler: Callable[..., Any], engine: Engine) -> Exchange | None:
-    """The exchange of this request; None where the middleware lets it pass (a PUT, say)."""
-    exchange = current_exchange.get()
+def _exchange_of(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | None:
+    """The exchange of this request; None where the guarded function may run as it is: the middleware lets
+    this request to it pass (a GET, say), or it is a part of a handler that is guarded in the same way."""
+    exchange, mark = exchange_of_call(arguments), getattr(guarded, GUARD)
     if isinstance(exchange, Unguarded):
-        return None
+        if exchange.lets(mark, arguments):
+            return None
+        raise ConfigurationError(
+            f"{guarded.__qualname__} is guarded, but was called in a request that is not (by its method), so "
+            "nothing was run: each such request would run it once more. Call it in a guarded request (a "
+            "POST), or give this call a key of its own: idempotency.once(…)."
+        )
     if exchange is None:
         raise ConfigurationError(
-            f"{handler.__qualname__} is guarded, but no IdempotencyMiddleware is around the application, or "
+            f"{guarded.__qualname__} is guarded, but no IdempotencyMiddleware is around the application, or "
             "it leaves this route alone, so nothing was run. Add it: app.add_middleware("
             "IdempotencyMiddleware, idempotency=…, tenant=…)."
         )
-    if exchange.engine is not engine:
+    if exchange.engine is not mark.engine:
         raise ConfigurationError(
-            f"{handler.__qualname__} is guarded by another Idempotency than the middleware's, so nothing was "
+            f"{guarded.__qualname__} is guarded by another Idempotency than the middleware's, so nothing was "
             "run: its answer would be lost. Make one Idempotency, and use it for both."
         )
-    return exchange
+    running = exchange.running
+    if running is None or exchange.at_edge or not _is_part_of_the_handler(exchange):
+        return exchange
+    return None if _as_strict(running.rules, mark.rules) else exchange
+
+
+def _as_strict(outer: Rules, inner: Rules) -> bool:
+    """Whether a handler is guarded just as the function that it calls, so that one guard does for both."""
+    return inner.mode is not Mode.PHASED and replace(outer, required=True) == replace(inner, required=True)

@@ -39,8 +39,6 @@ from ..drivers.run import run, run_in, run_in_async
 from ..drivers.threads import Lane, in_a_thread
 from ..errors import (
     AmbiguousProviderId,
-    Answered,
-    ConfigurationError,
     CorruptRecord,
     DefinitionChanged,
     LimitExceeded,
@@ -61,7 +59,7 @@ from .deferred import ClaimedDeferred, LockedDeferred
 from .desk import Lookup
 from .errands import Errands
 from .events import Events
-from .exchange import Exchange
+from .exchange import Answered, Exchange
 from .flow import Flow, Pause, ask, drive, drive_async
 from .gate import binding_of, claim_of, event_of, stale_answer, tenant_of
 from .input import Captured
@@ -203,11 +201,20 @@ class Engine:
 
     def begin(self, exchange: Exchange, rules: Rules) -> Running | Answer:
         """Claims for sync code. An answer: the key decides it, and nothing may run."""
-        connection = rules.connection(exchange.context) if rules.connection is not None else None
-        begun = self.drive(self._begin(exchange, rules, connection))
+        edges = exchange.start_claim()
+        try:
+            if edges is not None:
+                self.drive(self._way(edges).give_back(edges))
+            connection = rules.connection(exchange.context) if rules.connection is not None else None
+            begun = self.drive(self._begin(exchange, rules, connection))
+        except BaseException:
+            exchange.end_claim(None)
+            raise
+        waits = not isinstance(begun, Running) or begun.to_finish  # without a key there may be nothing
+        wanted = exchange.end_claim(begun if waits else None)
         if isinstance(begun, Running):
             begun.sync = True
-            if begun.to_finish and not exchange.take(begun):
+            if begun.to_finish and not wanted:
                 self.unwanted(begun)
             if rules.mode is Mode.DEFERRED:
                 begun.operation._enqueue = functools.partial(self._enqueue, begun)
@@ -215,12 +222,21 @@ class Engine:
 
     async def begin_async(self, exchange: Exchange, rules: Rules) -> Running | Answer:
         """Claims for async code."""
-        connection = rules.connection(exchange.context) if rules.connection is not None else None
-        if inspect.isawaitable(connection):
-            connection = await connection
-        begun = await self._hold(self._begin(exchange, rules, connection), connection)
+        edges = exchange.start_claim()
+        try:
+            if edges is not None:
+                await self.drive_async(self._way(edges).give_back(edges))
+            connection = rules.connection(exchange.context) if rules.connection is not None else None
+            if inspect.isawaitable(connection):
+                connection = await connection
+            begun = await self._hold(self._begin(exchange, rules, connection), connection)
+        except BaseException:
+            exchange.end_claim(None)
+            raise
+        waits = not isinstance(begun, Running) or begun.to_finish
+        wanted = exchange.end_claim(begun if waits else None)
         if isinstance(begun, Running):
-            if begun.to_finish and not exchange.take(begun):
+            if begun.to_finish and not wanted:
                 await self.unwanted_async(begun)
             if rules.mode is Mode.DEFERRED:
                 begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
@@ -377,12 +393,6 @@ class Engine:
 
     def _begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running | Answer]:
         policy = rules.policy
-        if exchange.running is not None or exchange.answer is not None:
-            raise ConfigurationError(
-                "Two guards met in one request: a decorated handler called another, or the edge could "
-                "not see that this route is decorated. Guard each request once (see the middleware's "
-                "`undecorated` option)."
-            )
         try:
             key = parse_key(exchange.key_lines, policy.key)
         except KeyRefused as refused:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..core.fingerprint import RequestParts
 from ..core.record import Answer
-from ..errors import Answered
+from ..errors import ConfigurationError
 from .boundary import Boundary, Place
 from .operation import Running
 from .way import Handled
@@ -18,6 +18,21 @@ from .way import Handled
 if TYPE_CHECKING:
     from .engine import Engine
     from .rules import Rules
+
+SEEN: Final = "samekey.exchange"
+"""The key in the ASGI scope or WSGI environ under which a request carries its exchange.
+
+It goes with the request wherever that goes, also into another context; a request that an application makes
+to itself on the way has none, or its own.
+"""
+
+
+class Answered(BaseException):
+    """The key already decides the answer, so the handler is not run. The middleware catches this.
+
+    Not an ``Exception``: nothing has failed, so what an application does about failures (a refund, an alert,
+    a retry) must not be done.
+    """
 
 
 class Framework:
@@ -28,12 +43,16 @@ class Framework:
         raise Answered(f"This key already decides the answer ({answer.status}); the handler was not run.")
 
     def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
-        """The status that a handler chose itself, by what it returned."""
-        status = getattr(value, "status_code", None)
-        return status if isinstance(status, int) else None
+        """The status that a handler chose itself, by what it returned. None where that cannot be told: what a
+        provider's SDK returns has a status too."""
+        return None
 
     def refusal(self, error: BaseException) -> int | None:
         """The status of the framework's own HTTP exception; None for every other error."""
+        return None
+
+    def context_of(self, arguments: Sequence[Any]) -> Mapping[str, Any] | None:
+        """The scope or environ of the request that a handler is called for; None where that is not seen."""
         return None
 
 
@@ -61,20 +80,46 @@ class Exchange:
     """Of the middleware that the request came through; a decorator of another one is refused."""
     rules: Rules | None = None
     """How an undecorated handler is guarded."""
-    routed: bool = True
-    """A handler, not a router, will give the answer, for all that is known."""
+    at_edge: bool = False
+    """The edge claims, and the application as a whole is the handler; until a decorated one is reached."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
+    _claiming: bool = False
     running: Running | None = None
     answer: Answer | None = None
     """The answer that the key decided; nothing was run."""
 
-    def take(self, running: Running) -> bool:
-        """A guard has claimed. False: the edge has let go of the request meanwhile, so nothing may run."""
+    def is_of(self, context: Mapping[str, Any]) -> bool:
+        """Whether this is the exchange of the request with that scope or environ: it is carried there, or a
+        middleware has made the scope anew and kept the key."""
+        carried = context.get(SEEN)
+        if carried is not None or self.engine is None:
+            return carried is self
+        return list(self.key_lines) == _key_lines(context, self.engine.policy.header)
+
+    def start_claim(self) -> Running | None:
+        """A guard begins to claim; there is one for each request. It gets the edge's own claim, if there is
+        one: to be given back, since the handler knows better how it is to be guarded."""
         with self._lock:
-            if not self._closed:
-                self.running = running
+            if self._claiming or self.answer is not None or (self.running is not None and not self.at_edge):
+                raise ConfigurationError(_TWO_GUARDS)
+            edges, self.running, self.at_edge = self.running, None, False
+            if edges is not None and edges.boundary.place is not Place.RUNNING:
+                self.running = edges
+                raise ConfigurationError(_TWO_GUARDS)
+            self._claiming = True
+            return edges
+
+    def end_claim(self, begun: Running | Answer | None) -> bool:
+        """What came of it; None: nothing. False: the edge has let go of the request meanwhile, so nothing may
+        run."""
+        with self._lock:
+            self._claiming = False
+            if isinstance(begun, Answer):
+                self.answer = begun
+            elif not self._closed:
+                self.running = begun
             return not self._closed
 
     def let_go(self) -> bool:
@@ -97,24 +142,73 @@ class Exchange:
                 page,
                 boundary.error,
                 streamed=streamed,
-                refusal=self.framework.refusal(boundary.error),
+                refusal=None if self.at_edge else self.framework.refusal(boundary.error),
                 before_effect=boundary.is_proof(),
-                routed=self.routed,
             )
-        return Handled(page, streamed=streamed, own=self._is_own(boundary, page), routed=self.routed)
+        return Handled(page, streamed=streamed, own=self._is_own(boundary, page))
 
     def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
         if page is None:
             return False
-        if boundary.said is not None:
+        if self.at_edge or boundary.said is not None:
             return boundary.said == page.status
         return self.framework.own_status(boundary.value, boundary.arguments) == page.status
 
 
+def _key_lines(context: Mapping[str, Any], header: str) -> list[bytes]:
+    if "headers" in context:
+        wanted = header.lower().encode("latin-1")
+        return [value for name, value in context["headers"] if name.lower() == wanted]
+    sent = context.get("HTTP_" + header.upper().replace("-", "_"))
+    return [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
+
+
+_TWO_GUARDS: Final = (
+    "Two guards met in one request, so this function was not run: a guarded function called another, was "
+    "called twice at once or again after it had ended, or stands below a wrapper that hides its decorator. "
+    "Guard each request once: put functools.wraps on wrappers, and keep one of the two guards (see the "
+    "middleware's `undecorated` option)."
+)
+
+
 class Unguarded:
-    """In place of an exchange: the middleware is there, and lets this request pass."""
+    """In place of an exchange: the middleware is there, and lets this request pass (a GET, say).
+
+    A decorated handler that it is routed to runs as it is. Whatever else is guarded may not: it would run
+    once for each such request, and nobody would know.
+    """
+
+    __slots__ = ("_routed_to", "over")
+
+    def __init__(self, routed_to: Callable[[], object | None]) -> None:
+        self._routed_to = routed_to
+        self.over = False
+        """The request has been answered; what it has started may still run."""
+
+    def lets(self, mark: object, arguments: Sequence[Any]) -> bool:
+        """Whether the guarded function with this mark may run as it is: the router leads there, or, where
+        the router is not known, it is given this very request."""
+        if self.over:
+            return False
+        found = self._routed_to()
+        return found is mark or (found is None and any(self._is_with(one) for one in arguments))
+
+    def _is_with(self, argument: Any) -> bool:
+        contexts = (
+            argument,
+            *(getattr(argument, name, None) for name in ("scope", "environ", "META", "env")),
+        )
+        return any(isinstance(one, Mapping) and one.get(SEEN) is self for one in contexts)
 
 
-UNGUARDED = Unguarded()
+def exchange_of_call(arguments: Sequence[Any]) -> Exchange | Unguarded | None:
+    """The exchange of the request that a call is for. Not that of another one: an application may make a
+    request of its own while it handles ours."""
+    known = current_exchange.get()
+    if not isinstance(known, Exchange):
+        return known
+    context = known.framework.context_of(arguments)
+    return known if context is None or known.is_of(context) else None
+
 
 current_exchange: ContextVar[Exchange | Unguarded | None] = ContextVar("samekey_exchange", default=None)

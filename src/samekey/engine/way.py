@@ -49,13 +49,11 @@ class Handled:
     """The status, if it raised the framework's own HTTP exception."""
     before_effect: bool = False
     """It raised inside ``before_effect()``."""
-    routed: bool = True
-    """A handler gave the answer, for all that is known, and not a router that found none."""
 
     @property
     def ending(self) -> Ending:
         status = None if self.answer is None else self.answer.status
-        return Ending(status, self.error, self.own, self.refusal, self.before_effect, self.routed)
+        return Ending(status, self.error, self.own, self.refusal, self.before_effect)
 
     @property
     def propagated(self) -> BaseException | None:

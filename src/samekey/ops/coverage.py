@@ -20,7 +20,7 @@ from ..core.policy import Policy
 from ..edges.guards import NO_ROUTE
 from ..edges.startup import Declared, wrong_with
 from ..edges.walk import READ_ONLY, Guard, Place, Reached, named_paths, plain, walk
-from ..engine.decorate import GUARD, Mark
+from ..engine.marks import Mark, mark_of
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
 
@@ -111,7 +111,7 @@ def is_allowed(route: RouteCoverage, allowed: Collection[str]) -> bool:
 
 
 def _judge(reached: Reached) -> RouteCoverage:
-    mark = getattr(plain(reached.handler), GUARD, None)
+    mark = mark_of(reached.handler)
     refused = _refused_at_start(reached)
     if refused is not None:
         return _row(reached, How.BROKEN, why=refused, edge=reached.guards[-1].policy)

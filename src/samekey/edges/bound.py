@@ -1,0 +1,63 @@
+"""Handlers that are told which request they are called for.
+
+A context variable says it too, but not where an application calls another one in-process on its way: what is
+reached there would take the outer request's key. The request itself is the better witness. It carries its
+exchange; one that an application makes by itself does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..engine.decorate import at_handler
+from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
+from ..engine.marks import put_in_place
+
+Finds = Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any] | None]
+"""Gives the ASGI scope or WSGI environ of the request that a call is for; None where it cannot be seen. It
+may take from the arguments what the handler has not asked for."""
+
+
+def bound(handler: Any, finds: Finds, *, decorated: bool) -> Any:
+    """A function to stand in the place of a route's handler: it knows its request, and an undecorated handler
+    claims for itself."""
+    guarded = handler if decorated else at_handler(handler)
+    if inspect.iscoroutinefunction(handler):
+
+        @functools.wraps(handler)
+        async def bound_async(*args: Any, **kwargs: Any) -> Any:
+            with _within(finds(args, kwargs)):
+                return await guarded(*args, **kwargs)
+
+        return put_in_place(bound_async, handler)
+
+    @functools.wraps(handler)
+    def bound_sync(*args: Any, **kwargs: Any) -> Any:
+        with _within(finds(args, kwargs)):
+            return guarded(*args, **kwargs)
+
+    return put_in_place(bound_sync, handler)
+
+
+@contextmanager
+def _within(context: Mapping[str, Any] | None) -> Iterator[None]:
+    if context is None:
+        yield
+        return
+    token = current_exchange.set(_exchange_in(context))
+    try:
+        yield
+    finally:
+        current_exchange.reset(token)
+
+
+def _exchange_in(context: Mapping[str, Any]) -> Exchange | Unguarded | None:
+    carried = context.get(SEEN)
+    if isinstance(carried, Exchange | Unguarded):
+        return carried
+    known = current_exchange.get()
+    return known if not isinstance(known, Exchange) or known.is_of(context) else None
