@@ -23,6 +23,9 @@ class Response:
         """As it is stored and sent."""
         if not 200 <= self.status <= 599:
             raise ConfigurationError(f"{self.status} is not a final HTTP status.")
+        for name, value in self.headers.items():
+            if set(f"{name}{value}") & set("\r\n\0"):
+                raise ConfigurationError(f"The header {name!r} has a line break in it, which ends a header.")
         names = {name.lower() for name in self.headers}
         headers = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in self.headers.items()]
         if self.content is None:

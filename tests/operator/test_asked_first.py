@@ -335,7 +335,9 @@ def test_plain_functions_ask_as_well(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_lookup_that_hangs_is_not_waited_for(lite: World, send_lite: Send, is_async: bool) -> None:
+def test_a_lookup_that_hangs_is_not_waited_for(
+    lite: World, send_lite: Send, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
     let_go = threading.Event()
 
     async def hang(_: Record) -> Any:
@@ -352,6 +354,7 @@ def test_a_lookup_that_hangs_is_not_waited_for(lite: World, send_lite: Send, is_
     try:
         refused(send_lite())
         refused(send_lite())  # its place is still taken: nobody even asks
+        assert "As many lookups as may be are under way; 1 of them hang" in caplog.text
     finally:
         let_go.set()
 

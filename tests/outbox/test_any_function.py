@@ -181,8 +181,9 @@ def test_what_a_write_enqueues_is_enqueued_once_however_often_it_is_recorded(
         Response(99),
         Response("201"),  # type: ignore[arg-type]
         Response(200, 1, {"x": 1}),  # type: ignore[dict-item]
+        Response(200, 1, {"x": "a\r\nset-cookie: b"}),
     ],
-    ids=["half a character", "header text", "status", "status text", "header number"],
+    ids=["half a character", "header text", "status", "status text", "header number", "header break"],
 )
 def test_a_result_that_cannot_be_kept_never_repeats_the_effect(outbox: Outbox, result: Response) -> None:
     ran: list[int] = []

@@ -39,6 +39,8 @@ class Desk:
         self._seconds = timeout.total_seconds()
         self._places = threading.BoundedSemaphore(places)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._late: set[Any] = set()
+        """Lookups that nobody waits for any more and that have not ended."""
 
     def ask(self, lookup: Lookup, record: Record) -> Any:
         """A finding. An async lookup runs in an event loop of its own."""
@@ -46,21 +48,24 @@ class Desk:
         try:
             return _checked(answer.result(self._seconds))
         except Exception as error:
+            self._left(answer)
             raise self._failed(error, ended=answer.done()) from error
 
     async def ask_async(self, lookup: Lookup, record: Record) -> Any:
         """A finding. An async lookup runs in this event loop, any other in a thread."""
         if inspect.iscoroutinefunction(lookup):
-            asking = self._in_task(lookup(record))
+            asking: asyncio.Future[Any] = self._in_task(lookup(record))
+            given: Future[Any] | asyncio.Future[Any] = asking
         else:
             thread = self._in_thread(lambda: lookup(record))
-            asking = asyncio.ensure_future(_from_thread(thread))
+            asking, given = asyncio.ensure_future(_from_thread(thread)), thread
         try:
             # Not cancelled and waited for: a lookup that will not hear of it would keep the request.
             await asyncio.wait({asking}, timeout=self._seconds)
         finally:
             ended = asking.done()
             asking.cancel()
+            self._left(given)
         try:
             return _checked(asking.result() if ended else _never())
         except (Exception, asyncio.CancelledError) as error:
@@ -101,9 +106,18 @@ class Desk:
         threading.Thread(target=work, name="samekey lookup", daemon=True).start()
         return answer
 
+    def _left(self, asked: Future[Any] | asyncio.Future[Any]) -> None:
+        """Nobody waits for it any more."""
+        if not asked.done():
+            self._late.add(asked)
+            asked.add_done_callback(self._late.discard)
+
     def _take(self) -> None:
         if not self._places.acquire(blocking=False):
-            raise LookupFailed("As many lookups as may be are under way.")
+            raise LookupFailed(
+                "As many lookups as may be are under way; "
+                f"{len(self._late)} of them hang: give their calls a time-out of their own."
+            )
 
     def _failed(self, error: BaseException, *, ended: bool) -> LookupFailed:
         if not ended:
