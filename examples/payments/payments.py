@@ -126,6 +126,7 @@ async def look_up(record: Record) -> Any:
                 payment = payment.settled(entry.id)
                 await settle(database.run, payment)
                 return Executed(payment.response(), provider_id=entry.id)
+        await forget(database.run, payment.id)  # what was never done leaves no row behind
         return NotExecuted
     found = Executed if payment.status == "succeeded" else Declined
     return found(payment.response(), provider_id=payment.provider_id)
@@ -183,6 +184,11 @@ async def settle(run: Run, payment: Payment) -> None:
         payment.status,
         payment.provider_id,
     )
+
+
+async def forget(run: Run, payment_id: str) -> None:
+    """A payment that was never made, and never will be under this id."""
+    await run("delete from payments where id = $1 and status = 'pending'", payment_id)
 
 
 async def find(run: Run, payment_id: str, *, lock: bool = False) -> Payment | None:

@@ -12,6 +12,7 @@ from fastapi import Response as HTTPResponse
 
 from samekey import Declined, Executed, NotExecuted, Response, StillUnknown, current_operation
 from samekey.core.record import Record
+from samekey.core.states import State
 
 from .accounts import Account
 from .bodies import After, Amount, Body, Limit, Reference, Status, Text, as_http, is_id
@@ -102,6 +103,8 @@ async def look_up(record: Record) -> Any:
     waited = await database.now() - record.last_run_at
     if waited < (settings.lease + settings.call_timeout) * 1000:
         return StillUnknown
+    if record.state is not State.UNKNOWN:  # its key has expired: what was never done leaves no row behind
+        await forget(database.run, record.id)
     return NotExecuted
 
 
@@ -154,6 +157,11 @@ async def settle(run: Run, transfer: Transfer) -> None:
         transfer.status,
         transfer.provider_id,
     )
+
+
+async def forget(run: Run, transfer_id: str) -> None:
+    """A transfer that was never made, and never will be under this id."""
+    await run("delete from transfers where id = $1 and status = 'pending'", transfer_id)
 
 
 async def find(run: Run, transfer_id: str, account: str | None = None) -> Transfer | None:

@@ -132,7 +132,12 @@ class Service:
 
 @contextmanager
 def service(
-    url: str, directory: Path, *, lease: float = 60.0, window: float = 24 * 3600.0
+    url: str,
+    directory: Path,
+    *,
+    lease: float = 60.0,
+    window: float = 24 * 3600.0,
+    call_timeout: float = 30.0,
 ) -> Iterator[Service]:
     """Two providers and an application. The worker is yours to start."""
     port = free_port()
@@ -152,7 +157,7 @@ def service(
             "CARDS_URL": cards.url,
             "CARDS_SECRET": CARDS_SECRET,
             "PAYMENTS_LEASE": str(lease),
-            "PAYMENTS_CALL_TIMEOUT": "30",
+            "PAYMENTS_CALL_TIMEOUT": str(call_timeout),
         }
         found = Service(provider, cards, environment, port, directory)
         try:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from lab.processes import wait_until
 from samekey import Idempotency
 from samekey.core.program import Statement
 from samekey.core.record import Record
+from samekey.core.states import State
 from samekey.drivers.run import run
 from tests.payments.running import Service, service, unique
 
@@ -20,7 +22,8 @@ def expire(url: str) -> None:
     """All that is settled is past its retention, whether or not a reaper has been by."""
     idempotency = Idempotency(url)
     change = idempotency.engine.queries.build(
-        "expire_all", "update {keys} set expires_at = {now} - 1 where state = 'completed'"
+        "expire_all",
+        "update {keys} set expires_at = {now} - 1 where state in ('completed', 'failed_retryable')",
     )
     idempotency.engine.drivers.sync.execute(Statement(change, {"now": None}))
     idempotency.close()
@@ -121,6 +124,22 @@ def test_a_key_whose_request_was_refused_has_a_second_life(fresh_url: str, tmp_p
         assert (now.id != former.id, now.life) == (True, 2)
         assert len(running.moved(body["reference"])) == 1
         assert_books_agree(running)
+
+
+def test_what_was_never_done_leaves_no_row_behind(fresh_url: str, tmp_path: Path) -> None:
+    """The provider has told that an attempt came to nothing, and the client comes back late."""
+    with service(fresh_url, tmp_path, lease=1.0, call_timeout=1.0) as running:
+        key, reference = unique("key"), unique("transfer")
+        body = {"account": "DE89", "amount": 700, "reference": reference}
+        running.provider.fail("failure_told", reference=reference, seconds=0.01)
+        assert running.post("/transfers", key, body).status_code == 409
+        wait_until(lambda: operations(fresh_url)[key].state is State.FAILED_RETRYABLE, timeout=60)
+        (never,) = running.transfers(reference)
+        expire(fresh_url)
+        again = running.final("/transfers", key, body)
+        assert (again.status_code, again.json()["id"] != never["id"]) == (201, True)
+        assert running.transfers(reference) == [again.json()]
+        assert len(running.moved(reference)) == 1
 
 
 def assert_books_agree(running: Service) -> None:
