@@ -822,3 +822,20 @@ def test_what_fails_after_its_client_has_left_is_logged_once(
         shop.loop.run(leave())
     assert "POST /pay failed after its client had left" in caplog.text
     assert unheard == [] and shop.states() == ["unknown"]
+
+
+@pytest.mark.parametrize("decorated", [True, False])
+def test_an_answer_that_is_started_twice_counts_for_nothing(shop: Shop, decorated: bool) -> None:
+    """The second start does not overwrite the first, and the effect is not repeated."""
+
+    async def pay(scope: Any, receive: Any, send: Any) -> None:
+        shop.charge()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    app: Any = shop.idempotency.leased(pay) if decorated else pay
+    guarded: Any = IdempotencyMiddleware(app, idempotency=shop.idempotency, tenant=tenant_of)
+    got = shop.send(guarded, times=3)
+    assert statuses(got) == [409, 409, 409] and shop.charges == 1
+    assert "twice" in str(got[0].error) and got[1].code == "outcome_unknown"
