@@ -228,3 +228,19 @@ def test_a_domain_table_on_sqlite(lite: World) -> None:
     connection.execute("delete from samekey_keys where id = ?", (record.id,))
     lite.engine.engine.drivers.sync.give_back(connection)  # type: ignore[attr-defined]
     assert lite.sql("select operation from payments") == [(None,)]
+
+
+@pytest.mark.parametrize("act", ["retry", "discard"])
+def test_an_act_on_a_job_whose_operation_is_gone_leaves_its_trace(world: World, act: str) -> None:
+    record, job = world.dead_job()
+    world.sql("update {jobs} set answers = 0 where id = ?", job)
+    world.sql("delete from {keys} where id = ?", record.id)
+    before = world.count("audit")
+    who = Actor("ann", "seen to")
+    if act == "retry":
+        assert world.run(lambda: world.operator.retry_dead_job(job, who))
+    else:
+        assert world.run(lambda: world.operator.discard_dead_job(job, ANSWER, who))
+    told = world.run(lambda: world.operator.timeline_of(record.id))[-1]
+    assert world.count("audit") == before + 1
+    assert (told.actor, told.reason, told.before) == ("ann", "seen to", "dead")

@@ -241,6 +241,7 @@ class Operator:
         if rows and not revived:
             # A job beside the one that answers changes no state, and still leaves its trace.
             yield from self.note_act(str(rows[0][0]), actor, now)
+            yield from self._note_job_act(job_id, actor, now)
         yield from act_end(self._queries)
         return bool(rows)
 
@@ -267,6 +268,7 @@ class Operator:
         if not closed:
             yield self._queries.statement("discard_job", now, id=job_id)
             yield from self.note_act(job.operation_id, actor, now)
+            yield from self._note_job_act(job_id, actor, now)
         yield from act_end(self._queries)
         return True
 
@@ -293,6 +295,10 @@ class Operator:
         yield self._queries.statement(
             "note_act", now, operation_id=operation_id, actor=actor.name, reason=actor.reason
         )
+
+    def _note_job_act(self, job_id: str, actor: Actor, now: int | None) -> Program[None]:
+        """The same where the job's operation is gone, and cannot tell whose it was."""
+        yield self._queries.statement("note_job_act", now, id=job_id, actor=actor.name, reason=actor.reason)
 
     # Looking
 

@@ -87,6 +87,12 @@ insert into {audit} (at, operation_id, scope, key, tenant, from_state, to_state,
 select {now}, id, scope, key, tenant, state, state, attempt, :actor, :reason
 from {keys} where id = :operation_id
 
+-- name: note_job_act
+-- The same of a job whose operation is gone: its key has had another life, or none. The job knows whose it was.
+insert into {audit} (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason)
+select {now}, operation_id, scope, key, tenant, 'dead', state, attempt, :actor, :reason
+from {jobs} as j where j.id = :id and not exists (select 1 from {keys} as k where k.id = j.operation_id)
+
 -- name: drop_intents
 -- Effects that provably never happened: the retry makes the call again.
 delete from {phases} where operation_id = :operation_id and done = 0
