@@ -136,6 +136,7 @@ def finish_twice() -> None:
         return await finish(self, running, handled)
 
     vars_of(Engine, finish_async=again)
+    forget_what_was_noted()
 
 
 def judge_by_the_page() -> None:
@@ -147,6 +148,7 @@ def judge_by_the_page() -> None:
         return handled if page is None else replace(handled, error=None, own=True, refusal=None)
 
     vars_of(Exchange, handled=shown)
+    forget_what_was_noted()
 
 
 def free_on_time_out() -> None:
@@ -192,6 +194,13 @@ def drop_the_step() -> None:
         return None if found is None else next(one for one in words if one.event_id == found.event_id)
 
     vars_of(reconcile_module, judge=stepless, choose=any_of)
+
+
+def forget_what_was_noted() -> None:
+    """Without the second line of defence: a provider's id that was noted keeps a key from being freed, so
+    that these mistakes would come to nothing."""
+    judge = vars(rules_module)["judge"]
+    vars_of(rules_module, judge=lambda ending, **options: judge(replace(ending, acted=False), **options))
 
 
 def vars_of(owner: Any, **changed: Any) -> None:
