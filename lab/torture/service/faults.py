@@ -159,8 +159,11 @@ class Injector:
         return among[planned.victim % len(among)]
 
     def _provider(self, planned: Planned) -> Outside:
-        """One of the two. Taken from other digits of the number than the member whose way there is cut."""
-        return self._world.providers[planned.victim // 100 % len(self._world.providers)]
+        """One of those that are called. Taken from other digits of the number than the member whose way there
+        is cut."""
+        called = self._world.plan.calls
+        among = [one for one in self._world.providers if one.name in called] or self._world.providers
+        return among[planned.victim // 100 % len(among)]
 
     def _proxy(self, victim: Member, planned: Planned) -> FaultProxy:
         to_provider = planned.kind.endswith("_provider")

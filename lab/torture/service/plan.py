@@ -171,6 +171,12 @@ class Plan:
         return STORES.get((self.url or "sqlite:").partition(":")[0])
 
     @property
+    def calls(self) -> frozenset[str]:
+        """The providers that this load needs; what befalls another shows nothing."""
+        callers = {"provider": ("payment", "refund", "transfer"), "cards": ("purchase",)}
+        return frozenset(name for name, kinds in callers.items() if any(map(self.load.get, kinds)))  # type: ignore[arg-type]
+
+    @property
     def own_server(self) -> bool:
         """Whether the server is started for this run alone."""
         return self.url is not None and self.url.removesuffix(":") in STORES
