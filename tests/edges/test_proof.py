@@ -418,14 +418,10 @@ def contradictions() -> dict[str, Any]:
     def refused(status: int) -> Any:
         raise HTTPException(status)
 
-    def not_executed() -> Any:
-        raise NotExecuted
-
     return {
         "returned 503": returned(503),
         "returned 429": returned(429),
         "raised 429": lambda: refused(429),
-        "raised NotExecuted": not_executed,
     }
 
 

@@ -121,7 +121,8 @@ def _ending(act: Act) -> Ending | None:
         case Notes(then):
             ending = _ending(then)
             assert ending is not None
-            return replace(ending, acted=True)
+            # That nothing happened after all is the handler's to say.
+            return replace(ending, acted=not isinstance(ending.error, NotExecuted))
         case FailsBefore():
             return Ending(None, KeyError(), before_effect=True)
         case Stays():

@@ -301,7 +301,7 @@ from samekey.core.ledger import Entry, Ledgers
 
 idempotency = Idempotency("sqlite:///:memory:")
 seen = []
-idempotency.ledgers = [
+idempotency.engine.ledgers = [
     Ledgers(lambda: [Entry("a", 1, "EUR")], lambda: [Entry("a", {amount}, "EUR")], name="cards"),
     Ledgers(lambda: [], lambda: {other}, name="payouts", report=seen.append),
 ]

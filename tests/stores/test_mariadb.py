@@ -220,7 +220,7 @@ def test_a_migration_that_was_cut_short_begins_again(mariadb_server: NamedServer
         whole = whole or describe(made[crash.label])
         assert describe(made[crash.label]) == whole, crash
         mariadb_server.drop_database(made[crash.label])
-    assert whole is not None and len(whole["triggers"]) == 4
+    assert whole is not None and len(whole["triggers"]) == 5
 
 
 # ------------------------------------------------------------------ rights, versions, plans, round trips

@@ -246,7 +246,7 @@ def become_read_only(server: MariaDBServer, url: str) -> None:
     answer = idempotency.engine.finish(running, Handled(PAID)).answer
     assert answer is not None and answer.status == 503
     assert begin(idempotency, "read-only-2").status == 503
-    assert idempotency.drivers.sync._operations._idle == [], "nobody shall get such a connection"  # type: ignore[attr-defined]
+    assert idempotency.engine.drivers.sync._operations._idle == [], "nobody shall get such a connection"  # type: ignore[attr-defined]
     server.execute("set global read_only = 0")
     assert effects(url, "read-only") == 0
     assert isinstance(begin(idempotency, "read-only-3"), Running)

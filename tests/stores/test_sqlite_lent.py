@@ -374,8 +374,8 @@ for close in (True, False):
             idempotency.close()
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert os.path.exists(idempotency.drivers.sync.path), close
-folder = os.path.dirname(idempotency.drivers.sync.path)
+    assert os.path.exists(idempotency.engine.drivers.sync.path), close
+folder = os.path.dirname(idempotency.engine.drivers.sync.path)
 idempotency.close()
 assert not os.path.exists(folder)
 """

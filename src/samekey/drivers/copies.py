@@ -78,7 +78,19 @@ REPLACING: Final = frozenset(
 """Statements after which nothing that was cached before is of use. They leave no live copy behind: what they
 change has expired, or was not completed. Removing it all the same costs little, for they are rare."""
 ENDING: Final = frozenset(
-    {"complete", "fail", "lose", "release", "end_lease", "retry", "resume", "regain", "let_go", "give_up"}
+    {
+        "complete",
+        "fail",
+        "lose",
+        "hold",
+        "release",
+        "end_lease",
+        "retry",
+        "resume",
+        "regain",
+        "let_go",
+        "give_up",
+    }
 )
 """Statements that end what a marker says."""
 HARMLESS: Final = frozenset(

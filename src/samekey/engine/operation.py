@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.claim import Claim, downstream_key
 from ..core.effects import Sent, SentStep
-from ..core.outcome import Ending, Outcome
+from ..core.outcome import Outcome
 from ..core.provider import StoredText, checked_provider_id
 from ..core.record import Lease
 from ..core.states import Mode
@@ -198,32 +198,31 @@ class Running:
         if self.outcome is not None:
             raise RuntimeError("This operation has been finished already.")
         ending = handled.ending
-        if self.operation._sent or isinstance(ending.error, NotExecuted):
-            ending = replace(ending, acted=self._acted(), foreign=self._is_foreign(ending.error))
+        if isinstance(ending.error, NotExecuted):
+            ending = replace(ending, foreign=self._is_foreign(ending.error))
+        if self._acted() and (ending.foreign or not isinstance(ending.error, NotExecuted)):
+            ending = replace(ending, acted=True)
         self.outcome = self.rules.judge(ending)
-        if ending.acted and self.outcome is Outcome.UNKNOWN and _says_nothing_happened(ending):
+        if ending.acted and self.outcome is Outcome.UNKNOWN and ending.own and ending.error is None:
             logger.error(
-                "The handler of operation %s says that nothing happened, but has noted the provider's id: "
-                "its outcome counts as unknown. Where the id means nothing, take it back: provider_id = None",
+                "The answer of operation %s says that nothing happened, but its handler has noted the provider's "
+                "id: the outcome counts as unknown. Where the id means nothing, take it back (provider_id = "
+                "None) or raise NotExecuted.",
                 self.operation.id,
             )
         return self.outcome
 
-    def _acted(self) -> bool:
-        """Whether the provider's own id is there, of a call that nobody declared safe to repeat."""
-        sent = self.operation.sent()
-        return self.claim.mode is Mode.LEASED and any(one.provider_id is not None for one in sent.steps)
-
-    def _is_foreign(self, error: BaseException | None) -> bool:
-        """Whether ``NotExecuted`` is about something else than all that this operation does."""
-        if not isinstance(error, NotExecuted):
-            return False
+    def _is_foreign(self, error: NotExecuted) -> bool:
+        """Whether it is about something else than all that this operation does: of several steps, it may be
+        about one."""
         several = self.claim.mode is Mode.LEASED and len(self.operation.sent().steps) > 1
         return several or not error.is_word_of(self.operation.id)
 
-
-def _says_nothing_happened(ending: Ending) -> bool:
-    return ending.own if ending.error is None else isinstance(ending.error, NotExecuted)
+    def _acted(self) -> bool:
+        """Whether the provider's own id is there, of a call that nobody declared safe to repeat."""
+        if not self.operation._sent or self.claim.mode is not Mode.LEASED:
+            return False
+        return any(one.provider_id is not None for one in self.operation.sent().steps)
 
 
 _current: ContextVar[Operation | None] = ContextVar("samekey_operation", default=None)

@@ -49,7 +49,7 @@ group by mode order by mode
 -- touched, nor is what still has jobs that are to run or that an operator must see.
 delete from {keys} where id = any(array(
     select k.id from {keys} as k
-    where k.state in ({from:reap}) and k.state <> 'expired' and k.expires_at <= {now} and k.after_expiry = 'new'
+    where k.state in ('completed', 'failed_retryable') and k.expires_at <= {now} and k.after_expiry = 'new'
         and not exists (
             select from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
             offset 0

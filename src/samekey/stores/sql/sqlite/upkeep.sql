@@ -40,9 +40,9 @@ group by mode order by mode
 -- name: reap  event: reap
 -- Deletes settled records past retention after which the key may run again. What is in flight or unknown is never
 -- touched, nor is what still has jobs that are to run or that an operator must see.
-delete from {keys} where state in ({from:reap}) and state <> 'expired' and id in (
+delete from {keys} where state in ('completed', 'failed_retryable') and id in (
     select k.id from {keys} as k
-    where k.state in ({from:reap}) and k.state <> 'expired' and k.expires_at <= {now} and k.after_expiry = 'new'
+    where k.state in ('completed', 'failed_retryable') and k.expires_at <= {now} and k.after_expiry = 'new'
         and not exists (
             select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
         )
