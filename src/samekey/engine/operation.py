@@ -205,9 +205,9 @@ class Running:
         self.outcome = self.rules.judge(ending)
         if ending.acted and self.outcome is Outcome.UNKNOWN and ending.own and ending.error is None:
             logger.error(
-                "The answer of operation %s says that nothing happened, but its handler has noted the provider's "
-                "id: the outcome counts as unknown. Where the id means nothing, take it back (provider_id = "
-                "None) or raise NotExecuted.",
+                "The answer of operation %s says that nothing happened, but its handler has noted the "
+                "provider's id: the outcome counts as unknown. Where the id means nothing, take it back "
+                "(provider_id = None) or raise NotExecuted.",
                 self.operation.id,
             )
         return self.outcome
