@@ -10,7 +10,7 @@ from .engine.jobs import JobContext
 from .engine.operation import Operation, current_operation
 from .engine.phased import NOT_FOUND, Effect
 from .engine.phases import AsyncPhasedOperation, PhasedOperation
-from .engine.reconcile import Resolution
+from .engine.said import Resolution
 from .errors import (
     CallDeclined,
     ConfigurationError,

@@ -24,9 +24,9 @@ from .engine.marks import GUARD
 from .engine.once import Once, decorator
 from .engine.options import LeasedOptions, OnceOptions, PhasedOptions, TransactionOptions
 from .engine.phased import Definition
-from .engine.reconcile import Resolution
 from .engine.resolving import Named, resolve
 from .engine.rules import rules_from, seconds
+from .engine.said import Resolution
 from .errors import ConfigurationError
 from .evidence import Evidence
 from .stores.protocols import Actor

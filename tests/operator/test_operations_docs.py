@@ -13,7 +13,7 @@ import typer.main
 
 import samekey.ops.doctor
 from samekey.cli.app import app
-from samekey.engine.reconcile import Resolution
+from samekey.engine.said import Resolution
 from tests.operator.session import IDS, PAGE, PREPARE, URL, comparable, play, shop, unknown_payment, written
 from tests.operator.world import World
 

@@ -31,7 +31,7 @@ from samekey.drivers.redis import RedisDriver
 from samekey.drivers.redis_plan import Batch
 from samekey.drivers.run import run, run_async
 from samekey.encryption import fernet
-from samekey.engine.reconcile import Resolution
+from samekey.engine.said import Resolution
 from samekey.workers.reaper import Reaper
 from samekey.workers.reconciler import Reconciler
 from samekey.workers.sweeper import Sweeper

@@ -24,7 +24,8 @@ from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..drivers.sqlite import SQLiteDriver
 from ..encryption import fernet
-from ..engine.reconcile import DirectResolver, NotingResolver, Resolver
+from ..engine.direct import DirectResolver
+from ..engine.reconcile import NotingResolver, Resolver
 from ..engine.store import Store as OpenedStore
 from ..engine.store import cached
 from ..engine.store import open_store as open_engine_store

@@ -54,7 +54,7 @@ from ..stores.sql.phases import Disputed, Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in
 from .input import Captured
-from .reconcile import Found
+from .said import Found
 from .steps import Steps
 from .way import Finished, Handled, keep, unavailable, with_expiry
 

@@ -57,6 +57,7 @@ from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
 from .deferred import ClaimedDeferred, LockedDeferred
 from .desk import Lookup
+from .direct import DirectResolver
 from .errands import Errands
 from .events import Events
 from .exchange import Answered, Exchange
@@ -72,7 +73,7 @@ from .operation import Running, _current
 from .phased import Definition, PhasedWay, Run
 from .phases import AsyncPhasedOperation, PhasedOperation
 from .proven import ProvenAtomic, ProvenDeferred
-from .reconcile import DirectResolver, NotingResolver, Resolver
+from .reconcile import NotingResolver, Resolver
 from .rules import Rules
 from .status import gone_answer, status_answer
 from .store import Tables, open_store

@@ -16,8 +16,8 @@ from ..errors import ConfigurationError
 from .attempt import Run, step_name
 from .definition import NOT_FOUND, EffectRules, effect_rules
 from .flow import Flow
-from .reconcile import Found
 from .rules import seconds
+from .said import Found
 
 T = TypeVar("T")
 Duration = float | timedelta

@@ -7,12 +7,9 @@ order never moves a settled record, and what could not be used is not used up.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Final, Protocol, assert_never
 
 from ..core.effects import (
@@ -24,7 +21,6 @@ from ..core.effects import (
     Says,
     Settle,
     Unplaced,
-    Word,
     choose,
     judge,
     placed,
@@ -33,14 +29,13 @@ from ..core.phases import encode_value
 from ..core.program import BEGIN, Program
 from ..core.record import Record
 from ..core.states import Mode, State
-from ..errors import ConfigurationError, Contradicted, NotExecuted
+from ..errors import ConfigurationError, Contradicted
 from ..evidence import (
     Declined,
     Evidence,
     Executed,
     answer_for,
     check_about,
-    decode_evidence,
     encode_evidence,
     says,
     value_in,
@@ -48,94 +43,10 @@ from ..evidence import (
 from ..stores.protocols import Actor, Finding
 from ..stores.sql.effects import Effects, Event, Moved
 from ..stores.sql.operator import Operator
+from .said import Found, Resolution, Said, finding_of, heard, kept_as
 
 logger = logging.getLogger("samekey")
 
-
-class Resolution(StrEnum):
-    """What became of a piece of evidence."""
-
-    RESOLVED = "resolved"
-    """It settled its effect."""
-    DUPLICATE = "duplicate"
-    """This event was seen before, and nothing new came of it."""
-    KEPT = "kept"
-    """It cannot be used yet: the effect may still be under way. It waits, and is used when that ends
-    unknown."""
-    TOO_EARLY = "too_early"
-    """The operation is still running, and a key store keeps no evidence: have the provider send it again."""
-    TOO_LATE = "too_late"
-    """Its effect is settled already, or it is about a former attempt. Everything stays as it is."""
-    UNPLACED = "unplaced"
-    """Nobody can tell which effect is meant: the operation has several, or it happened before the operation
-    began. Where the store can, it is kept for an operator."""
-    AMBIGUOUS = "ambiguous"
-    """Two operations have this id of the provider's, and neither was settled; an operator sees the event. If
-    it says that it happened, neither runs again before that."""
-    NOT_FOUND = "not_found"
-    """No such effect of this tenant and source, not yet or no longer. Nothing was noted: the provider may
-    send the event again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """One event, as it was received and verified."""
-
-    evidence: Evidence
-    source: str
-    event_id: str
-    occurred_at: int
-    about: str | None = None
-    """The downstream key of the effect; None: it names the operation alone."""
-    provider_id: str | None = None
-    among: tuple[str | None, ...] = ()
-    """The downstream keys of the effects that have this id, where there are several."""
-
-    @property
-    def names_id(self) -> str | None:
-        """The provider's id that it gives, or was found by."""
-        given = self.evidence
-        return (given.provider_id if isinstance(given, Executed | Declined) else None) or self.provider_id
-
-    @property
-    def digest(self) -> str:
-        """What tells this event from all others, in few characters."""
-        named = json.dumps([self.source, self.event_id]).encode()
-        return hashlib.sha256(named).hexdigest()[:32]
-
-    def word(self, received_at: int) -> Heard:
-        """As it counts if it was received then, by the store's clock: nothing is heard of before it has
-        happened, whatever a provider's clock says."""
-        at, given = min(self.occurred_at, received_at), self.evidence
-        return Heard(
-            says(given), self.source, self.about, self.names_id, at, self.event_id, self.among, finding=given
-        )
-
-    @property
-    def actor(self) -> Actor:
-        return Actor("webhook", f"event {self.event_id} of {self.source}")
-
-
-@dataclass(frozen=True, slots=True)
-class Heard(Word):
-    """A word with what it found: the verdict is about this event, and about no look-alike of it."""
-
-    finding: Evidence = NotExecuted
-    event: Event | None = None
-    """As it was kept; None: it comes now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Evidence that was kept, and can be used now."""
-
-    evidence: Evidence
-    event: Event
-
-
-MOST_FREED: Final = 64
-"""Attempts of one operation that events may free on a key store, where the record keeps them all: it must
-stay small. After that an operator decides."""
 
 NOTHING_OPEN: Final = (
     "None of its effects is open, so there is nothing that this could be the result of. Executed(None) has "
@@ -176,106 +87,6 @@ class Resolver(Protocol):
     def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
         """Keeps an event that fits this operation and others, for an operator to see. ``Moved`` as for
         ``receive``."""
-
-
-class DirectResolver:
-    """For key stores: each act is one statement, and nothing is kept.
-
-    There is one effect, the leased call. A repeated event finds the record settled; one that has freed an
-    attempt is kept with the record, and frees no other.
-    """
-
-    def __init__(self, finding: Finding) -> None:
-        self.finding = finding
-
-    def apply(
-        self,
-        record: Record,
-        finding: Evidence,
-        actor: Actor,
-        *,
-        despite: Sequence[str] = (),
-        source: str | None = None,
-        event: str | None = None,
-    ) -> Program[bool]:
-        check_about(finding, record)
-        attempt = record.attempt
-        disputed_by = yield from self.finding.disputed_by(record.id)
-        if disputed_by not in (None, *despite) and not isinstance(finding, Executed):
-            raise Contradicted([str(disputed_by)])
-        if isinstance(finding, Executed | Declined):
-            answer, provider_id = answer_for(finding, record), finding.provider_id
-            return (
-                yield from self.finding.executed(
-                    record.id, answer, actor, provider_id=provider_id, source=source, attempt=attempt
-                )
-            )
-        return (
-            yield from self.finding.not_executed(
-                record.id, actor, attempt=attempt, event=event, despite=disputed_by
-            )
-        )
-
-    def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
-        found = yield from self.finding.clocked(operation_id)
-        if found is None:
-            return Resolution.NOT_FOUND
-        now, record = found
-        freed_by = yield from self.finding.freed_by(operation_id)
-        if said.digest in freed_by:
-            return Resolution.DUPLICATE
-        effects = yield from self.finding.effects(operation_id)
-        verdict = judge(said.word(now), record, effects)
-        if isinstance(verdict, Foreign):
-            return Resolution.NOT_FOUND
-        check_about(said.evidence, record)
-        match verdict:
-            case Settle():
-                if len(freed_by) >= MOST_FREED:
-                    return Resolution.UNPLACED
-                try:
-                    moved = yield from self.apply(
-                        record, said.evidence, said.actor, source=said.source, event=said.digest
-                    )
-                except Contradicted:
-                    return Resolution.UNPLACED
-                if not moved:
-                    raise Moved
-                return Resolution.RESOLVED
-            case Keep():
-                yield from self._dispute(record, said)
-                running = record.state is State.IN_PROGRESS
-                return Resolution.TOO_EARLY if running else Resolution.UNPLACED
-            case Unplaced():
-                yield from self._dispute(record, said)
-                return Resolution.UNPLACED
-            case Late():
-                return Resolution.TOO_LATE
-            case _:
-                assert_never(verdict)
-
-    def apply_waiting(self, operation_id: str) -> Program[bool]:
-        yield from ()
-        return False
-
-    def stranded(self, *, batch: int) -> Program[list[str]]:
-        yield from ()
-        return []
-
-    def looked_at(self, operation_id: str) -> Program[None]:
-        yield from ()
-
-    def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
-        """Nothing is kept, but a yes keeps this operation from running again."""
-        found = yield from self.finding.clocked(operation_id)
-        if found is not None and found[1].state not in (State.COMPLETED, State.EXPIRED):
-            yield from self._dispute(found[1], said)
-
-    def _dispute(self, record: Record, said: Said) -> Program[None]:
-        if not isinstance(said.evidence, Executed):
-            return
-        if not (yield from self.finding.dispute(record.id, said.event_id, attempt=record.attempt)):
-            raise Moved
 
 
 class NotingResolver:
@@ -333,7 +144,7 @@ class NotingResolver:
             else:
                 yield from self._effects.mark(earlier, "late")  # it names its effect now, and is noted anew
         unsettled = yield from self._effects.unsettled(operation_id)
-        others = [_word(one) for one in unsettled if one != earlier]
+        others = [heard(one) for one in unsettled if one != earlier]
         word = placed(said.word(now if earlier is None else earlier.received_at), record, effects)
         said = replace(said, about=word.about)
         verdict = judge(word, record, effects, others)
@@ -369,20 +180,20 @@ class NotingResolver:
         unsettled = yield from self._effects.unsettled(operation_id)
         effects = yield from self._effects.of(operation_id)
         # The event that says most comes first: that it happened, then that it was refused.
-        words = sorted(map(_word, unsettled), key=lambda word: list(Says).index(word.says))
+        words = sorted(map(heard, unsettled), key=lambda word: list(Says).index(word.says))
         for word in words:
-            if _kept(word).state != "waiting":
+            if kept_as(word).state != "waiting":
                 continue
             verdict = judge(word, record, effects, [other for other in words if other is not word])
             if isinstance(verdict, Late):
-                yield from self._effects.mark(_kept(word), "late")
+                yield from self._effects.mark(kept_as(word), "late")
             if not isinstance(verdict, Settle):
                 continue
-            used = _kept(verdict.word)
+            used = kept_as(verdict.word)
             actor = Actor("webhook", f"event {used.event_id} of {used.source}, which had come early")
             if not (yield from self._carry_out(verdict, record, effects, actor, used.source)):
                 return False
-            for event in (_kept(word), used):
+            for event in (kept_as(word), used):
                 yield from self._effects.mark(event, "used")
             return True
         yield from self._effects.looked_at(operation_id)
@@ -398,8 +209,8 @@ class NotingResolver:
         found = yield from self._effects.locked(operation_id)
         if effect is None or found is None:
             return None
-        chosen = choose([_word(event) for event in waiting], found[1], effect)
-        return None if chosen is None else Found(_finding(chosen), _kept(chosen))
+        chosen = choose([heard(event) for event in waiting], found[1], effect)
+        return None if chosen is None else Found(finding_of(chosen), kept_as(chosen))
 
     def looked_at(self, operation_id: str) -> Program[None]:
         return self._effects.looked_at(operation_id)
@@ -444,7 +255,7 @@ class NotingResolver:
     def _carry_out(
         self, verdict: Settle, record: Record, effects: Sequence[Effect], actor: Actor, source: str
     ) -> Program[bool]:
-        finding = _finding(verdict.word)
+        finding = finding_of(verdict.word)
         return self._settle(record, verdict.effect, effects, finding, actor, source)
 
     def _settle(
@@ -515,29 +326,3 @@ class NotingResolver:
                     record.id, step, says(finding), provider_id=one, source=source
                 )
         return moved
-
-
-def _word(event: Event) -> Heard:
-    finding = decode_evidence(event.outcome)
-    at = min(event.occurred_at, event.received_at)
-    return Heard(
-        says(finding),
-        event.source,
-        event.about,
-        event.provider_id,
-        at,
-        event.event_id,
-        finding=finding,
-        event=event,
-    )
-
-
-def _finding(word: Word) -> Evidence:
-    """What the deciding word found."""
-    assert isinstance(word, Heard)
-    return word.finding
-
-
-def _kept(word: Word) -> Event:
-    assert isinstance(word, Heard) and word.event is not None
-    return word.event

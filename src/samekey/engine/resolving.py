@@ -24,7 +24,8 @@ from ..stores.keys import Keys
 from ..stores.sql.effects import Moved
 from .events import Events
 from .flow import Flow, ask
-from .reconcile import Resolution, Resolver, Said
+from .reconcile import Resolver
+from .said import Resolution, Said
 
 logger = logging.getLogger("samekey")
 

@@ -56,11 +56,13 @@ select name, (select min(j.due_at) from {jobs} as j where j.state = 'live' and j
 from kinds where name is not null
 
 -- name: enter_jobs
--- Their functions are about to be called: now the attempts count. Said twice, it counts once.
+-- Their functions are about to be called: now the attempts count. Said twice, it counts once. What a
+-- former run has made is not what this one makes: a trigger keeps its id.
 select id from {jobs} where id in (:ids) and state = 'live' and attempt in (:attempts)
 for update
 -- then
 update {jobs} set
+    provider_id = case when entered = 1 then provider_id end,
     attempts = attempts + 1 - entered, entered = 1, run_at = {now}, first_run_at = coalesce(first_run_at, {now})
 where id in (:locked)
 -- then

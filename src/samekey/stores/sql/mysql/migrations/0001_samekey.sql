@@ -165,6 +165,9 @@ create table if not exists samekey_made (
 
 create trigger if not exists samekey_keep_made after update on samekey_effects for each row begin if old.provider_id is not null and not (old.attempt <=> new.attempt and old.provider_id <=> new.provider_id) then insert ignore into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) values (old.operation_id, old.step, old.attempt, old.tenant, old.source, old.downstream_key, old.provider_id); end if; end;
 
+-- The same for a job, whose own row has the id of what its last run has made.
+create trigger if not exists samekey_keep_job_made after update on samekey_jobs for each row begin if old.provider_id is not null and not (old.provider_id <=> new.provider_id) then insert ignore into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) select e.operation_id, e.step, concat('run ', coalesce(old.run_at, 0)), e.tenant, e.source, e.downstream_key, old.provider_id from samekey_effects as e where e.operation_id = old.operation_id and e.kind = 'job' and e.place = old.id; end if; end;
+
 -- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
 -- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
 create table if not exists samekey_evidence (

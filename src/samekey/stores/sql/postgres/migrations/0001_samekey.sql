@@ -162,6 +162,13 @@ create trigger keep_made after update on {schema}.effects for each row
     when (old.provider_id is not null and (old.attempt <> new.attempt or old.provider_id is distinct from new.provider_id))
     execute function {schema}.keep_made();
 
+-- The same for a job, whose own row has the id of what its last run has made.
+create function {schema}.keep_job_made() returns trigger language plpgsql as $$ begin insert into {schema}.made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) select e.operation_id, e.step, 'run ' || coalesce(old.run_at, 0), e.tenant, e.source, e.downstream_key, old.provider_id from {schema}.effects as e where e.operation_id = old.operation_id and e.kind = 'job' and e.place = old.id on conflict do nothing; return null; end $$;
+
+create trigger keep_job_made after update on {schema}.jobs for each row
+    when (old.provider_id is not null and old.provider_id is distinct from new.provider_id)
+    execute function {schema}.keep_job_made();
+
 -- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
 -- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
 create table {schema}.evidence (

@@ -1,0 +1,121 @@
+"""One event of a provider's, as it was said, heard and kept, and what becomes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..core.effects import Word
+from ..errors import NotExecuted
+from ..evidence import Declined, Evidence, Executed, decode_evidence, says
+from ..stores.protocols import Actor
+from ..stores.sql.effects import Event
+
+
+class Resolution(StrEnum):
+    """What became of a piece of evidence."""
+
+    RESOLVED = "resolved"
+    """It settled its effect."""
+    DUPLICATE = "duplicate"
+    """This event was seen before, and nothing new came of it."""
+    KEPT = "kept"
+    """It cannot be used yet: the effect may still be under way. It waits, and is used when that ends
+    unknown."""
+    TOO_EARLY = "too_early"
+    """The operation is still running, and a key store keeps no evidence: have the provider send it again."""
+    TOO_LATE = "too_late"
+    """Its effect is settled already, or it is about a former attempt. Everything stays as it is."""
+    UNPLACED = "unplaced"
+    """Nobody can tell which effect is meant: the operation has several, or it happened before the operation
+    began. Where the store can, it is kept for an operator."""
+    AMBIGUOUS = "ambiguous"
+    """Two operations have this id of the provider's, and neither was settled; an operator sees the event. If
+    it says that it happened, neither runs again before that."""
+    NOT_FOUND = "not_found"
+    """No such effect of this tenant and source, not yet or no longer. Nothing was noted: the provider may
+    send the event again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One event, as it was received and verified."""
+
+    evidence: Evidence
+    source: str
+    event_id: str
+    occurred_at: int
+    about: str | None = None
+    """The downstream key of the effect; None: it names the operation alone."""
+    provider_id: str | None = None
+    among: tuple[str | None, ...] = ()
+    """The downstream keys of the effects that have this id, where there are several."""
+
+    @property
+    def names_id(self) -> str | None:
+        """The provider's id that it gives, or was found by."""
+        given = self.evidence
+        return (given.provider_id if isinstance(given, Executed | Declined) else None) or self.provider_id
+
+    @property
+    def digest(self) -> str:
+        """What tells this event from all others, in few characters."""
+        named = json.dumps([self.source, self.event_id]).encode()
+        return hashlib.sha256(named).hexdigest()[:32]
+
+    def word(self, received_at: int) -> Heard:
+        """As it counts if it was received then, by the store's clock: nothing is heard of before it has
+        happened, whatever a provider's clock says."""
+        at, given = min(self.occurred_at, received_at), self.evidence
+        return Heard(
+            says(given), self.source, self.about, self.names_id, at, self.event_id, self.among, finding=given
+        )
+
+    @property
+    def actor(self) -> Actor:
+        return Actor("webhook", f"event {self.event_id} of {self.source}")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Word):
+    """A word with what it found: the verdict is about this event, and about no look-alike of it."""
+
+    finding: Evidence = NotExecuted
+    event: Event | None = None
+    """As it was kept; None: it comes now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Evidence that was kept, and can be used now."""
+
+    evidence: Evidence
+    event: Event
+
+
+def heard(event: Event) -> Heard:
+    finding = decode_evidence(event.outcome)
+    at = min(event.occurred_at, event.received_at)
+    return Heard(
+        says(finding),
+        event.source,
+        event.about,
+        event.provider_id,
+        at,
+        event.event_id,
+        finding=finding,
+        event=event,
+    )
+
+
+def finding_of(word: Word) -> Evidence:
+    """What the deciding word found."""
+    assert isinstance(word, Heard)
+    return word.finding
+
+
+def kept_as(word: Word) -> Event:
+    assert isinstance(word, Heard) and word.event is not None
+    return word.event
