@@ -86,6 +86,58 @@ def test_a_record_that_fails_by_anything_is_made_again_and_the_provider_is_calle
 
 
 @KINDS
+@pytest.mark.parametrize("store", ["postgres", "mariadb"])
+def test_a_store_that_stalls_is_waited_for_and_the_provider_is_called_once(
+    request: pytest.FixtureRequest, store: str, kind: str, loop: LoopThread, threads: ThreadPoolExecutor
+) -> None:
+    """Two charges are made, one with a write of its own; then the store says nothing for longer than the jobs
+    may take. Neither is called again, and neither is a dead letter, though this was the only attempt."""
+    url: str = request.getfixturevalue(f"{store}_url")
+    with FaultProxy.before(url) as proxy:
+        outbox = Outbox(proxy.url_for(url), loop, threads)
+        calls: list[str] = []
+
+        def stall() -> None:
+            proxy.stall()
+            threading.Timer(2, proxy.flow).start()
+
+        both, both_async = threading.Barrier(2, stall), asyncio.Barrier(2)
+
+        def charge(job: JobContext, writes: bool) -> None:
+            calls.append(job.id)
+            if writes:
+                job.write(paid)
+            both.wait(30)
+
+        async def charge_async(job: JobContext, writes: bool) -> None:
+            calls.append(job.id)
+            if writes:
+                job.write(paid_async)
+            if await both_async.wait() == 0:
+                stall()
+
+        def paid(connection: Any) -> None:
+            connection.execute("insert into orders values ('paid')")
+
+        async def paid_async(connection: Any) -> None:
+            await connection.execute("insert into orders values ('paid')")
+
+        try:
+            outbox.idempotency.job("charge", max_attempts=1, timeout=1.5)(
+                charge if kind == "sync" else charge_async
+            )
+            outbox.place("charge", payload=True)
+            outbox.place("charge", payload=False)
+            worker = outbox.work()
+            assert [(job.state, job.error) for job in outbox.jobs()] == [("done", None)] * 2
+            assert (len(calls), sorted(outbox.orders())) == (2, ["paid", "written", "written"])
+            assert not worker.slots.apart.hanging
+        finally:
+            proxy.flow()
+            outbox.close()
+
+
+@KINDS
 def test_a_record_that_cannot_be_made_is_not_told_as_the_functions_failure(
     outbox: Outbox, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

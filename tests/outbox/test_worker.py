@@ -476,7 +476,9 @@ def test_writes_are_rolled_back_with_it(outbox: Outbox, kind: str, monkeypatch: 
     assert outbox.job().state == "done"
 
 
-def test_a_write_that_hangs_is_let_go_of_too(outbox: Outbox) -> None:
+def test_a_write_that_hangs_is_let_go_of_too(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.01,))
+
     @outbox.idempotency.job("job", timeout=0.1, max_attempts=1)
     async def paid(job: JobContext, _: Any) -> None:
         job.write(hang)
@@ -484,7 +486,11 @@ def test_a_write_that_hangs_is_let_go_of_too(outbox: Outbox) -> None:
     outbox.place("job")
     worker = outbox.work()
     assert worker.has_room
-    assert outbox.job().state == "dead"
+    dead = outbox.job()
+    assert dead.state == "dead"
+    assert dead.error == (
+        "The job was done, but a write of its own failed: TimeoutError: It took longer than 0.1 s."
+    )
 
 
 @KINDS

@@ -116,7 +116,9 @@ class Performer:
             # The effect has happened and no further attempt can give a better result.
             await self.bury(job, str(error), context.provider_id)
         except TooLong:
-            sentence = f"The job was done, but its writes took longer than {longest.total_seconds():g} s."
+            # Nothing of this process's can end it: the lease is no longer kept for it.
+            why = "one of its writes does not end." if context.writes else "the store does not answer."
+            sentence = f"The job was done, but that could not be recorded: {why}"
             await self._failed(job, definition, context, sentence)
         except WriteFailed as error:
             await self._failed(job, definition, context, str(error))
@@ -128,7 +130,9 @@ class Performer:
         """The end of its attempts, or of its hopes: a dead letter."""
         logger.error("The %s is a dead letter: %s", name_of(job), error)
         try:
-            settled = await self._patiently(job, lambda: self._bury(job, error, provider_id))
+            settled = await self._patiently(
+                job, lambda: self._bury(job, error, provider_id), self._kept_until()
+            )
         except LeaseLost:
             logger.warning("Another worker has taken the %s", name_of(job))
             return
@@ -161,23 +165,32 @@ class Performer:
     async def _settle(
         self, job: Job, definition: JobDefinition, context: JobContext, answer: Answer | None, awaited: bool
     ) -> None:
-        """Records what was done."""
+        """Records what was done.
+
+        The function's time is no measure for it: a store that stalls is waited for, each statement for the
+        store's own time-out, and the whole for as long as the lease can be kept.
+        """
         name, before = name_of(job), context.mark()
+        until = self._kept_until(definition.timeout)
 
         async def once() -> None:
             context.cut_back(before)  # what the writes of a try that does not count have added
             if awaited:
-                work = self._record(job, context, answer)
+                work = self._record(job, context, answer, definition.timeout)
             else:
-                # In a thread of its own: its writes want a sync connection and may block.
+                # In a thread of its own: its writes want a sync connection and may block. A thread cannot be
+                # stopped, so a second one would only wait behind it.
                 work = self._apart.call(name, self._record_sync, job, context, answer)
-            await self._apart.at_most(definition.timeout, name, work)
+            left = max(until - time.monotonic(), self._lease_ms / 1000)
+            await self._apart.at_most(timedelta(seconds=left), name, work)
 
-        await self._patiently(job, once, longest=definition.timeout)
+        await self._patiently(job, once, until)
 
-    async def _patiently(
-        self, job: Job, once: Callable[[], Awaitable[T]], longest: timedelta = timedelta(0)
-    ) -> T:
+    def _kept_until(self, longest: timedelta = timedelta(0)) -> float:
+        """When the lease can be kept no longer, if what is to be recorded may take so long by itself."""
+        return time.monotonic() + longest.total_seconds() + self._lease_ms / 1000
+
+    async def _patiently(self, job: Job, once: Callable[[], Awaitable[T]], until: float) -> T:
         """Has something recorded, again and again if need be, for as long as the lease can be kept.
 
         What came of the job must not be lost because a store, or whatever encrypts for it, is away for a
@@ -185,7 +198,6 @@ class Performer:
         holds the job can record anything, so a try that comes too late does no harm.
         """
         lease = self._lease_ms / 1000
-        until = time.monotonic() + longest.total_seconds() + lease
         pauses = itertools.chain(SETTLE_PAUSES, itertools.repeat(SETTLE_PAUSES[-1]))
         for tries, pause in enumerate(pauses, 1):
             try:
@@ -201,20 +213,14 @@ class Performer:
                 await asyncio.sleep(shorter)
         raise AssertionError("unreachable")
 
-    async def _record(self, job: Job, context: JobContext, answer: Answer | None) -> None:
+    async def _record(self, job: Job, context: JobContext, answer: Answer | None, longest: timedelta) -> None:
         """The provider's id, the job's own writes, the jobs after it, its end and the final answer: one
         transaction."""
         session = await self._driver.open()
         try:
             if context.writes:
                 proof = await run_in_async(session, self._outbox.open_writes())
-                for function, args, kwargs in context.writes:
-                    try:
-                        written = function(session.connection, *args, **kwargs)
-                        if inspect.isawaitable(written):
-                            await written
-                    except Exception as error:
-                        raise WriteFailed(error) from error
+                await _write(context, session.connection, longest)
                 still = session.in_transaction()
                 await run_in_async(session, self._outbox.close_writes(proof, in_transaction=still))
             await run_in_async(session, context.enqueue_next(self._outbox))
@@ -260,7 +266,24 @@ class Performer:
                 lambda: self._outbox.retry(job, pause_ms=pause, error=error, provider_id=provider_id),
             )
 
-        await self._patiently(job, once)
+        await self._patiently(job, once, self._kept_until())
+
+
+async def _write(context: JobContext, connection: Any, longest: timedelta) -> None:
+    """An async job's own writes. One that takes too long may have met a lock, or a connection that nobody
+    answers on: it is like one that failed."""
+    try:
+        async with asyncio.timeout(longest.total_seconds()):
+            for function, args, kwargs in context.writes:
+                try:
+                    written = function(connection, *args, **kwargs)
+                    if inspect.isawaitable(written):
+                        await written
+                except Exception as error:
+                    raise WriteFailed(error) from error
+    except TimeoutError:
+        late = TimeoutError(f"It took longer than {longest.total_seconds():g} s.")
+        raise WriteFailed(late) from None
 
 
 def _written(function: Any, given: Any) -> None:
