@@ -1,4 +1,7 @@
-"""An application whose guarded handlers never end, or whose answers never do."""
+"""An application whose guarded handlers never end, or whose answers never do, and one answer that does.
+
+``ENDLESS_PATIENCE``: for how many seconds the end of an answer is waited for, in place of what users get.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from starlette.routing import Route
 
 from samekey import Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware
+from samekey.edges import asgi
 
+asgi.STREAM_PATIENCE = float(os.environ.get("ENDLESS_PATIENCE", asgi.STREAM_PATIENCE))
 idempotency = Idempotency(os.environ.get("ENDLESS_URL", "sqlite:///:memory:"))
 MAX_RUN = 2.0
 BEAT = 0.05
@@ -44,6 +49,16 @@ async def stream(_request: Any) -> StreamingResponse:
 @idempotency.leased(max_run=600)
 def sync_stream(_request: Any) -> StreamingResponse:
     return StreamingResponse(sync_lines(), media_type="application/octet-stream")
+
+
+@idempotency.leased(max_run=600)
+async def slow(_request: Any) -> StreamingResponse:
+    async def report() -> AsyncIterator[bytes]:
+        yield b"a long "
+        await asyncio.sleep(4)
+        yield b"report"
+
+    return StreamingResponse(report(), media_type="text/plain")
 
 
 @idempotency.leased(max_run=600)
@@ -84,6 +99,6 @@ async def atomic_hang(_request: Any) -> StreamingResponse:
     raise AssertionError
 
 
-HANDLERS = [stream, sync_stream, mixed, undecorated, atomic_stream, hang, sync_hang, atomic_hang]
+HANDLERS = [stream, sync_stream, slow, mixed, undecorated, atomic_stream, hang, sync_hang, atomic_hang]
 app = Starlette(routes=[Route(f"/{one.__name__}", one, methods=["POST"]) for one in HANDLERS])
 app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=lambda _: "t")

@@ -34,13 +34,23 @@ def read_until(line: socket.socket, wanted: bytes) -> bytes:
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_an_endless_answer_reaches_its_client_and_ends_with_it(sqlite_url: str, path: str) -> None:
-    with serve_asgi("tests.fire.endless:app", {"ENDLESS_URL": sqlite_url}) as server:
+    environment = {"ENDLESS_URL": sqlite_url, "ENDLESS_PATIENCE": "0.5"}
+    with serve_asgi("tests.fire.endless:app", environment) as server:
         with ask(server, path) as line:
             assert read_until(line, b"tick").startswith(b"HTTP/1.1 200")
         with ask(server, path) as again:  # it was done, and nothing of it could be kept
             assert read_until(again, b"\r\n\r\n").startswith(b"HTTP/1.1 409")
         os.kill(server.pid, signal.SIGTERM)
         wait_until(lambda: not server.running)
+
+
+def test_an_answer_that_takes_seconds_to_stream_is_kept(sqlite_url: str) -> None:
+    with serve_asgi("tests.fire.endless:app", {"ENDLESS_URL": sqlite_url}) as server:
+        with ask(server, "slow") as line:
+            assert read_until(line, b"report").startswith(b"HTTP/1.1 200")
+        with ask(server, "slow") as again:
+            replay = read_until(again, b"a long report")
+        assert replay.startswith(b"HTTP/1.1 200") and b"idempotent-replayed: true" in replay.lower()
 
 
 @pytest.mark.parametrize("path", [*HANGS, ATOMIC_STREAM])

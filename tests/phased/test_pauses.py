@@ -197,7 +197,7 @@ def test_paused_before_a_lookup_could_be_believed(
     other.define(ride_body(other, client, lookup=True))
     with elsewhere.paused(other.url, style, strict, "can be asked", *AFTER_THE_CHECK) as wake:
         got = other.post("k1")
-        assert (got.status, got.code) == (409, "outcome_unknown")
+        assert (got.status, got.code) == (409, "in_progress")
         assert strict.looked_up == 1 and strict.calls == 0
         wake()
     assert len(strict.journal()) == 1

@@ -148,7 +148,7 @@ def _in(differs: tuple[str, ...]) -> str:
 def _outstanding(policy: Policy, operation_id: str | None, expires_at: int) -> Answer:
     if policy.on_in_progress == "accept":
         return accepted_answer(policy, operation_id, expires_at)
-    detail = "The first request with this key is still running. Retry with the same key."
+    detail = "The operation of this key has not finished. Retry with the same key."
     return refuse(Refusal(409, detail, "in_progress", policy.retry_after, operation_id, expires_at), policy)
 
 

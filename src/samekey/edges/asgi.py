@@ -292,7 +292,7 @@ _SILENCE = "The application returned without sending a whole answer."
 _SHORTEST_WAIT = 1.0
 """Seconds between looks at a request that has not reached its handler within the longest run, and for which
 a handler whose longest run is over may still say what it says about that."""
-STREAM_PATIENCE = 3.0
+STREAM_PATIENCE = 15.0
 """Seconds after the first piece of an answer in which the last one must come for the answer to be kept. One
 that takes longer may never end; it passes to the client as it comes."""
 _DRAIN_BEAT = 10.0

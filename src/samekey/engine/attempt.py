@@ -386,7 +386,19 @@ class Run:
 
     def _judge(self, error: BaseException, otherwise: OnError) -> Outcome:
         """By the user's own rule, then by the table."""
-        return replace(self.definition.rules, on_error=otherwise).judge(Ending(None, error))
+        ending = Ending(None, error, foreign=self._is_foreign(error))
+        return replace(self.definition.rules, on_error=otherwise).judge(ending)
+
+    def _is_foreign(self, error: BaseException) -> bool:
+        """Whether ``NotExecuted`` is the word of a call inside (``once()``), which does not speak for this
+        operation."""
+        return isinstance(error, NotExecuted) and not error.is_word_of(self.operation_id)
+
+    def _must_not_be_swallowed(self, error: BaseException) -> bool:
+        """Whether a function that returns after this error of a phase does not know what it is saying."""
+        if isinstance(error, SamekeyError):
+            return not isinstance(error, NotExecuted) or self._is_foreign(error)
+        return of_error(error) is Outcome.UNKNOWN
 
     # The end
 
@@ -398,7 +410,7 @@ class Run:
             return (yield from self.stop(error))
 
     def _complete(self, result: Any) -> Flow[Finished]:
-        if self._broken is not None and _must_not_be_swallowed(self._broken):
+        if self._broken is not None and self._must_not_be_swallowed(self._broken):
             return (yield from self.stop(self._broken))
         forgotten = self.steps.forgotten()
         if forgotten is not None:
@@ -443,7 +455,7 @@ class Run:
                 return Finished(refuse(Refusal(500, "The operation cannot go on yet."), policy), error)
             case NotSettled():
                 yield from self._let_go(error.wait_ms, "not_settled", counted=False)
-                return Finished(uncertain_answer(policy, self.operation_id, self.expires_at))
+                return Finished(self._waits(State.IN_PROGRESS))
             case StoreError():
                 if not self._recording:
                     yield from self._let_go(self._backoff_ms() if self._unattended else 0, code_of(error))
@@ -466,11 +478,24 @@ class Run:
             return Finished(None, error)
         if outcome is Outcome.UNKNOWN or not self._resumable:
             logger.error("A phase of %s has no certain outcome: %r", self.definition.identity, error)
-            dead = state is State.DEAD_LETTER
-            return Finished(uncertain_answer(policy, self.operation_id, self.expires_at, dead=dead))
+            return Finished(self._waits(state))
         if isinstance(error, NotExecuted):
-            return Finished(self._unfinished(policy, error))
+            # Given up, no retry goes on from there; the word of a call inside says nothing about this one.
+            told = state is State.DEAD_LETTER or (state is State.IN_PROGRESS and self._is_foreign(error))
+            return Finished(self._waits(state) if told else self._unfinished(policy, error))
         return Finished(None, error)
+
+    def _waits(self, state: State) -> Answer:
+        """What every client is told while the operation waits in this state, the first one too.
+
+        In progress: the machine goes on with it, or asks the provider, by itself or at the next retry. Else
+        nothing goes on before somebody has found out.
+        """
+        policy = self.definition.rules.policy
+        if state is State.IN_PROGRESS:
+            return verdict_answer(Outstanding(self.operation_id, self.expires_at), policy)
+        dead = state is State.DEAD_LETTER
+        return uncertain_answer(policy, self.operation_id, self.expires_at, dead=dead)
 
     def _pause(self, code: str, outcome: Outcome) -> Flow[State]:
         """An operation that has begun to act is resumed later; one that has not may simply be retried.
@@ -537,13 +562,6 @@ class Run:
 def step_name(name: str, kind: Kind) -> str:
     """A step as the function has it."""
     return f"op.{kind}({name!r})"
-
-
-def _must_not_be_swallowed(error: BaseException) -> bool:
-    """Whether a function that returns after this error of a phase does not know what it is saying."""
-    if isinstance(error, SamekeyError):
-        return not isinstance(error, NotExecuted)
-    return of_error(error) is Outcome.UNKNOWN
 
 
 def code_of(error: BaseException) -> str:
