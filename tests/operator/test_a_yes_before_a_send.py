@@ -305,7 +305,7 @@ def test_what_an_operator_dismisses_stops_nobody_any_more(world: World) -> None:
     told(work, "by a key that nobody knows")
     assert world.read(work.record).state == "unknown"
     effects = world.engine.engine.store.tables.effects
-    assert world.run(lambda: effects.dismiss(SOURCE, "yes", work.record.id)) is True
+    assert world.run(lambda: effects.dismiss(SOURCE, "yes", OPERATOR, work.record.id)) is True
     record = world.read(work.record)
     assert world.run(lambda: world.engine.engine.resolver.apply(record, NotExecuted, OPERATOR)) is True
     assert world.read(work.record).state == "failed_retryable"

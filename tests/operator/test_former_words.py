@@ -18,6 +18,7 @@ from samekey.asgi import IdempotencyMiddleware
 from samekey.core.effects import CLOCK_TOLERANCE_MS, Sent, SentStep
 from samekey.core.record import Record
 from samekey.engine.said import Resolution
+from samekey.stores.protocols import Actor
 from samekey.stores.sql.upkeep import Upkeep
 from samekey.workers.reconciler import KEPT_BATCH, Reconciler
 from samekey.workers.sweeper import Sweeper
@@ -272,8 +273,8 @@ def test_an_event_that_fits_two_operations_does_not_take_proof_from_a_third(worl
     assert world.run(lambda: world.engine.engine.resolver.apply_waiting(third.id)) is True
     effects = world.engine.engine.store.tables.effects
     assert [event.state for event in world.run(effects.unused)] == ["ambiguous", "ambiguous"]
-    assert world.run(lambda: effects.dismiss(SOURCE, "batch")) is True
-    assert world.run(lambda: effects.dismiss(SOURCE, "batch")) is False
+    assert world.run(lambda: effects.dismiss(SOURCE, "batch", Actor("ann", "seen to"))) is True
+    assert world.run(lambda: effects.dismiss(SOURCE, "batch", Actor("ann", "seen to"))) is False
     assert world.run(effects.unused) == []
 
 

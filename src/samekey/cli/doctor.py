@@ -103,6 +103,7 @@ def _read(store: Store, idempotency: Idempotency | None) -> Figures:
             facts=store.ask(store.operator.server_facts),
             durations=store.ask(lambda: store.operator.durations(limit=MEASURED)),
             unknown_endpoints=store.ask(store.operator.unknown_endpoints),
+            evidence=store.ask(store.effects.to_see_to),
         )
     return _read_redis(store, figures) if dialect == "redis" else figures
 

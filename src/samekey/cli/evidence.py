@@ -9,7 +9,7 @@ import typer
 from ..evidence import evidence_kind
 from ..stores.sql.effects import Event
 from .output import Json, moment, print_json, print_table, say, sentences, when
-from .target import Refusal, Schema, Store, Timeout, Url, open_store
+from .target import ActorName, Reason, Refusal, Schema, Store, Timeout, Url, actor, open_store
 
 evidence_app = typer.Typer(help="What providers have said and nobody could use yet.", no_args_is_help=True)
 
@@ -18,13 +18,16 @@ evidence_app = typer.Typer(help="What providers have said and nobody could use y
 def list_command(
     url: Url,
     limit: Annotated[
-        int, typer.Option("--limit", envvar="SAMEKEY_LIMIT", min=1, help="At most so many, oldest first.")
+        int,
+        typer.Option(
+            "--limit", envvar="SAMEKEY_LIMIT", min=1, help="At most so many; what somebody must see to first."
+        ),
     ] = 50,
     schema: Schema = "samekey",
     timeout: Timeout = 30,
     as_json: Json = False,
 ) -> None:
-    """List events that wait for their operation, and those that fit more than one."""
+    """List events that fit more than one operation, contradict an answer, or wait for their operation."""
     with sentences(), open_store(url, schema, timeout) as store:
         _must_keep(store)
         events = store.ask(lambda: store.effects.unused(limit=limit))
@@ -58,22 +61,25 @@ def dismiss_command(
         str, typer.Argument(envvar="SAMEKEY_SOURCE", help="Whose event it is.", metavar="SOURCE")
     ],
     event_id: Annotated[str, typer.Argument(envvar="SAMEKEY_EVENT", help="Its id.", metavar="EVENT")],
+    reason: Reason,
     operation_id: Annotated[
         str | None,
         typer.Option(
             "--operation",
             envvar="SAMEKEY_OPERATION",
-            help="The operation that it waits for; without one, an event that fits more than one.",
+            help="The operation that it is about; without one, an event that fits more than one.",
         ),
     ] = None,
+    actor_name: ActorName = None,
     schema: Schema = "samekey",
     timeout: Timeout = 30,
 ) -> None:
     """Drop an event that you have seen to, with keys resolve or otherwise. It is not used any more."""
+    who = actor(actor_name, reason)
     with sentences(), open_store(url, schema, timeout) as store:
         _must_keep(store)
-        if not store.act(lambda: store.effects.dismiss(source, event_id, operation_id)):
-            raise Refusal("There is no such event that waits. Nothing was changed.")
+        if not store.act(lambda: store.effects.dismiss(source, event_id, who, operation_id)):
+            raise Refusal("There is no such event to see to. Nothing was changed.")
         say("The event will not be used.")
 
 

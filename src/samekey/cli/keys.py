@@ -39,6 +39,7 @@ from .output import (
     say,
     sentences,
 )
+from .rehearsal import rehearsed
 from .sent import described_effect, described_likely, effects_of, likely_steps, print_effects
 from .target import (
     DIGEST_SECRET,
@@ -215,7 +216,9 @@ def show_command(
             say("")
             about = "the operation" if event["about"] is None else str(event["about"])
             said = f"{event['source']} said {event['says']} of {about} at {event['at']} ({event['id']})"
-            say(printable(f"{said}; it is not used yet."))
+            conflict = event["state"] == "conflict"
+            end = "it contradicts the answer that stands" if conflict else "it is not used yet"
+            say(printable(f"{said}; {end}."))
         hint = None if found.record is None else next_step(found.record, store.now(), effects, likely)
         if hint is not None:
             say("")
@@ -238,10 +241,10 @@ def _find(
 
 
 def _events(store: Store, record: Record | None) -> list[dict[str, Any]]:
-    """What the provider has said too early."""
+    """What the provider has said and nobody has used."""
     if record is None or not store.has_tables:
         return []
-    return [described_event(event) for event in store.ask(lambda: store.effects.waiting(record.id))]
+    return [described_event(event) for event in store.ask(lambda: store.effects.shown(record.id))]
 
 
 def _jobs(store: Store, record: Record | None) -> list[DeadJob]:
@@ -353,6 +356,8 @@ def resolve_command(
                     becomes, told = State.COMPLETED, f" with {answer.status}, {len(answer.body)} bytes"
             _checked(evidence, record)
         if dry_run:
+            becomes = rehearsed(store, record, evidence, who, despite or ()) or becomes
+            told = told or (_RUN_GOES_ON if becomes is State.IN_PROGRESS else "")
             say(f"It would become {becomes}{told}. It is {record.state} and stays so: this was a dry run.")
             return
         applied = store.act(lambda: store.resolver.apply(record, evidence, who, despite=despite or ()))
@@ -364,6 +369,7 @@ def resolve_command(
                 + ". Nothing was changed."
             )
         became = becomes if now is None else now.state
+        told = told or (_RUN_GOES_ON if became is State.IN_PROGRESS else "")
         say(f"{operation_id} was {record.state} and is {became} now{told}.")
         _note_yourself(store)
 
@@ -375,6 +381,7 @@ def _open_phase(store: Store, record: Record) -> Effect | None:
     return next((one for one in effects_of(store, record) if one.outcome is None), None)
 
 
+_RUN_GOES_ON = ": the run goes on from what it has done"
 _GOES_ON = " The phases after it still have to run."
 
 

@@ -218,7 +218,7 @@ def placed(word: Word, record: Record, effects: Sequence[Effect]) -> Word:
 
 
 def _judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word]) -> Verdict:
-    if _before(word, record):
+    if is_before(word, record):
         # About a former operation of this key, which had the same downstream keys, or by a clock that is far
         # off. Where nothing is left of a former one, nobody can tell: an operator sees it.
         return Late() if record.life > 1 or record.state in _OVER else Unplaced()
@@ -233,7 +233,7 @@ def choose(words: Sequence[Word], record: Record, effect: Effect) -> Word | None
     """The word that counts about an effect whose run is under way and which has no result: the one that says
     most."""
     about = [w for w in words if w.about == effect.downstream_key and not _is_foreign(w, effect)]
-    believed = [word for word in about if not _before(word, record) and _believable(word, effect)]
+    believed = [word for word in about if not is_before(word, record) and _believable(word, effect)]
     return min(believed, key=lambda word: list(Says).index(word.says), default=None)
 
 
@@ -257,10 +257,7 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
         return Unplaced()
     if word.says is Says.EXECUTED:
         return Settle(word, None)
-    known = next((effect.provider_id for effect in noted), record.provider_id)
-    former = {effect.provider_id for effect in effects if effect.run != record.run}
-    former.update(*(effect.former_ids for effect in effects))
-    doubt = _in_doubt(_about_now(word, record.attempts, record.last_run_at, known, former))
+    doubt = _in_doubt(_about_last_call(word, record, effects))
     if doubt is not None:
         return doubt
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
@@ -275,7 +272,7 @@ def _judge_several(
     is known not to have happened."""
     heard: dict[str | None, Word] = {}
     for one in (*others, word):
-        if one.about not in keys or _before(one, record):
+        if one.about not in keys or is_before(one, record):
             continue
         known = keys[one.about].provider_id
         latest = one.says is Says.EXECUTED or _about_now(
@@ -342,7 +339,7 @@ def _one_of(word: Word, effects: Sequence[Effect]) -> Effect | None:
     return next((effect for effect in sent if effect.downstream_key == word.about), None)
 
 
-def _before(word: Word, record: Record) -> bool:
+def is_before(word: Word, record: Record) -> bool:
     """Whether it happened before the operation began, in whichever life of its key, and however often it has
     run. A former life that left no trace ended a whole retention earlier, which bounds the tolerance."""
     return word.occurred_at < record.created_at - min(CLOCK_TOLERANCE_MS, record.ttl_ms // 2)
@@ -392,6 +389,24 @@ def _about_now(
     if sends <= 1 or word.occurred_at > sent_at + CLOCK_TOLERANCE_MS:
         return True
     return False if word.occurred_at < sent_at - CLOCK_TOLERANCE_MS else None
+
+
+def certainly_about(word: Word, record: Record, effect: Effect | None, effects: Sequence[Effect]) -> bool:
+    """Whether a "no" is about the last send, and that was the only one that its answer could stand for."""
+    if effect is not None and effect.kind is not EffectKind.LEASED:
+        return _believable(word, effect) is True
+    noted = [one for one in effects if one.kind is EffectKind.LEASED and one.run == record.run]
+    if len(noted) > 1:
+        return False  # a handler that was refused by one may have gone to another
+    return _about_last_call(word, record, effects) is True
+
+
+def _about_last_call(word: Word, record: Record, effects: Sequence[Effect]) -> bool | None:
+    """The same of a leased call, by what it has noted."""
+    known = next((one.provider_id for one in effects if one.run == record.run), record.provider_id)
+    former = {one.provider_id for one in effects if one.run != record.run}
+    former.update(*(one.former_ids for one in effects))
+    return _about_now(word, record.attempts, record.last_run_at, known, former)
 
 
 def _text(value: object) -> str | None:

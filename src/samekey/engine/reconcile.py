@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Protocol, assert_never
 
+from ..core.agreement import aftermath
 from ..core.effects import (
     Effect,
     EffectKind,
@@ -41,7 +42,7 @@ from ..evidence import (
     value_in,
 )
 from ..stores.protocols import Actor, Finding
-from ..stores.sql.effects import Effects, Event, Moved
+from ..stores.sql.effects import OVER, Effects, Event, Moved
 from ..stores.sql.operator import Operator
 from .said import Found, Resolution, Said, finding_of, heard, kept_as
 
@@ -135,7 +136,7 @@ class NotingResolver:
             return Resolution.NOT_FOUND
         now, record = found
         earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
-        if earlier is not None and earlier.state in ("used", "late"):
+        if earlier is not None and earlier.state in OVER:
             return Resolution.DUPLICATE
         effects = yield from self._effects.of(operation_id)
         if earlier is not None and earlier.about != said.about:
@@ -154,7 +155,7 @@ class NotingResolver:
         stored = encode_evidence(said.evidence)
         match verdict:
             case Late():
-                yield from self._note(said, record, stored, "late")
+                yield from self._note(said, record, stored, aftermath(word, record, effects))
                 return Resolution.TOO_LATE
             case Keep() | Unplaced():
                 yield from self._note(said, record, stored, "waiting")
@@ -186,7 +187,7 @@ class NotingResolver:
                 continue
             verdict = judge(word, record, effects, [other for other in words if other is not word])
             if isinstance(verdict, Late):
-                yield from self._effects.mark(kept_as(word), "late")
+                yield from self._effects.mark(kept_as(word), aftermath(word, record, effects))
             if not isinstance(verdict, Settle):
                 continue
             used = kept_as(verdict.word)
@@ -228,7 +229,7 @@ class NotingResolver:
             return
         record = found[1]
         earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
-        if earlier is None or earlier.state not in ("used", "late"):
+        if earlier is None or earlier.state not in OVER:
             yield from self._note(said, record, encode_evidence(said.evidence), "ambiguous")
 
     def _note(self, said: Said, record: Record, stored: bytes, state: str) -> Program[None]:

@@ -74,6 +74,8 @@ class Figures:
     lease_ms: int | None = None
     """As configured, where the doctor was shown the application."""
     unknown_endpoints: Mapping[str, int] = field(default_factory=dict)
+    evidence: Mapping[str, int] = field(default_factory=dict)
+    """Events of providers that nobody but a person can place, by why."""
     lookups: frozenset[str | None] | None = None
     """Endpoints that have a lookup (None: every other), where the doctor was shown the application."""
 
@@ -208,6 +210,16 @@ def _outcomes(figures: Figures, seen: Overview) -> Iterator[Finding]:
             f"Dead letters: {_many(seen.dead_letters, 'operation')} and {_many(seen.dead_jobs, 'job')}. "
             "Nothing more is tried until somebody decides.",
             "samekey dead list, then samekey dead show ID",
+        )
+    if figures.evidence:
+        count = figures.evidence
+        yield Finding(
+            "evidence",
+            "problem",
+            f"Events that somebody must see to: {count.get('conflict', 0)} contradict an answer, "
+            f"{count.get('ambiguous', 0)} fit more than one operation, {count.get('waiting', 0)} could not "
+            "be placed.",
+            "samekey evidence list, then samekey keys show ID",
         )
     waiting = _late(seen.oldest_pending, seen.now, PENDING_OLD)
     if waiting is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ...core.effects import Effect, EffectKind, Says
 from ...core.phases import decode_phases
@@ -34,9 +35,13 @@ class Event:
     says: str
     """What ``outcome`` says, in a word."""
     state: str
-    """``waiting``, ``used``, ``late`` or ``ambiguous``."""
+    """``waiting``, ``used``, ``late``, ``ambiguous`` or ``conflict``: it contradicts what stands."""
     occurred_at: int
     received_at: int
+
+
+OVER: Final = ("used", "late", "conflict")
+"""States of an event that changes nothing any more."""
 
 
 class Effects:
@@ -84,7 +89,7 @@ class Effects:
         )
         noted = [_event(row) for row in rows]
         alike = [one for one in noted if about is None or one.about in (None, about)]
-        return max(alike, key=lambda one: (one.state in ("used", "late"), one.about == about), default=None)
+        return max(alike, key=lambda one: (one.state in OVER, one.about == about), default=None)
 
     def note(self, event: Event, *, now: int | None = None) -> Program[None]:
         """Keeps an event about one effect; what was noted of it about another stays."""
@@ -147,32 +152,45 @@ class Effects:
         yield self._queries.statement("evidence_looked_at", now, operation_id=operation_id)
 
     def unused(self, *, limit: int = 50) -> Program[list[Event]]:
-        """Events that wait, or fit more than one operation; oldest first."""
+        """Events that somebody must see to, then those that wait for their operation; oldest first."""
         rows = yield self._queries.statement("unused_evidence", None, limit=limit)
         return [_event(row) for row in rows]
 
-    def dismiss(self, source: str, event_id: str, operation_id: str | None = None) -> Program[bool]:
+    def shown(self, operation_id: str) -> Program[list[Event]]:
+        """What an operator is shown of an operation: what waits, fits others as well, or contradicts it."""
+        rows = yield self._queries.statement("shown_evidence", None, operation_id=operation_id)
+        return [_event(row) for row in rows]
+
+    def to_see_to(self, *, now: int | None = None) -> Program[dict[str, int]]:
+        """How many events nobody but a person can place, by why."""
+        rows = yield self._queries.statement("evidence_to_see_to", now)
+        return {str(state): int(count) for state, count in rows}  # type: ignore[arg-type]
+
+    def dismiss(
+        self, source: str, event_id: str, actor: Actor, operation_id: str | None = None
+    ) -> Program[bool]:
         """An operator has seen to an event that nobody could place: as far as it is about this operation, or,
-        where it fits more than one, for all of them."""
+        where it fits more than one, for all of them. It is audited with each."""
         yield BEGIN
         if operation_id is not None:
-            return (yield from self._dismiss(source, event_id, operation_id))
+            return (yield from self._dismiss(source, event_id, operation_id, actor))
         rows = yield self._queries.statement("ambiguous_event", None, source=source, event_id=event_id)
         for row in rows:
-            yield from self._dismiss(source, event_id, str(row[0]))
+            yield from self._dismiss(source, event_id, str(row[0]), actor)
         return bool(rows)
 
-    def _dismiss(self, source: str, event_id: str, operation_id: str) -> Program[bool]:
+    def _dismiss(self, source: str, event_id: str, operation_id: str, actor: Actor) -> Program[bool]:
         yield from self.locked(operation_id)
-        rows = yield self._queries.statement(
-            "dismiss_evidence",
-            None,
-            source=source,
-            event_id=event_id,
-            operation_id=operation_id,
-        )
-        yield from self.undispute(operation_id)
-        return bool(rows)
+        named = [one for one in (yield from self.shown(operation_id)) if one.source == source]
+        told = [one for one in named if one.event_id == event_id]
+        if not told:
+            return False
+        for event in told:
+            yield from self.mark(event, "late")
+        said = " and ".join(sorted({one.says for one in told}))
+        reason = f"dismissed event {event_id} of {source}, which said {said}: {actor.reason}"
+        yield from self._operator.note_act(operation_id, Actor(actor.name, reason))
+        return True
 
     # What was found out about one effect
 

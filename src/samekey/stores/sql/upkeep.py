@@ -50,7 +50,8 @@ class Upkeep:
     ) -> Program[int]:
         """Deletes or buries settled records past retention, each as it says itself; gives how many.
 
-        ``keep_ms``: how long a tombstone is kept, but for those of ``gone``, which stay. ``soft``: bury all.
+        ``keep_ms``: how long a tombstone is kept, but for those of ``gone``, which stay; and a job that ended
+        after its operation was gone. ``soft``: bury all.
         """
         yield BEGIN
         yield from act_as(self._queries, REAPER)
@@ -66,7 +67,13 @@ class Upkeep:
         yield from act_as(self._queries, Actor("reaper", "the tombstone's time is over"))
         forgotten = (yield self._queries.statement("reap_tombstones", now, batch=left)) if left else ()
         yield from act_end(self._queries)
-        return len(buried) + deleted + len(forgotten)
+        left -= len(forgotten)
+        jobs = (
+            (yield self._queries.statement("reap_lone_jobs", now, batch=left, keep_ms=keep_ms))
+            if left
+            else ()
+        )
+        return len(buried) + deleted + len(forgotten) + len(jobs)
 
     def to_reap(self, *, now: int | None = None) -> Program[dict[str, int]]:
         """How many records are past retention, by state. Changes nothing."""

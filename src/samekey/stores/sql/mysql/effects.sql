@@ -173,10 +173,10 @@ where id = :operation_id and disputed = 1 and not exists (
 )
 
 -- name: effect_settled
--- An effect has its result, by its holder: what waits about it has nothing more to say. Nor has what names no effect,
--- once every effect that was sent has one.
+-- An effect has its result, by its holder: a yes that waits about it has nothing more to say. Nor has one that names
+-- no effect, once every effect that was sent has one.
 update {evidence} set state = 'used'
-where operation_id = :operation_id and state = 'waiting' and (
+where operation_id = :operation_id and state = 'waiting' and says = 'executed' and (
     about = :downstream_key or (about = '' and not exists (
         select 1 from {effects} as e where e.operation_id = :operation_id and e.kind = 'phase'
             and coalesce(e.outcome, '') not in ('executed', 'declined')
@@ -192,7 +192,7 @@ where source = :source and event_id = :event_id and operation_id = :operation_id
 select k.id from {keys} as k join (
     select operation_id, min(looked_at) as looked_at from {evidence} where state = 'waiting' group by operation_id
 ) as v on v.operation_id = k.id
-where k.state in ('dead_letter', 'failed_retryable')
+where k.state in ('dead_letter', 'failed_retryable', 'completed')
     or exists (select 1 from {jobs} as j where j.operation_id = k.id and j.state = 'dead')
 order by v.looked_at limit :batch
 
@@ -200,19 +200,36 @@ order by v.looked_at limit :batch
 update {evidence} set looked_at = {now} where operation_id = :operation_id and state = 'waiting'
 
 -- name: unused_evidence
-select {event} from {evidence} where state in ('waiting', 'ambiguous')
-order by received_at, source, event_id limit :limit
+-- What somebody must see to comes first; what waits for an operation that runs, as most early webhooks do, last.
+select {event} from {evidence} where state in ('waiting', 'ambiguous', 'conflict')
+order by case
+    when state in ('ambiguous', 'conflict') then 0
+    when exists (
+        select 1 from {keys} as k
+        where k.id = operation_id and k.state in ('unknown', 'dead_letter', 'failed_retryable')
+    ) then 1 else 2
+end, received_at, source, event_id limit :limit
+
+-- name: shown_evidence
+select {event} from {evidence}
+where operation_id = :operation_id and state in ('waiting', 'ambiguous', 'conflict')
+order by received_at, source, event_id
+
+-- name: evidence_to_see_to
+-- What nobody but a person can place: what fits several, what contradicts an answer, and what could not be used for
+-- longer than a reconciler takes.
+select state, count(*) from {evidence}
+where state in ('ambiguous', 'conflict') or (
+    state = 'waiting' and received_at <= {now} - 300000 and exists (
+        select 1 from {keys} as k where k.id = operation_id and k.state in ('unknown', 'dead_letter')
+    )
+)
+group by state order by state
 
 -- name: ambiguous_event
 -- The operations that an event fits. In one order, so that two who lock them do not wait for each other.
 select operation_id from {evidence}
 where source = :source and event_id = :event_id and state = 'ambiguous' order by operation_id
-
--- name: dismiss_evidence
-update {evidence} set state = 'late'
-where source = :source and event_id = :event_id and operation_id = :operation_id and state in ('waiting', 'ambiguous')
--- then
-select event_id from {evidence} where source = :source and event_id = :event_id and operation_id = :operation_id and state = 'late'
 
 -- name: reap_effects
 delete from {effects} where operation_id in (:ids)

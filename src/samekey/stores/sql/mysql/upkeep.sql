@@ -109,6 +109,15 @@ group by state order by state
 -- Of answers that were buried. A job that is to run, or that an operator must see, stays.
 delete from {jobs} where operation_id in (:ids) and state in ('done', 'cancelled', 'discarded')
 
+-- name: reap_lone_jobs
+-- Jobs that have ended after their operation was gone: nothing else takes them away.
+select id from {jobs} force index (samekey_jobs_alone)
+where alone = 1 and state in ('done', 'cancelled', 'discarded') and done_at <= {now} - :keep_ms
+order by done_at limit :batch
+for update skip locked
+-- then
+delete from {jobs} where id in (:locked)
+
 -- name: reap_phases
 delete from {phases} where operation_id in (:ids)
 

@@ -108,6 +108,15 @@ group by state order by state
 -- Of answers that were buried. A job that is to run, or that an operator must see, stays.
 delete from {jobs} where operation_id = any(:ids::text[]) and state in ('done', 'cancelled', 'discarded')
 
+-- name: reap_lone_jobs
+-- Jobs that have ended after their operation was gone: nothing else takes them away.
+delete from {jobs} where id = any(array(
+    select id from {jobs}
+    where alone = 1 and state in ('done', 'cancelled', 'discarded') and done_at <= {now} - :keep_ms::bigint
+    order by done_at limit :batch::bigint for update skip locked
+))
+returning id
+
 -- name: reap_phases
 delete from {phases} where operation_id = any(:ids::text[])
 

@@ -98,6 +98,15 @@ group by state order by state
 delete from {jobs}
 where operation_id in (select value from json_each(:id_list)) and state in ('done', 'cancelled', 'discarded')
 
+-- name: reap_lone_jobs
+-- Jobs that have ended after their operation was gone: nothing else takes them away.
+delete from {jobs} where id in (
+    select id from {jobs}
+    where alone = 1 and state in ('done', 'cancelled', 'discarded') and done_at <= {now} - :keep_ms
+    order by done_at limit :batch
+)
+returning id
+
 -- name: reap_phases
 delete from {phases} where operation_id in (select value from json_each(:id_list))
 

@@ -114,8 +114,11 @@ create table if not exists samekey_jobs (
     first_run_at  bigint,
     run_at        bigint,
     done_at       bigint,
+    -- Whether its operation is gone: then nothing else takes it away when it has ended.
+    alone         bigint not null default 0,
     mark          varbinary(16),
     primary key (id),
+    key samekey_jobs_alone (alone, done_at),
     key samekey_jobs_due (state, name, due_at),
     key samekey_jobs_operation (operation_id),
     key samekey_jobs_provider (provider_id),
@@ -187,7 +190,7 @@ create table if not exists samekey_evidence (
     key samekey_evidence_operation (operation_id),
     key samekey_evidence_waiting (state, received_at),
     constraint samekey_evidence_says check (says in ('executed', 'declined', 'not_executed')),
-    constraint samekey_evidence_known_state check (state in ('waiting', 'used', 'late', 'ambiguous'))
+    constraint samekey_evidence_known_state check (state in ('waiting', 'used', 'late', 'ambiguous', 'conflict'))
 ) engine = InnoDB row_format = dynamic;
 
 -- New keys per tenant in the running minute. Written only where such a limit is set.
@@ -226,4 +229,4 @@ create trigger if not exists samekey_note_end after delete on samekey_keys for e
 
 -- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
 -- its key. A job that is to run, or that an operator must see, stays.
-create trigger if not exists samekey_forget_parts after delete on samekey_keys for each row begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_made where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); end;
+create trigger if not exists samekey_forget_parts after delete on samekey_keys for each row begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_made where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); update samekey_jobs set alone = 1 where operation_id = old.id; end;

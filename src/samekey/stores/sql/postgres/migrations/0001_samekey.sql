@@ -111,12 +111,15 @@ create table {schema}.jobs (
     created_at    bigint not null,
     first_run_at  bigint,
     run_at        bigint,
-    done_at       bigint
+    done_at       bigint,
+    -- Whether its operation is gone: then nothing else takes it away when it has ended.
+    alone         bigint not null default 0
 );
 
 create index jobs_due on {schema}.jobs (name, due_at) where state = 'live';
 create index jobs_provider on {schema}.jobs (provider_id) where provider_id is not null;
 create index jobs_operation on {schema}.jobs (operation_id);
+create index jobs_alone on {schema}.jobs (done_at) where alone = 1;
 create index jobs_dead on {schema}.jobs (created_at) where state = 'dead';
 
 -- What may have been sent out, one row for each effect of an operation: the leased call (step ''), or each step of it
@@ -180,7 +183,7 @@ create table {schema}.evidence (
     outcome      bytea not null,
     says         text not null constraint evidence_says check (says in ('executed', 'declined', 'not_executed')),
     state        text not null constraint evidence_state check (state in (
-        'waiting', 'used', 'late', 'ambiguous'
+        'waiting', 'used', 'late', 'ambiguous', 'conflict'
     )),
     occurred_at  bigint not null,
     received_at  bigint not null,
@@ -188,7 +191,7 @@ create table {schema}.evidence (
     primary key (source, event_id, operation_id, about)
 );
 
-create index evidence_waiting on {schema}.evidence (received_at) where state in ('waiting', 'ambiguous');
+create index evidence_waiting on {schema}.evidence (received_at) where state in ('waiting', 'ambiguous', 'conflict');
 create index evidence_operation on {schema}.evidence (operation_id);
 
 -- New keys per tenant in the running minute. Written only where such a limit is set.
@@ -227,7 +230,7 @@ create trigger note_change after update of state, attempt on {schema}.keys for e
 
 -- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
 -- its key. A job that is to run, or that an operator must see, stays. (The arrays keep the plans on the indexes.)
-create function {schema}.forget_parts() returns trigger language plpgsql as $$ begin delete from {schema}.inputs where operation_id = any(array(select id from gone)); delete from {schema}.phases where operation_id = any(array(select id from gone)); delete from {schema}.effects where operation_id = any(array(select id from gone)); delete from {schema}.made where operation_id = any(array(select id from gone)); delete from {schema}.evidence where operation_id = any(array(select id from gone)); delete from {schema}.jobs where operation_id = any(array(select id from gone)) and state in ('done', 'cancelled', 'discarded'); return null; end $$;
+create function {schema}.forget_parts() returns trigger language plpgsql as $$ begin delete from {schema}.inputs where operation_id = any(array(select id from gone)); delete from {schema}.phases where operation_id = any(array(select id from gone)); delete from {schema}.effects where operation_id = any(array(select id from gone)); delete from {schema}.made where operation_id = any(array(select id from gone)); delete from {schema}.evidence where operation_id = any(array(select id from gone)); delete from {schema}.jobs where operation_id = any(array(select id from gone)) and state in ('done', 'cancelled', 'discarded'); update {schema}.jobs set alone = 1 where operation_id = any(array(select id from gone)); return null; end $$;
 
 create trigger forget_parts after delete on {schema}.keys referencing old table as gone for each statement
     execute function {schema}.forget_parts();

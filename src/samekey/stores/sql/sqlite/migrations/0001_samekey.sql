@@ -111,12 +111,15 @@ create table samekey_jobs (
     created_at    integer not null,
     first_run_at  integer,
     run_at        integer,
-    done_at       integer
+    done_at       integer,
+    -- Whether its operation is gone: then nothing else takes it away when it has ended.
+    alone         integer not null default 0
 );
 
 create index samekey_jobs_due on samekey_jobs (name, due_at) where state = 'live';
 create index samekey_jobs_provider on samekey_jobs (provider_id) where provider_id is not null;
 create index samekey_jobs_operation on samekey_jobs (operation_id);
+create index samekey_jobs_alone on samekey_jobs (done_at) where alone = 1;
 create index samekey_jobs_dead on samekey_jobs (created_at) where state = 'dead';
 
 -- What may have been sent out, one row for each effect of an operation: the leased call (step ''), or each step of it
@@ -172,7 +175,7 @@ create table samekey_evidence (
     outcome      blob not null,
     says         text not null check (says in ('executed', 'declined', 'not_executed')),
     state        text not null constraint evidence_state check (state in (
-        'waiting', 'used', 'late', 'ambiguous'
+        'waiting', 'used', 'late', 'ambiguous', 'conflict'
     )),
     occurred_at  integer not null,
     received_at  integer not null,
@@ -180,7 +183,7 @@ create table samekey_evidence (
     primary key (source, event_id, operation_id, about)
 );
 
-create index samekey_evidence_waiting on samekey_evidence (received_at) where state in ('waiting', 'ambiguous');
+create index samekey_evidence_waiting on samekey_evidence (received_at) where state in ('waiting', 'ambiguous', 'conflict');
 create index samekey_evidence_operation on samekey_evidence (operation_id);
 
 -- New keys per tenant in the running minute. Written only where such a limit is set.
@@ -220,7 +223,7 @@ create trigger samekey_note_end after delete on samekey_keys begin insert into s
 
 -- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
 -- its key. A job that is to run, or that an operator must see, stays.
-create trigger samekey_forget_parts after delete on samekey_keys begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_made where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); end;
+create trigger samekey_forget_parts after delete on samekey_keys begin delete from samekey_inputs where operation_id = old.id; delete from samekey_phases where operation_id = old.id; delete from samekey_effects where operation_id = old.id; delete from samekey_made where operation_id = old.id; delete from samekey_evidence where operation_id = old.id; delete from samekey_jobs where operation_id = old.id and state in ('done', 'cancelled', 'discarded'); update samekey_jobs set alone = 1 where operation_id = old.id; end;
 
 -- A later life of a key: the former one makes room.
 create trigger samekey_next_life before insert on samekey_keys when new.life > 1 begin delete from samekey_keys where scope = new.scope and key = new.key; end;

@@ -1,0 +1,43 @@
+"""A dry run of ``keys resolve``: what would come of it, refusals included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.program import Program
+from ..core.record import Record
+from ..core.states import State
+from ..errors import Contradicted
+from ..evidence import Evidence, Executed
+from ..stores.protocols import Actor
+from .target import Store
+
+
+class _Rehearsed(Exception):
+    """Takes back what was written, and says what it came to."""
+
+    def __init__(self, became: State | None) -> None:
+        self.became = became
+
+
+def rehearsed(
+    store: Store, record: Record, evidence: Evidence, who: Actor, despite: Sequence[str]
+) -> State | None:
+    """It is done, looked at and taken back. None where a store cannot take back, or somebody else was faster;
+    ``Contradicted`` as in earnest."""
+
+    def rehearsal() -> Program[None]:
+        applied = yield from store.resolver.apply(record, evidence, who, despite=despite)
+        now = yield from store.finding.by_id(record.id)
+        raise _Rehearsed(now.state if applied and now is not None else None)
+
+    if not store.has_tables:
+        disputed_by = store.ask(lambda: store.finding.disputed_by(record.id))
+        if disputed_by not in (None, *despite) and not isinstance(evidence, Executed):
+            raise Contradicted([str(disputed_by)])
+        return None
+    try:
+        store.act(rehearsal)
+    except _Rehearsed as ended:
+        return ended.became
+    return None

@@ -1,0 +1,62 @@
+"""What a provider's word about something that is settled says of the answer that stands.
+
+Pure, as ``core/effects.py``. A conflict is for a person: one of the two is wrong, and the client has been
+told the other. Doubt is none: a "no" that may be about a former attempt contradicts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from .effects import Effect, EffectKind, Says, Word, certainly_about, is_before
+from .record import Record
+from .states import Mode, State
+
+ERRORS_FROM = 400
+
+
+class Aftermath(StrEnum):
+    """What an event that comes to nothing is kept as."""
+
+    USED = "used"
+    """It says what is known."""
+    LATE = "late"
+    """It is about a former attempt or life, or nobody can tell."""
+    CONFLICT = "conflict"
+    """It says otherwise than the answer that stands."""
+
+
+def aftermath(word: Word, record: Record, effects: Sequence[Effect]) -> Aftermath:
+    """Of a word that cannot change anything any more."""
+    if record.state is not State.COMPLETED or is_before(word, record):
+        return Aftermath.LATE
+    effect = _meant(word, record, effects)
+    happened = _happened(record, effect)
+    if happened is None:
+        return Aftermath.LATE
+    if (word.says is Says.EXECUTED) == happened:
+        return Aftermath.USED
+    if word.says is Says.EXECUTED or certainly_about(word, record, effect, effects):
+        return Aftermath.CONFLICT
+    return Aftermath.LATE
+
+
+def _meant(word: Word, record: Record, effects: Sequence[Effect]) -> Effect | None:
+    kind = {Mode.PHASED: EffectKind.PHASE, Mode.DEFERRED: EffectKind.JOB}.get(record.mode, EffectKind.LEASED)
+    sent = [effect for effect in effects if effect.kind is kind and effect.was_sent]
+    if word.about is not None:
+        return next((effect for effect in sent if effect.downstream_key == word.about), None)
+    return sent[0] if len(sent) == 1 else None
+
+
+def _happened(record: Record, effect: Effect | None) -> bool | None:
+    """Whether it is known to have happened; None: the answer tells nothing of this effect."""
+    answered = record.answer is None or record.answer.status < ERRORS_FROM
+    if record.mode in (Mode.LEASED, Mode.REPEATABLE):
+        return answered
+    if effect is None:
+        return None
+    if effect.kind is EffectKind.PHASE:
+        return None if effect.outcome is None else effect.outcome == Says.EXECUTED
+    return answered if effect.job_answers else None
