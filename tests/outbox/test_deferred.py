@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -15,7 +16,7 @@ from samekey.asgi import IdempotencyMiddleware
 from samekey.errors import NothingEnqueued, NotSerialisable, StepNotAwaited
 from tests.edges.apps import tenant_of
 from tests.edges.callers import AsgiClient
-from tests.outbox.world import Act, Kind, Outbox, assert_accepted, order, status_of
+from tests.outbox.world import NO_PAUSE, Act, Kind, Outbox, assert_accepted, order, status_of
 
 pytestmark = pytest.mark.parametrize("kind", ["async", "sync"])
 
@@ -74,6 +75,40 @@ def test_the_row_and_the_job_commit_together_and_the_answer_comes_later(outbox: 
     assert record.id == operation
     assert outbox.idempotency.engine.find_by_downstream_key(run.key) == record
     assert (len(runs), outbox.orders()) == (1, ["written"])
+
+
+def test_clients_see_that_a_worker_runs_it(outbox: Outbox, kind: Kind) -> None:
+    """Seen from inside the job: a retry and the status say that it is in progress; before and after a run
+    that is tried again they say that it waits."""
+    client = outbox.client(kind)
+    seen: list[Any] = []
+
+    def look() -> None:
+        again = client.send(order("k"))
+        operation = assert_accepted(again)
+        assert again.json()["id"] == operation
+        shown = client.send(status_of(again.header("location")))
+        assert int(shown.header("retry-after") or 0) >= 1 and shown.json()["answer"] is None
+        seen.append((again.json()["state"], shown.json()["state"]))
+
+    def charge(job: JobContext, _payload: Any) -> Any:
+        look()
+        if job.attempts == 1:
+            raise RuntimeError("try again")
+        return Response(201, {})
+
+    async def charge_async(job: JobContext, payload: Any) -> Any:
+        return await asyncio.to_thread(charge, job, payload)
+
+    outbox.idempotency.job("charge", backoff=NO_PAUSE)(charge if kind == "sync" else charge_async)
+    assert_accepted(client.send(order("k")))
+    look()
+    outbox.work()
+    look()
+    outbox.work()
+    waits, runs = ("pending", "pending"), ("in_progress", "in_progress")
+    assert seen == [waits, runs, waits, runs]
+    assert client.send(order("k")).status == 201
 
 
 def test_the_final_answer_is_kept_byte_for_byte(outbox: Outbox, kind: Kind) -> None:

@@ -335,12 +335,14 @@ PLANS: dict[str, str] = {
     "complete": "primary",
     "sweep": "samekey_keys_lease",
     "reap": "samekey_keys_expiry",
+    "bury_answers": "samekey_keys_burial",
     "take_unknown": "samekey_keys_reconcile",
     "find_abandoned": "samekey_keys_state",
     "find_by_id": "samekey_keys_id",
     "find_by_downstream": "samekey_keys_downstream",
     "find_by_provider_id": "samekey_effects_provider",
     "take_jobs": "samekey_jobs_due",
+    "entered_jobs": "samekey_jobs_operation",
 }
 
 
@@ -382,3 +384,21 @@ def test_statements_keep_to_their_index(full: str, name: str) -> None:
     used = {str(row["key"]).lower() for row in rows if str(row["table"]) not in ("<derived2>", "None")}
     assert PLANS[name] in used or all(row["table"] is None for row in rows), rows
     assert not [row for row in rows if row["type"] == "ALL" and str(row["table"]).startswith("samekey")], rows
+
+
+def test_a_burial_reads_a_batch_and_no_more_among_many_that_are_to_be_deleted(full: str) -> None:
+    """Thousands are due to be deleted, hundreds to be buried, and ten are asked for."""
+    statement = QUERIES["bury_answers"](batch=10, keep_ms=1, mark=b"", now=10_000)
+    with connected(full) as connection, connection.cursor() as cursor:
+        cursor.execute("start transaction")
+        cursor.execute(
+            "update samekey_keys set expires_at = cast(id as unsigned),"
+            " after_expiry = if(id mod 10 = 5, elt(1 + id div 10 mod 2, 'ask', 'gone'), 'new')"
+        )
+        cursor.execute("flush status")
+        cursor.execute(next(packets(statement, joined=False, alone=False)))
+        assert len(cursor.fetchall()) == 10
+        cursor.execute("show session status like 'handler_read%'")
+        read = sum(int(count) for _, count in cursor.fetchall())
+        connection.rollback()
+    assert read <= 4 * 10, "by the index, and each row once more"

@@ -14,11 +14,13 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 from ..core.claim import Claim, owner_of, scope_of, scope_part
 from ..core.decide import (
+    Accepted,
     Mismatch,
     ModeChanged,
     Outstanding,
@@ -31,7 +33,7 @@ from ..core.outcome import OnError, Outcome
 from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
-from ..core.states import Mode
+from ..core.states import Mode, State
 from ..drivers.caller import for_the_handler
 from ..drivers.encrypted import Cipher
 from ..drivers.fork import anew_after_fork
@@ -460,6 +462,8 @@ class Engine:
             begun = yield from self._wait(begin, rules.policy, begun)
         if isinstance(begun, Running):
             begun.tenant = tenant
+        elif isinstance(begun, Accepted):
+            begun = Accepted((yield from self._as_it_runs(begun.record)))
         elif isinstance(begun, Unreadable):
             logger.error("The record of key %s is unreadable: %s", self.digest(tenant, key), begun.detail)
         elif isinstance(begun, ModeChanged):
@@ -617,7 +621,19 @@ class Engine:
             return refuse(Refusal(500, "The record cannot be read.", "result_unavailable"), self.policy)
         if former:
             return gone_answer(self.policy)
+        if found is not None:
+            found = found[0], (yield from self._as_it_runs(found[1]))
         return status_answer(found, scope_part(tenant), self.policy)
+
+    def _as_it_runs(self, record: Record) -> Flow[Record]:
+        """A pending record as clients are shown it: in progress while a worker runs a job of it."""
+        if record.state is not State.PENDING:
+            return record
+        try:
+            running = yield from ask(lambda: self.outbox.is_worked_on(record.id))
+        except StoreError:
+            return record  # pending is true as well, and says less
+        return replace(record, state=State.IN_PROGRESS) if running else record
 
     def lookup_for(self, endpoint: str) -> Lookup | None:
         """How the outcome of an operation of this endpoint can be found out."""

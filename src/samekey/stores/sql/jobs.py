@@ -201,6 +201,11 @@ class Jobs:
         rows = yield self._queries.statement("held_jobs", now, **_taken(leases))
         return {str(row[0]) for row in rows}
 
+    def is_worked_on(self, operation_id: str) -> Program[bool]:
+        """Whether a worker has begun a job of this pending operation and has not reported back."""
+        rows = yield self._queries.statement("entered_jobs", None, id=operation_id)
+        return bool(rows)
+
     def open_writes(self) -> Program[Row | None]:
         """First in the transaction of a job's own writes; gives what ``close_writes`` must find again."""
         if "open_proof" in self._queries:

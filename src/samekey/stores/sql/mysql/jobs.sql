@@ -94,6 +94,10 @@ select attempt from {jobs} where id in (:locked)
 -- The attempts that still have their job, locked or not.
 select attempt from {jobs} where id in (:ids) and state = 'live' and attempt in (:attempts)
 
+-- name: entered_jobs
+-- Whether a job of this operation has been begun and has not reported back.
+select 1 from {jobs} where operation_id = :id and state = 'live' and entered = 1 limit 1
+
 -- name: finish_job
 -- Only the attempt that holds the job may finish it.
 update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provider_id, provider_id),

@@ -60,10 +60,11 @@ delete from {keys} where id in (:locked)
 
 -- name: bury_answers  event: expire
 -- Keeps the fact and drops the answer, where something else than a second run follows expiry. After "gone" the
--- tombstone stays for good: a key that was answered 410 never runs again.
-select id from {keys} force index (samekey_keys_expiry)
-where state in ({from:expire}) and expires_at <= {now} and after_expiry <> 'new'
-order by expires_at limit :batch
+-- tombstone stays for good: a key that was answered 410 never runs again. In the order of its index, so that it reads and
+-- locks a batch and no more.
+select id from {keys} force index (samekey_keys_burial)
+where after_expiry in ('ask', 'gone') and expires_at <= {now} and state in ({from:expire})
+order by after_expiry, expires_at limit :batch
 for update skip locked
 -- then
 update {keys} set

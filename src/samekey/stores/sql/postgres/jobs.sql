@@ -131,6 +131,12 @@ returning attempt
 -- The attempts that still have their job, locked or not.
 select attempt from {jobs} where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live'
 
+-- name: entered_jobs
+-- Whether a job of this operation has been begun and has not reported back. By the operation alone: the planner must
+-- not look through a backlog for it.
+select 1::bigint from (select state, entered from {jobs} where operation_id = :id::text offset 0) as j
+where j.state = 'live' and j.entered = 1 limit 1
+
 -- name: finish_job
 -- Only the attempt that holds the job may finish it.
 update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provider_id::text, provider_id),

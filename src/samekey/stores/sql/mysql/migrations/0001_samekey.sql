@@ -46,6 +46,8 @@ create table if not exists samekey_keys (
     key samekey_keys_lease (locked_until),
     -- The reaper, in its order; the few that must not be deleted are passed over.
     key samekey_keys_expiry (expires_at),
+    -- The reaper's burials, among however many that are to be deleted.
+    key samekey_keys_burial (after_expiry, expires_at),
     -- The reconciler: set while the outcome is unknown.
     key samekey_keys_reconcile (reconcile_after),
     -- Pending operations that nobody started, and what the machine gave up on.
