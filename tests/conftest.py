@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from lab.servers import mariadb
 from lab.servers.postgres import NamedServer, PostgresUnavailable, find_server
+from tests.chosen import LEFT, leave_to_the_whole, summary
 
 if os.environ.get("CI"):
     # The same examples in every run, so that a failure belongs to the change; elsewhere they are new.
@@ -78,3 +80,19 @@ def mariadb_url(mariadb_server: mariadb.NamedServer) -> Iterator[str]:
 def sqlite_url(tmp_path: Path) -> str:
     """A database file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'samekey.db'}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "whole: part of the whole matrix, which make test-all runs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_to_the_whole(config, items)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What did not run, in a line for each reason."""
+    if hasattr(config, "workerinput"):
+        return
+    for line in summary(terminalreporter.stats.get("skipped", []), config.stash.get(LEFT, 0)):
+        terminalreporter.write_line(line)

@@ -22,6 +22,10 @@ from samekey.drivers.url import drivers_for
 from samekey.engine.breaker import Breaker
 from samekey.testing.conformance_subject import retry_of
 from tests.cached.world import POLICY, World
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 KEYS = 20
 

@@ -8,7 +8,10 @@ from lab.servers.redis import RedisServer
 from samekey.core.decide import Replay, Uncertain, Withheld
 from samekey.testing.conformance_subject import executed, lease_of, new_claim
 from tests.cached.world import World
+from tests.chosen import whole
 from tests.operator.command import samekey
+
+pytestmark = whole
 
 
 def test_evict(world: World, shared_postgres: str, cache_url: str) -> None:

@@ -10,6 +10,10 @@ import pytest
 
 from samekey.drivers import copies, redis_cache
 from samekey.engine import breaker
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "stores" / "cached.md").read_text()
 _FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -14,6 +14,10 @@ from lab.proxy import FaultProxy
 from samekey import ConfigurationError, Idempotency, current_operation
 from samekey.encryption import fernet
 from samekey.errors import StillRunning
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 SECRET = "4242-4242-4242-4242"
 

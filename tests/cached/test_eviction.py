@@ -15,6 +15,9 @@ from samekey.core.decide import Replay, Withheld
 from samekey.drivers.cache_scripts import BLOCK
 from samekey.errors import StoreUnavailable
 from tests.cached.world import ANN, ANSWER, World
+from tests.chosen import whole
+
+pytestmark = whole
 
 
 @pytest.fixture

@@ -20,6 +20,9 @@ from samekey.engine.breaker import THRESHOLD
 from samekey.errors import StoreUnavailable
 from samekey.testing.conformance_subject import new_claim, retry_of
 from tests.cached.world import ANSWER, World
+from tests.chosen import whole
+
+pytestmark = whole
 
 
 def assert_right(world: World, times: int = 1) -> None:

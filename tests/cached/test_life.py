@@ -15,6 +15,10 @@ from samekey.stores.cached import identity
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance_subject import HOUR, NOW, retry_of
 from tests.cached.world import World
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 QUERIES = queries_for("postgres")
 FIND = QUERIES.statement("find", None, scope="s", key="k")

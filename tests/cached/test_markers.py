@@ -13,6 +13,9 @@ from samekey.core.record import Lease
 from samekey.drivers.copies import MARKER_LIFE
 from samekey.testing.conformance_subject import different_request, executed, lease_of, new_claim, retry_of
 from tests.cached.world import ANSWER, POLICY, World
+from tests.chosen import whole
+
+pytestmark = whole
 
 
 @pytest.fixture

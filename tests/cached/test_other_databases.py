@@ -7,6 +7,9 @@ import pytest
 from samekey.core.decide import Replay, Withheld
 from samekey.testing.conformance_subject import HOUR, NOW, executed, retry_of
 from tests.cached.world import ANSWER, POLICY, World, migrated
+from tests.chosen import whole
+
+pytestmark = whole
 
 
 @pytest.mark.parametrize("fixture", ["sqlite_url", "mariadb_url"])

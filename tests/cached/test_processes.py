@@ -8,6 +8,10 @@ from lab.processes import Racers
 from lab.servers.redis import RedisServer
 from tests.cached.racing import ask
 from tests.cached.world import migrated
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 PROCESSES = 10
 ROUNDS = 30

@@ -8,6 +8,7 @@ import pytest
 
 from lab.proxy import FaultProxy
 from tests.cancellation.world import Store
+from tests.chosen import stores
 from tests.redis.conftest import redis_server, redis_url
 
 __all__ = ["redis_server", "redis_url"]
@@ -30,13 +31,13 @@ def _store(request: pytest.FixtureRequest) -> Store:
     return Store(url, ("waiting",) if request.param == "slow_postgres" else ("waiting", "waking"))
 
 
-@pytest.fixture(params=TABLES)
+@pytest.fixture(params=stores(*TABLES, first=1))
 def store(request: pytest.FixtureRequest) -> Store:
     """A transactional store."""
     return _store(request)
 
 
-@pytest.fixture(params=[*TABLES, "redis"])
+@pytest.fixture(params=stores(*TABLES, "redis", first=1))
 def any_store(request: pytest.FixtureRequest) -> Store:
     """Any store that keeps keys."""
     return _store(request)

@@ -18,7 +18,11 @@ from samekey import OutcomeUnknown, StillRunning
 from samekey.asgi import IdempotencyMiddleware
 from samekey.testing.cancellation import Cancellation, enumerate_cancellations
 from tests.cancellation.world import Found, Shop, Store
+from tests.chosen import whole
 from tests.edges.callers import Got, Request, call_asgi
+
+pytestmark = whole
+
 
 Who = Literal["the server", "a deadline outside", "a deadline inside"]
 WHO: list[Who] = ["the server", "a deadline outside", "a deadline inside"]

@@ -22,7 +22,11 @@ from samekey.stores.protocols import Actor
 from samekey.testing.conformance import new_claim, retry_of
 from samekey.testing.conformance_claims import POLICY, claim_at, complete, hold, lose
 from samekey.testing.conformance_subject import NOW, must_read
+from tests.chosen import whole
 from tests.dynamodb.subjects import SyncDynamoSubject
+
+pytestmark = whole
+
 
 HEADERS = ((b"content-type", b"application/json"),)
 OVERHEAD = len(encode_headers(HEADERS))

@@ -26,9 +26,12 @@ from samekey.testing.crash import (
     enumerate_cuts,
     enumerate_kills,
 )
+from tests.chosen import whole
 from tests.dynamodb.crash_scenarios import SCOPE, effects, end_lease, guarded_request, state_of
 from tests.dynamodb.subjects import SyncDynamoSubject
 from tests.stores.crash_scenarios import PAID
+
+pytestmark = whole
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,11 @@ from samekey.errors import (
 from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.keys import Keys
 from samekey.testing.conformance import new_claim, retry_of
+from tests.chosen import whole
 from tests.dynamodb.sour import Date, Hang, Lose, Refuse, Sour, sour
+
+pytestmark = whole
+
 
 T = TypeVar("T")
 Factory = Callable[[], Program[T]]

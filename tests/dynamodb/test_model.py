@@ -18,9 +18,13 @@ from samekey.stores.dynamodb.items import KEPT_BEYOND, is_pk, place, value_of
 from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.dynamodb.upkeep import DynamoUpkeep
 from samekey.stores.protocols import Actor
+from tests.chosen import whole
 from tests.dynamodb.subjects import AsyncDynamoSubject, SyncDynamoSubject
 from tests.operator.world import claim_of
 from tests.stores.test_model import walk
+
+pytestmark = whole
+
 
 DUE = {
     "in_progress": "locked_until",

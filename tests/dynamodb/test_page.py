@@ -12,7 +12,11 @@ from samekey.stores.dynamodb.plans import LARGEST_ANSWER
 from samekey.stores.dynamodb.table import DEFINITION, FORGET
 from samekey.testing.conformance import new_claim
 from samekey.testing.conformance_claims import hold
+from tests.chosen import whole
 from tests.dynamodb.subjects import SyncDynamoSubject
+
+pytestmark = whole
+
 
 PAGE = (Path(__file__).parents[2] / "docs/stores/dynamodb.md").read_text()
 SOURCE = Path(samekey.__file__).parent / "stores/dynamodb"

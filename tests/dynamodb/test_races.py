@@ -18,6 +18,10 @@ from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.keys import Keys
 from samekey.testing.conformance import new_claim
 from samekey.testing.conformance_subject import DAY, NOW
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 KEYS, POLICY = Keys(DynamoStatements()), ietf()
 LEASE = 60_000

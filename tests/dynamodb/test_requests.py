@@ -25,7 +25,11 @@ from samekey.stores.protocols import Actor
 from samekey.testing.conformance import new_claim, retry_of
 from samekey.testing.conformance_claims import ANSWER, POLICY, claim_at, hold
 from samekey.testing.conformance_subject import NOW, must_read
+from tests.chosen import whole
 from tests.dynamodb.subjects import SyncDynamoSubject
+
+pytestmark = whole
+
 
 T = TypeVar("T")
 STATEMENTS = DynamoStatements()

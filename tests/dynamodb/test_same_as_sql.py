@@ -23,7 +23,11 @@ from samekey.stores.sql.migrations import migrate
 from samekey.testing.conformance import new_claim, retry_of
 from samekey.testing.conformance_claims import ANSWER, POLICY
 from samekey.testing.conformance_subject import DAY, HOUR, NOW, SECOND
+from tests.chosen import whole
 from tests.dynamodb.subjects import SyncDynamoSubject
+
+pytestmark = whole
+
 
 T = TypeVar("T")
 ACTOR = Actor("operator", "because")

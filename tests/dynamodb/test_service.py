@@ -20,8 +20,11 @@ from samekey.engine.said import Resolution
 from samekey.errors import ConfigurationError
 from samekey.workers.reconciler import Reconciler
 from samekey.workers.sweeper import Sweeper
+from tests.chosen import whole
 from tests.dynamodb.conftest import migrated
 from tests.operator.command import samekey
+
+pytestmark = whole
 
 
 @pytest.fixture(scope="module")

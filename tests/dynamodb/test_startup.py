@@ -16,8 +16,12 @@ from samekey.engine.store import store_on
 from samekey.errors import ConfigurationError, SchemaMismatch, StoreUnavailable
 from samekey.stores.dynamodb.statements import DynamoStatements
 from samekey.stores.dynamodb.table import DEFINITION, check, migrate
+from tests.chosen import whole
 from tests.dynamodb.subjects import plain_client
 from tests.operator.command import samekey
+
+pytestmark = whole
+
 
 STATEMENTS = DynamoStatements()
 

@@ -11,6 +11,7 @@ import pytest
 
 from lab.processes import Racers
 from lab.servers.postgres import PostgresServer, PostgresUnavailable
+from tests.chosen import stores
 from tests.fire.apps import Settings, World
 from tests.fire.clients import Got
 from tests.fire.evidence import prepare
@@ -35,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     every_pair(config, items, PAIRWISE)
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=stores(*STORES, first=1))
 def store(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -9,10 +9,14 @@ from typing import Literal, get_args
 import pytest
 
 from lab.processes import wait_until
+from tests.chosen import whole
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import Client, in_process
 from tests.fire.evidence import Evidence, prepare
 from tests.fire.servers import served
+
+pytestmark = whole
+
 
 modes = pytest.mark.parametrize("mode", get_args(Mode))
 worlds = pytest.mark.parametrize("world", get_args(World))

@@ -15,10 +15,14 @@ import pytest
 from lab.processes import wait_until
 from lab.proxy import Action, cut_after, cut_and_delay, cut_before
 from lab.servers.postgres import PostgresServer
+from tests.chosen import whole
 from tests.fire.apps import Mode, World
 from tests.fire.clients import Got, HttpClient
 from tests.fire.front import TIMEOUT, Front, front
 from tests.fire.servers import retry_while
+
+pytestmark = whole
+
 
 modes = pytest.mark.parametrize("mode", get_args(Mode))
 

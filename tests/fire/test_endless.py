@@ -10,6 +10,10 @@ import socket
 import pytest
 
 from lab.processes import LOOPBACK, ServedApp, serve_asgi, wait_until
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 STREAMS = ["stream", "sync_stream", "mixed", "undecorated"]
 ATOMIC_STREAM = "atomic_stream"

@@ -14,10 +14,14 @@ import pytest
 
 from samekey import SamekeyError
 from samekey.errors import CommitRefused, EscapedTransaction, NothingWritten
+from tests.chosen import whole
 from tests.fire.apps import Settings, World, settled
 from tests.fire.checkpoints import current_key
 from tests.fire.evidence import query
 from tests.fire.scene import Raised, Scene, Work, scene
+
+pytestmark = whole
+
 
 worlds = pytest.mark.parametrize("world", get_args(World))
 # ------------------------------------------------------------------ own connection

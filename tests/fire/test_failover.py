@@ -29,7 +29,11 @@ from samekey.errors import SamekeyError, StoreUnavailable
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
+from tests.chosen import whole
 from tests.fire.evidence import prepare, query
+
+pytestmark = whole
+
 
 DRIVERS = ("psycopg", "asyncpg")
 TENANT = "failover"

@@ -15,11 +15,15 @@ from psycopg.pq import TransactionStatus
 
 from lab.proxy import FaultProxy
 from samekey.errors import OpenTransaction, WrongIsolation
+from tests.chosen import whole
 from tests.fire.apps import Settings, World
 from tests.fire.checkpoints import current_key
 from tests.fire.clients import AsgiClient, Got, in_process
 from tests.fire.evidence import Evidence
 from tests.fire.scene import Raised, Scene, scene
+
+pytestmark = whole
+
 
 worlds = pytest.mark.parametrize("world", get_args(World))
 

@@ -15,12 +15,16 @@ from typing import get_args
 import pytest
 
 from lab.processes import ServedApp, wait_until
+from tests.chosen import whole
 from tests.fire.apps import Settings, World
 from tests.fire.checkpoints import Checkpoints
 from tests.fire.clients import AsgiClient, Got, HttpClient, WsgiClient, in_process
 from tests.fire.conftest import STORES
 from tests.fire.evidence import Evidence, prepare
 from tests.fire.servers import retry_while, served
+
+pytestmark = whole
+
 
 LEASE = 0.5
 """Seconds. Only the holder's, which is meant to lose it; the other node's is long."""

@@ -18,9 +18,13 @@ from lab.processes import Racers, Turn
 from samekey import Idempotency
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import migrate
+from tests.chosen import whole
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import Client, Got, in_process
 from tests.fire.evidence import query
+
+pytestmark = whole
+
 
 ROUNDS = 100
 PATIENT_EVERY = 4

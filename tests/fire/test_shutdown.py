@@ -10,10 +10,14 @@ from typing import get_args
 import pytest
 
 from lab.processes import LOOPBACK, ServedApp, wait_until
+from tests.chosen import whole
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import BODY, in_process
 from tests.fire.evidence import Evidence
 from tests.fire.servers import served
+
+pytestmark = whole
+
 
 SHUTTING_DOWN = {"asgi": "Shutting down", "wsgi": "Handling signal: term"}
 

@@ -19,6 +19,7 @@ from samekey.stores.law import Unlawful, check
 from samekey.stores.redis import scripts
 from samekey.stores.sql import queries as sql
 from samekey.stores.sql.migrations import migrate
+from tests.chosen import whole
 from tests.law.moves import NOTHING, moves
 
 TRANSITIONS = cast("dict[tuple[State | None, Event], State | None]", states.TRANSITIONS)
@@ -68,6 +69,7 @@ def test_postgres_does_what_was_seen(postgres_url: str) -> None:
     _as_seen(postgres_url)
 
 
+@whole
 def test_mariadb_does_what_was_seen(mariadb_url: str) -> None:
     _as_seen(mariadb_url)
 

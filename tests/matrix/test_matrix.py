@@ -18,6 +18,7 @@ from samekey import Outcome
 from samekey.core.outcome import OnError, judge
 from samekey.core.states import Mode as Ways
 from samekey.engine.way import Handled
+from tests.chosen import stores
 from tests.edges.callers import AsgiClient, Got, LoopThread, Request, WsgiClient
 from tests.edges.world import Stores, World
 from tests.matrix.rows import AROUND, ROWS, Around, Raises, ReturnsNonsense, Row, Stays
@@ -50,7 +51,7 @@ def rows(kind: Kind, around: Around) -> Iterator[Row]:
         yield row
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=stores("sqlite", "postgres", first=1))
 def matrix_stores(request: pytest.FixtureRequest) -> Stores:
     name = "stores" if request.param == "sqlite" else "postgres_stores"
     stores: Stores = request.getfixturevalue(name)

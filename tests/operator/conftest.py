@@ -9,6 +9,7 @@ import pytest
 
 from lab.servers import mariadb
 from lab.servers.postgres import NamedServer
+from tests.chosen import stores
 from tests.operator.world import TABLES, World
 from tests.thrift import leave_out
 
@@ -46,7 +47,7 @@ def maria_url(operator_mariadb_url: str) -> str:
     return operator_mariadb_url
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
 def store_url(request: pytest.FixtureRequest) -> str:
     names = {"sqlite": "sqlite_url", "postgres": "pg_url", "mariadb": "maria_url"}
     url: str = request.getfixturevalue(names[request.param])
@@ -67,7 +68,7 @@ def pg(pg_url: str) -> Iterator[World]:
     made.close()
 
 
-@pytest.fixture(params=["postgres", "mariadb"])
+@pytest.fixture(params=stores("postgres", "mariadb", first=1))
 def locking(request: pytest.FixtureRequest) -> Iterator[World]:
     """A store that locks rows, so that two can be at work at once."""
     made = World(request.getfixturevalue({"postgres": "pg_url", "mariadb": "maria_url"}[request.param]))

@@ -20,6 +20,10 @@ from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 SECONDS = float(os.environ.get("SAMEKEY_CHAOS_SECONDS", "8"))
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,12 @@ from lab.processes import Racers
 from samekey.core.states import Mode
 from samekey.engine.input import Captured, Given, Input
 from samekey.stores.sql.phases import StoredInput
+from tests.chosen import whole
 from tests.operator.contest import ROLES, Bout, Node, Said, fight, leave
 from tests.operator.world import DAY, HOUR, MINUTE, TENANT, World
+
+pytestmark = whole
+
 
 KEYS = int(os.environ.get("SAMEKEY_CONTEST_KEYS", "500"))  # on each store
 AT_ONCE = 50

@@ -14,9 +14,12 @@ from samekey.core.program import Program
 from samekey.core.record import Record
 from samekey.errors import StoreBusy
 from samekey.stores.sql.effects import Effects
+from tests.chosen import whole
 from tests.operator import test_evidence_matrix as matrix
 from tests.operator.test_a_yes_before_a_send import before
 from tests.operator.world import World
+
+pytestmark = whole
 
 
 def drop_the_step(patch: pytest.MonkeyPatch) -> None:

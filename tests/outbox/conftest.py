@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.provider import Provider
+from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.world import Outbox
 from tests.thrift import leave_out
@@ -27,7 +28,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
 def outbox(request: pytest.FixtureRequest, loop: LoopThread, threads: ThreadPoolExecutor) -> Iterator[Outbox]:
     """On every transactional store."""
     found = Outbox(request.getfixturevalue(f"{request.param}_url"), loop, threads)

@@ -17,10 +17,14 @@ import pytest
 from lab.processes import GuardedProcess, free_port, wait_until
 from lab.proxy import FaultProxy
 from samekey.workers.watchdog import STUCK
+from tests.chosen import whole
 from tests.outbox import hanging_app
 from tests.outbox.test_stuck import Gate, abandon, lookups
 from tests.outbox.workers import ROOT
 from tests.outbox.world import Outbox
+
+pytestmark = whole
+
 
 LONG = 25.0
 """Seconds within which a process must have ended that has one of grace. What hangs, hangs for an hour."""

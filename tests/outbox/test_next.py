@@ -15,8 +15,12 @@ from samekey.drivers.run import run
 from samekey.errors import ConfigurationError
 from samekey.workers.reaper import Reaper
 from samekey.wsgi import IdempotencyMiddleware
+from tests.chosen import whole
 from tests.edges.callers import WsgiClient
 from tests.outbox.world import NO_PAUSE, Outbox, order, tenant_of
+
+pytestmark = whole
+
 
 KINDS = pytest.mark.parametrize("kind", ["async", "sync"])
 

@@ -18,9 +18,12 @@ from samekey.stores.sql.jobs import Jobs
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from samekey.workers.watchdog import STUCK
+from tests.chosen import whole
 from tests.outbox.workers import ROOT, Workers
 from tests.outbox.world import Outbox, order
 from tests.taking import begin
+
+pytestmark = whole
 
 
 @pytest.fixture

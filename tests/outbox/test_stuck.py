@@ -28,9 +28,13 @@ from samekey.workers.ledger import LedgerCheck
 from samekey.workers.service import Services, WorkerService
 from samekey.workers.watchdog import STUCK
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
+from tests.chosen import whole
 from tests.edges.callers import AsgiClient, Client, WsgiClient
 from tests.outbox.test_fairness import crowd, serving
 from tests.outbox.world import NO_PAUSE, Outbox, order, tenant_of
+
+pytestmark = whole
+
 
 ROOT = Path(__file__).parent.parent.parent
 OFTEN = timedelta(milliseconds=50)

@@ -18,6 +18,10 @@ from examples.provider import Charge
 from lab.processes import GuardedProcess, wait_until
 from lab.torture.outbox.run import Books, CouldNotRun, Plan, Progress, Verdict, judge, torture_outbox
 from lab.torture.outbox.shop import receipt
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 # ------------------------------------------------------------------ the oracle
 

@@ -16,10 +16,14 @@ from samekey.workers import outbox as outbox_module
 from samekey.workers.outbox import OutboxWorker
 from samekey.workers.performing import Performer
 from samekey.workers.service import WorkerService
+from tests.chosen import whole
 from tests.edges.callers import LoopThread
 from tests.outbox import test_fairness, test_not_begun, test_recording, test_stuck, test_worker
 from tests.outbox.test_stuck import Gate
 from tests.outbox.world import Outbox
+
+pytestmark = whole
+
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Outbox, Patch], None]

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from lab.servers import mariadb, postgres
+from tests.chosen import stores
 from tests.payments.running import Service, service
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(scope="session", params=stores("sqlite", "postgres", "mariadb", first=1))
 def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path_factory.mktemp('payments') / 'payments.db'}"
@@ -26,7 +27,7 @@ def running(shared_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield found
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb", first=1))
 def fresh_url(request: pytest.FixtureRequest) -> str:
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url

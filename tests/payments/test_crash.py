@@ -10,7 +10,10 @@ import httpx2
 import pytest
 
 from lab.processes import pause, resume, wait_until
+from tests.chosen import whole
 from tests.payments.running import Service, service, unique
+
+pytestmark = whole
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,10 @@ import pytest
 from lab.processes import wait_until
 from lab.proxy import FaultProxy, cut_after, cut_before
 from lab.torture.service.links import MySQLProxy
+from tests.chosen import whole
 from tests.payments.running import Service, service, unique
+
+pytestmark = whole
 
 
 @pytest.fixture(

@@ -9,7 +9,10 @@ from typing import Any
 import httpx2
 
 from examples.provider import SIGNATURE, Entry, sign
+from tests.chosen import whole
 from tests.payments.running import SECRET, Service, unique
+
+pytestmark = whole
 
 
 def transfer() -> dict[str, Any]:

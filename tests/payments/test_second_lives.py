@@ -15,7 +15,10 @@ from samekey.core.program import Statement
 from samekey.core.record import Record
 from samekey.core.states import State
 from samekey.drivers.run import run
+from tests.chosen import whole
 from tests.payments.running import Service, service, unique
+
+pytestmark = whole
 
 
 def expire(url: str) -> None:

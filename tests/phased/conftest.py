@@ -11,6 +11,7 @@ import pytest
 
 from lab.servers import mariadb
 from lab.servers.postgres import NamedServer
+from tests.chosen import stores
 from tests.phased.provider import Provider, ProviderClient
 from tests.phased.world import World, clear, execute, hang_up, prepare
 from tests.thrift import leave_out
@@ -45,7 +46,7 @@ def prepared_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=stores(*STORES))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database with the tables of samekey and of the application, and nothing in them."""
     if request.param == "sqlite":

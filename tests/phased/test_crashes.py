@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from samekey.testing.crash import Crashed, enumerate_crashes, enumerate_cuts, enumerate_kills
+from tests.chosen import whole
 from tests.phased.conftest import STORES, STYLES
 from tests.phased.crash_scenarios import PROVIDERS, completed, retried, ride
 from tests.phased.provider import Provider, ProviderClient
 from tests.phased.world import World, clear, count, execute, kept, prepare, ride_body, state_of
+
+pytestmark = whole
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,12 @@ from samekey.core.states import Mode, State
 from samekey.drivers.run import run
 from samekey.errors import Contradicted
 from samekey.stores.protocols import Actor
+from tests.chosen import whole
 from tests.dynamodb.conftest import migrated
 from tests.operator.world import DAY, HOUR, MINUTE, claim_of
+
+pytestmark = whole
+
 
 OPERATOR = Actor("alice", "looked at the dashboard")
 PAID = Executed(Response(201, {"paid": 1}))

@@ -11,6 +11,10 @@ import pytest
 from samekey import Executed, Idempotency, NotExecuted, OutcomeUnknown, StillUnknown
 from samekey.drivers.run import run
 from samekey.errors import NotExtended
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 DAY = 86_400_000
 

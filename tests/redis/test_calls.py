@@ -13,6 +13,9 @@ from starlette.testclient import TestClient
 from samekey import Idempotency
 from samekey.asgi import IdempotencyMiddleware
 from samekey.tenants import single_tenant
+from tests.chosen import whole
+
+pytestmark = whole
 
 
 @pytest.mark.parametrize("store", ["redis_url", "redis_cluster_url"])

@@ -18,9 +18,12 @@ from samekey.core.states import State
 from samekey.drivers.run import run
 from samekey.encryption import fernet
 from samekey.stores.protocols import Actor
+from tests.chosen import whole
 from tests.operator.command import Ran, samekey
 from tests.redis.looking import records
 from tests.redis.subjects import RedisSubject, plain_client
+
+pytestmark = whole
 
 
 class Shop:

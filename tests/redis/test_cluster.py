@@ -21,8 +21,12 @@ from samekey.core.claim import downstream_base
 from samekey.drivers.redis_plan import Layout
 from samekey.drivers.redis_url import PARTITIONS
 from samekey.drivers.run import run
+from tests.chosen import whole
 from tests.redis.conftest import unavailable
 from tests.redis.load import SCOPE, find_out, race_once, send_all
+
+pytestmark = whole
+
 
 ROUNDS = 100
 LAYOUT = Layout("samekey", PARTITIONS)

@@ -27,8 +27,12 @@ from samekey.testing.crash import (
     enumerate_cuts,
     enumerate_kills,
 )
+from tests.chosen import whole
 from tests.redis.crash_scenarios import SCOPE, effects, end_lease, guarded_request, state_of
 from tests.stores.crash_scenarios import PAID
+
+pytestmark = whole
+
 
 STYLES = ("sync", "async")
 

@@ -11,6 +11,10 @@ from samekey.drivers import redis_url
 from samekey.drivers.redis_errors import _ACL
 from samekey.stores.redis.finding import INDEXES
 from samekey.stores.redis.scripts import RedisStatements
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 PAGE = Path(__file__).parent.parent.parent / "docs/stores/redis.md"
 TEXT = PAGE.read_text()

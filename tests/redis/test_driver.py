@@ -34,7 +34,10 @@ from samekey.errors import (
     StoreError,
     StoreUnavailable,
 )
+from tests.chosen import whole
 from tests.redis.asking import KEYS, STYLES, asking, claim, read
+
+pytestmark = whole
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,11 @@ from samekey.errors import (
 )
 from samekey.testing.conformance import new_claim
 from samekey.testing.conformance_claims import POLICY
+from tests.chosen import whole
 from tests.redis.asking import KEYS, STYLES, asking, claim, read
 from tests.redis.subjects import plain_client
+
+pytestmark = whole
 
 
 @pytest.fixture(scope="module")

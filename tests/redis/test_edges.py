@@ -35,12 +35,16 @@ from samekey.engine.said import Resolution
 from samekey.workers.reaper import Reaper
 from samekey.workers.reconciler import Reconciler
 from samekey.workers.sweeper import Sweeper
+from tests.chosen import whole
 from tests.edges.apps import BARE, Kind, Setup, build
 from tests.edges.callers import LoopThread, Request
 from tests.edges.scenarios import SCENARIOS, Ask, Scenario
 from tests.edges.world import PROFILES, Raise, Store, World
 from tests.redis.looking import assert_in_order, records
 from tests.redis.subjects import plain_client
+
+pytestmark = whole
+
 
 SCOPE = scope_of(call_part("t"))
 

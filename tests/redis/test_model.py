@@ -11,9 +11,13 @@ from samekey.errors import SamekeyError
 from samekey.stores.redis.scripts import RedisStatements
 from samekey.stores.redis.upkeep import RedisUpkeep
 from samekey.testing.conformance import KeyStoreConformance, run_all
+from tests.chosen import whole
 from tests.redis.looking import assert_in_order
 from tests.redis.subjects import AsyncRedisSubject, RedisSubject, SyncRedisSubject
 from tests.stores.test_model import walk
+
+pytestmark = whole
+
 
 MUTANTS = [
     ("reserve", "p.lease_ms", "0"),

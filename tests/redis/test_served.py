@@ -12,6 +12,10 @@ from typing import Any
 
 from examples.provider import Provider
 from lab.processes import GuardedProcess, serve_asgi, wait_until
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 ROOT = Path(__file__).parent.parent.parent
 

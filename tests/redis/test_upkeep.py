@@ -20,8 +20,12 @@ from samekey.stores.redis.scripts import RedisStatements
 from samekey.stores.redis.upkeep import RedisUpkeep
 from samekey.testing.conformance import new_claim, retry_of
 from samekey.testing.conformance_subject import DAY, HOUR, NOW, SECOND
+from tests.chosen import whole
 from tests.redis.looking import assert_in_order, names, records
 from tests.redis.subjects import SyncRedisSubject
+
+pytestmark = whole
+
 
 T = TypeVar("T")
 

@@ -12,7 +12,11 @@ from samekey.drivers.url import drivers_for
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import SyncSubject, run_all
+from tests.chosen import whole
 from tests.stores.conftest import migrated
+
+pytestmark = whole
+
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 

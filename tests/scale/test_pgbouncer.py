@@ -28,6 +28,7 @@ from samekey.errors import StoreError
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
 from samekey.workers.service import Services, WorkerService
+from tests.chosen import whole
 from tests.edges.callers import LoopThread
 from tests.fire.apps import Settings
 from tests.fire.apps import World as Kind
@@ -37,6 +38,9 @@ from tests.outbox.world import Outbox, order
 from tests.phased import world as phased
 from tests.phased.provider import Provider, ProviderClient
 from tests.scale.conftest import SERVER_CONNECTIONS
+
+pytestmark = whole
+
 
 worlds = pytest.mark.parametrize("world", get_args(Kind))
 styles = pytest.mark.parametrize("style", ["async", "sync"])

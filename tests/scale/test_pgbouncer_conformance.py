@@ -10,8 +10,11 @@ from lab.servers.pgbouncer import PgBouncer
 from lab.servers.postgres import NamedServer
 from samekey.drivers.url import drivers_for
 from samekey.testing.conformance import StoreConformance, Subject
+from tests.chosen import whole
 from tests.stores.conftest import migrated
 from tests.stores.test_conformance import async_subject, sync_subject
+
+pytestmark = whole
 
 
 @pytest.fixture(scope="module")

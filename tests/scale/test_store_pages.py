@@ -9,10 +9,14 @@ from typing import get_args
 
 import pytest
 
+from tests.chosen import whole
 from tests.edges import conftest as edges
 from tests.edges import test_counts as counts
 from tests.edges.apps import Kind
 from tests.edges.test_counts import Log, Meter
+
+pytestmark = whole
+
 
 # The fixtures that count there count here.
 log = counts.log

@@ -39,6 +39,7 @@ from samekey.testing.crash import (
     enumerate_cuts,
     enumerate_kills,
 )
+from tests.chosen import stores
 from tests.stores.conftest import migrated
 from tests.stores.crash_scenarios import (
     PAID,
@@ -166,7 +167,7 @@ CHECKS: dict[Mode, Callable[[str, Crashed], None]] = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", stores(*STORES))
 @pytest.mark.parametrize("mode", CHECKS)
 def test_a_request_survives_a_crash_at_every_point(
     urls: dict[str, str], mode: Mode, store: str, style: str
@@ -205,7 +206,7 @@ def test_a_request_survives_sigkill_at_every_point(
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", stores(*STORES))
 @pytest.mark.parametrize("mode", [Mode.ATOMIC, Mode.LEASED])
 def test_a_request_survives_a_cut_connection_at_every_point(
     urls: dict[str, str], mode: Mode, store: str, style: str
@@ -241,7 +242,7 @@ OUTCOMES: dict[str, tuple[Outcomes, str | None]] = {
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", stores(*STORES))
 def test_a_program_happens_wholly_or_not_at_all(urls: dict[str, str], store: str, outcome: str) -> None:
     drivers = drivers_for(urls[store])
     keys, policy = Keys(queries_for(drivers.dialect)), ietf()
@@ -350,7 +351,7 @@ def test_a_dead_run_does_nothing_more(sqlite_url: str) -> None:
     drivers.sync.close()
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", stores(*STORES))
 def test_a_crash_at_a_point_of_ones_own_loses_the_open_transaction(urls: dict[str, str], store: str) -> None:
     url = urls[store]
     labels = []

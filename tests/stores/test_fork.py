@@ -16,6 +16,7 @@ from samekey import Idempotency, current_operation
 from samekey.core.record import Lease
 from samekey.drivers.pool import Pool
 from samekey.errors import StillRunning, StoreUnavailable
+from tests.chosen import stores
 from tests.stores.crash_scenarios import execute
 
 PATIENCE = 20
@@ -111,7 +112,7 @@ def test_threads_of_a_child_are_never_handed_a_connection_of_the_parents() -> No
     assert pool.take() in idle
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
 def idempotency(request: pytest.FixtureRequest) -> Any:
     made = ready(request.getfixturevalue(f"{request.param}_url"))
     assert call(made, "warm", lambda: write(1)) == 1

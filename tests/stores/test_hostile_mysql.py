@@ -27,6 +27,10 @@ from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare
 from tests.stores.hostile import claim_rules
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 KEYS = Keys(queries_for("mysql"))
 

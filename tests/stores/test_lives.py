@@ -23,6 +23,7 @@ from samekey.stores.sql.queries import queries_for
 from samekey.stores.sql.upkeep import Upkeep
 from samekey.testing.conformance import new_claim, retry_of
 from samekey.testing.conformance_subject import DAY, HOUR, NOW
+from tests.chosen import stores
 from tests.stores.conftest import migrated
 from tests.stores.crash_scenarios import exchange_of
 from tests.stores.schemas import execute
@@ -47,7 +48,7 @@ class Store:
         return execute(self.url, self.queries.expand(sql))
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=stores(*STORES))
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     store = Store(request.getfixturevalue(f"{request.param}_url"))
     yield store

@@ -38,6 +38,10 @@ from samekey.testing.crash import Points, WatchedDriver, enumerate_crashes
 from tests.stores.conftest import migrated
 from tests.stores.crash_scenarios import PAID, exchange_of, prepare
 from tests.stores.schemas import describe
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 QUERIES = queries_for("mysql")
 KEYS = Keys(QUERIES)

@@ -25,6 +25,7 @@ from samekey.engine.migrating import migrate_patiently
 from samekey.errors import StoreBusy
 from samekey.stores.sql import migrations as module
 from samekey.stores.sql.migrations import Migration
+from tests.chosen import stores
 
 ALTER = {
     "postgres": "alter table {schema}.keys add column extra bigint;\n",
@@ -32,7 +33,7 @@ ALTER = {
 }
 
 
-@pytest.fixture(params=["postgres", "mariadb"])
+@pytest.fixture(params=stores("postgres", "mariadb", first=1))
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idempotency]:
     """A store with traffic, for which a migration has come that must alter a table."""
     idempotency = Idempotency(request.getfixturevalue(f"{request.param}_url"))

@@ -29,13 +29,14 @@ from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.migrations import Migration, check, code_version, migrate, migrations, script
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.conformance import new_claim
+from tests.chosen import stores, whole
 from tests.stores.crash_scenarios import exchange_of
 from tests.stores.schemas import describe, execute, execute_script
 
 STORES = ("sqlite", "postgres", "mariadb")
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=stores(*STORES))
 def url(request: pytest.FixtureRequest) -> str:
     """An empty database of each kind."""
     found: str = request.getfixturevalue(f"{request.param}_url")
@@ -128,6 +129,7 @@ def test_migrators_at_once_on_postgresql(postgres_server: NamedServer) -> None:
         postgres_server.drop_database(url)
 
 
+@whole
 def test_migrators_at_once_on_mariadb(mariadb_server: mariadb.NamedServer) -> None:
     urls = [mariadb_server.create_database() for _ in range(4)]
     for url, results in zip(urls, race(migrate_in_round, 3, urls, rounds=len(urls)), strict=True):

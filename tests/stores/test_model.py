@@ -35,8 +35,12 @@ from samekey.stores.sql.queries import Queries, queries_for
 from samekey.stores.sql.upkeep import Upkeep
 from samekey.testing.conformance import Subject, SyncSubject, new_claim
 from samekey.testing.conformance_subject import NOW
+from tests.chosen import whole
 from tests.stores.conftest import migrated
 from tests.stores.mutants import MUTANTS, mutated
+
+pytestmark = whole
+
 
 KEYS = st.sampled_from(["a", "A", "b"])
 BODIES = st.sampled_from([b"one", b"two"])

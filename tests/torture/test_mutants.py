@@ -14,7 +14,11 @@ from lab.torture.service.evidence import counted
 from lab.torture.service.mishaps import MISHAPS
 from lab.torture.service.plan import Plan, load_of, only, with_second_lives
 from lab.torture.service.run import torture_service
+from tests.chosen import whole
 from tests.torture.mutants import MUTANTS, VARIABLE
+
+pytestmark = whole
+
 
 FOCUSED = Plan(
     app="tests.torture.mutants:app",

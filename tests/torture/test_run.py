@@ -20,6 +20,10 @@ from lab.torture.service.run import torture_service
 from samekey import Idempotency
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import check, code_version
+from tests.chosen import whole
+
+pytestmark = whole
+
 
 COMMAND = [sys.executable, "-m", "lab.torture", "service"]
 

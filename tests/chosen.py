@@ -1,0 +1,48 @@
+"""What ``make test`` runs, and what it leaves to ``make test-all``.
+
+``make test`` takes some minutes: every rule once, on SQLite and, where the store matters, on PostgreSQL. What
+costs whole processes, long walks or another server is marked ``whole``, and runs with ``SAMEKEY_TESTS=all``:
+in CI, and before a release.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+ALL = os.environ.get("SAMEKEY_TESTS") == "all"
+
+whole = pytest.mark.whole
+"""Part of the whole matrix only."""
+
+
+def stores(*names: str, first: int = 2) -> list[Any]:
+    """Parameters: the first ones always, the rest in the whole matrix."""
+    return [name if place < first else pytest.param(name, marks=whole) for place, name in enumerate(names)]
+
+
+def leave_to_the_whole(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes what is marked out of the run, unless everything is asked for."""
+    left = [] if ALL else [item for item in items if item.get_closest_marker("whole") is not None]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item.get_closest_marker("whole") is None]
+    config.stash[LEFT] = len(left)
+
+
+LEFT = pytest.StashKey[int]()
+
+
+def summary(skipped: Sequence[Any], left: int) -> list[str]:
+    """One line for each reason why something did not run."""
+    reasons: dict[str, int] = {}
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ")] = reasons.get(reason.removeprefix("Skipped: "), 0) + 1
+    lines = [f"{count} could not run: {reason}" for reason, count in sorted(reasons.items())]
+    if left:
+        lines.append(f"{left} belong to the whole matrix: make test-all runs them.")
+    return lines
