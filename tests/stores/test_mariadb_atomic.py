@@ -32,8 +32,8 @@ from samekey.errors import (
 )
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
-from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare, state_of
 from tests.chosen import whole
+from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare, state_of
 
 pytestmark = whole
 

@@ -25,8 +25,8 @@ from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled
 from samekey.errors import CommitRefused, OperationOver, StoreUnavailable
-from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of
 from tests.chosen import whole
+from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of
 
 pytestmark = whole
 

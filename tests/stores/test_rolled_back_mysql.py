@@ -19,8 +19,8 @@ from samekey import Idempotency, current_operation
 from samekey.drivers.mysql_text import is_plain, may_hide_an_end
 from samekey.drivers.pymysql import PyMySQLDriver
 from samekey.errors import EscapedTransaction, OperationOver, OutcomeUnknown, SamekeyError, TransactionGone
-from tests.stores.crash_scenarios import effects, execute, prepare
 from tests.chosen import whole
+from tests.stores.crash_scenarios import effects, execute, prepare
 
 pytestmark = whole
 
