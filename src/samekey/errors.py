@@ -330,7 +330,7 @@ class NothingEnqueued(HandlerError):
 
 
 class StepNotAwaited(HandlerError):
-    """Async code called a phase or ``op.enqueue`` and never awaited it, so it did not happen."""
+    """Async code called a phase or ``op.enqueue`` and never awaited it, or not to its end."""
 
 
 class StreamedAnswer(HandlerError):

@@ -280,9 +280,8 @@ class Engine:
         # One after the other, also from threads: a job's key depends on its place.
         with running.enqueuing_in_threads:
             program = enqueue_program(self.outbox, self.jobs, running, name, payload, delay)
-            with for_the_handler():
+            with running.counts_job(name), for_the_handler():
                 run_in(running.session, program)
-            running.operation.enqueued += 1
 
     async def _enqueue_async(
         self, running: Running, name: str, payload: Any, delay: float | timedelta
@@ -290,9 +289,8 @@ class Engine:
         async with running.enqueuing:
             # One after the other, also under asyncio.gather: a job's key depends on its place.
             program = enqueue_program(self.outbox, self.jobs, running, name, payload, delay)
-            with for_the_handler():
+            with running.counts_job(name), for_the_handler():
                 await run_in_async(running.session, program)
-            running.operation.enqueued += 1
 
     def finish(self, running: Running, handled: Handled) -> Finished:
         """Judges how the handler ended, and makes that durable. Once; for sync code."""

@@ -193,6 +193,20 @@ class Running:
     def boundary(self) -> Boundary:
         return self.operation._boundary
 
+    @contextmanager
+    def counts_job(self, name: str) -> Iterator[None]:
+        """Around the writing of a job. Its place is taken before anything is sent, and given back only where
+        the store has said no: what was interrupted on its way may stand, so nothing of this run may."""
+        self.operation.enqueued += 1
+        try:
+            yield
+        except Exception:
+            self.operation.enqueued -= 1
+            raise
+        except BaseException:
+            self.operation._steps.interrupted(f"op.enqueue({name!r})")
+            raise
+
     def judge(self, handled: Handled) -> Outcome:
         """Judges the run, once. A second finish cannot be written."""
         if self.outcome is not None:
