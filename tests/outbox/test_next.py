@@ -12,6 +12,7 @@ import pytest
 from samekey import Idempotency, JobContext, current_operation
 from samekey.core.claim import downstream_key
 from samekey.drivers.run import run
+from samekey.engine.jobs import LONGEST_STEP, step_of
 from samekey.errors import ConfigurationError
 from samekey.workers.reaper import Reaper
 from samekey.wsgi import IdempotencyMiddleware
@@ -219,3 +220,31 @@ def test_a_write_that_commits_is_noticed(outbox: Outbox, kind: str) -> None:
     # Either the lent connection refused, each time, and nothing stands; or it was found at once.
     assert runs == ([1] if escaped else [1, 2, 3]), (runs, row.error)
     assert outbox.states() == [("dead_letter", "job_failed")]
+
+
+def test_a_job_may_enqueue_itself_for_ever(outbox: Outbox) -> None:
+    """It polls a provider, say. What its key is made of does not grow with its history."""
+    name, keys = f"poll_{'x' * 195}", list[str]()
+
+    @outbox.idempotency.job(name, max_attempts=1)
+    async def poll(job: JobContext, link: int) -> None:
+        keys.append(job.key)
+        job.enqueue(name, link + 1)
+
+    outbox.place(name, 0)
+    outbox.work(rounds=8)
+    assert len(set(keys)) == len(keys) == 8, [job.error for job in outbox.jobs()]
+    effects = "samekey.effects" if outbox.dialect == "postgres" else "samekey_effects"
+    assert max(length for (length,) in outbox.ask(f"select length(step) from {effects}")) <= 255
+
+
+@pytest.mark.parametrize("name", ["poll", "x" * 255, "\U0001f4b6" * 255], ids=["short", "long", "wide"])
+def test_every_link_of_a_chain_has_a_step_of_its_own_that_every_store_can_keep(name: str) -> None:
+    first = step_of(name, 0)
+    chain, seen = [first], {first, step_of(name, 1), step_of(name, 12345)}
+    for link in range(1, 400):
+        for count in (0, 1, 2):
+            chain.append(step_of(name, count, after=chain[link - 1]))
+        seen.update(chain[-3:])
+    assert len(seen) == len(chain) + 2
+    assert max(len(step.encode()) for step in seen) <= LONGEST_STEP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Callable
@@ -26,6 +27,8 @@ ENVELOPE_VERSION = 1
 LONGEST_DELAY = timedelta(days=3650)
 _AGAIN, _NEXT = "#", ">"
 """In a step: the second job of one name, and the one that a job enqueued."""
+READABLE_STEP, LONGEST_STEP = 255, 1000
+"""Bytes. A job may enqueue itself for ever: its step must not tell all of its history. MySQL keeps 1024."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,25 @@ class Envelope:
             raise NotSerialisable(f"The payload cannot be read: {type(error).__name__}: {error}") from None
 
 
+def step_of(name: str, count: int, after: str | None = None) -> str:
+    """What the downstream key of a job is made of: unique in its operation, the same for every attempt.
+
+    ``after`` is the step of the job that enqueued it, ``count`` how many of its sort were before it. A long
+    history is told by its digest. That begins as no other step does: no name of a job has such a sign.
+    """
+    last = f"{name}{_AGAIN}{count}" if count else name
+    whole = last if after is None else f"{after}{_NEXT}{last}"
+    if after is not None and len(whole.encode()) > READABLE_STEP:
+        shorter = f"{_NEXT}{_told(after)}{_NEXT}{last}"
+    else:
+        shorter = whole
+    return shorter if len(shorter.encode()) <= LONGEST_STEP else f"{_NEXT}{_told(whole)}"
+
+
+def _told(history: str) -> str:
+    return hashlib.sha256(history.encode()).hexdigest()[:32]
+
+
 class NotForUs(Exception):
     """A payload that this worker cannot read now and another can, or this one once it was set up anew."""
 
@@ -131,7 +153,7 @@ def enqueue_program(
     """Writes one job. Checked before anything is written, so a mistake costs the handler nothing."""
     registry.require(name)
     count = running.operation.enqueued
-    step = name if count == 0 else f"{name}{_AGAIN}{count}"
+    step = step_of(name, count)
     envelope = Envelope(step, running.tenant, payload).encode()
     return jobs.enqueue(
         secrets.token_hex(16),
@@ -197,7 +219,7 @@ class JobContext:
         """
         self._registry.require(name)
         count = sum(one.name == name for one in self._next)
-        step = f"{self._step}{_NEXT}{name}" + (f"{_AGAIN}{count}" if count else "")
+        step = step_of(name, count, after=self._step)
         envelope = Envelope(step, self.tenant, payload).encode()
         self._next.append(Next(name, step, envelope, _delay_ms(name, delay), self._registry.source_of(name)))
 

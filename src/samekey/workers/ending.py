@@ -4,6 +4,8 @@ SIGTERM and SIGINT ask for the stop. An async job that blocks the event loop kee
 and C code that keeps the interpreter's lock keeps every thread from it; so the signal is also written to a
 pipe, by the interpreter's own handler, which needs neither. At the other end is the guardian, a small process
 that does nothing but wait: who has not ended in time after a signal is killed.
+
+A child that a job forks has all of that too, and must not: a signal to the child is none to the worker.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -72,6 +75,16 @@ class Signals:
         self._woken = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
         self._guardian = _guardian(reading, patience)
         os.close(reading)
+        _open.add(self)
+
+    def leave_to_parent(self) -> None:
+        """In a child: signals are its own and end it, and the pipe is the worker's."""
+        signal.set_wakeup_fd(-1)
+        os.close(self._pipe)
+        for number, former in self._former.items():
+            # Not the former handler itself: it may be one of the worker's loop, which does not run here.
+            usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, signal.SIG_IGN if former is signal.SIG_IGN else usual)
 
     def _heard(self, _number: int, _frame: FrameType | None) -> None:
         self._asked()
@@ -82,6 +95,7 @@ class Signals:
 
     def close(self) -> None:
         """The former handlers are back, and the guardian ends."""
+        _open.discard(self)
         signal.set_wakeup_fd(self._woken)
         for number, former in self._former.items():
             signal.signal(number, former)
@@ -92,6 +106,32 @@ class Signals:
             except subprocess.TimeoutExpired:
                 self._guardian.kill()
                 self._guardian.wait()
+
+
+_open: set[Signals] = set()
+_mask = threading.local()
+
+
+def _before_fork() -> None:
+    """A child hears nothing until it has handlers of its own: the first signal may come at once."""
+    if _open:
+        _mask.former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _after_fork() -> None:
+    former = _mask.__dict__.pop("former", None)
+    if former is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _in_child() -> None:
+    while _open:
+        _open.pop().leave_to_parent()
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 def _guardian(pipe: int, patience: float) -> subprocess.Popen[bytes] | None:
