@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from .attendant import attending
 from .fork import anew_after_fork
 
 logger = logging.getLogger("samekey")
@@ -48,18 +49,17 @@ class Alarm:
         self._thread: threading.Thread | None = None
 
     def after(self, seconds: float, call: Callable[[], None]) -> Appointment:
+        """``StoreBusy`` if no thread can be started that would call it."""
         appointment = Appointment(self, call)
         with self._changed:
             if self.called_off > 100 and self.called_off > len(self._due) // 2:
                 self._due = [entry for entry in self._due if entry[2].call is not None]
                 heapq.heapify(self._due)
                 self.called_off = 0
+            self._thread, new = attending(self._thread, self._watch, "samekey alarm")
             entry = (time.monotonic() + seconds, next(self._count), appointment)
             heapq.heappush(self._due, entry)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="samekey alarm", daemon=True)
-                self._thread.start()
-            elif self._due[0] is entry:
+            if not new and self._due[0] is entry:
                 self._changed.notify()
         return appointment
 
@@ -72,7 +72,7 @@ class Alarm:
             if call is not None:
                 try:
                     call()
-                except Exception:
+                except BaseException:  # the thread is everybody's
                     logger.exception("What was to be called when its time was over has failed")
 
 

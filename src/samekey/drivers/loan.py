@@ -11,8 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..errors import OperationOver, TransactionGone
+from ..errors import OperationOver, StoreBusy, TransactionGone
 from .alarm import ALARM, Appointment
+from .attendant import start
+
+_TRY_AGAIN = 1.0
+"""Seconds after which a thread is tried to be started again."""
 
 
 class Loan:
@@ -31,8 +35,12 @@ class Loan:
         """Calls ``end``, in a thread of its own, if the loan is not over by then: its handler hangs."""
 
         def expire() -> None:
-            if not self._over:
-                threading.Thread(target=end, name="samekey-expired", daemon=True).start()
+            if self._over:
+                return
+            try:
+                start(threading.Thread(target=end, name="samekey-expired", daemon=True))
+            except StoreBusy:
+                self._longest = ALARM.after(_TRY_AGAIN, expire)
 
         self._longest = ALARM.after(seconds, expire)
 

@@ -86,7 +86,12 @@ class Lane:
         event loop once the thread is done with it, or it is certain that none will begin.
         """
         loop = asyncio.get_running_loop()
-        job, answer = self._submit(loop, work, after)
+        try:
+            job, answer = self._submit(loop, work, after)
+        except StoreBusy:
+            if after is not None:
+                after()
+            raise
         timer = loop.call_later(self._timeout, self._give_up, job, answer)
         try:
             return await answer
@@ -99,8 +104,16 @@ class Lane:
             timer.cancel()
 
     async def finish(self, work: Callable[[], T], *, after: Callable[[], object] | None = None) -> T:
-        """The same for what must be done: however long it waits, and whatever becomes of the caller."""
-        _, answer = self._submit(asyncio.get_running_loop(), work, after)
+        """The same for what must be done: however long it waits, and whatever becomes of the caller. Here and
+        now, if there is no thread for it."""
+        try:
+            _, answer = self._submit(asyncio.get_running_loop(), work, after)
+        except StoreBusy:
+            try:
+                return work()
+            finally:
+                if after is not None:
+                    after()
         try:
             return await answer
         except asyncio.CancelledError:
@@ -136,7 +149,21 @@ class Lane:
                     if after is not None:
                         after()
 
-        job = self._threads().submit(copy_context().run, work)
+        called_off = False
+
+        def unless_called_off() -> T:
+            if called_off:
+                raise StoreBusy("It was given up before it began.")
+            return work()
+
+        try:
+            job = self._threads().submit(copy_context().run, unless_called_off)
+        except RuntimeError as error:
+            # It may be in the queue all the same, for a thread that comes later.
+            called_off = True
+            raise StoreBusy(
+                f"No thread can be started just now ({error}). Retry with the same key."
+            ) from error
         job.add_done_callback(tell)
         return job, answer
 

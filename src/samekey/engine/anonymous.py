@@ -63,7 +63,11 @@ class Anonymous:
         if rules.mode is Mode.ATOMIC:
             session = yield Open(connection)
             operation._session = session
-            session.expire_after(max_run_of(rules) / 1000, lambda: logger.error(RAN_TOO_LONG))
+            try:
+                session.expire_after(max_run_of(rules) / 1000, lambda: logger.error(RAN_TOO_LONG))
+            except BaseException:
+                yield Rollback(session)
+                raise
         return Running(operation._claim, rules, operation, session=session, anonymous=True)
 
     def give_back(self, running: Running) -> Flow[None]:

@@ -204,10 +204,14 @@ class LockedAtomic(_Atomic):
         operation._session = session
         running = Running(claim, rules, operation, session=session, opened=opened)
         running.expires_at = opened.began // 1000 + claim.ttl_ms
-        self._here[claim.scope, claim.key] = running
         # The server ends a transaction that is idle for so long, and with it the lock. Here it must not keep
         # its connection, nor the key, any longer either.
-        session.expire_after(max_run_of(rules) / 1000, lambda: self._leave(running))
+        try:
+            session.expire_after(max_run_of(rules) / 1000, lambda: self._leave(running))
+        except BaseException:
+            yield Rollback(session)
+            raise
+        self._here[claim.scope, claim.key] = running
         return running
 
     def give_back(self, running: Running) -> Flow[None]:
@@ -361,7 +365,7 @@ class ClaimedAtomic(_Atomic):
             return decision
         record = decision.record
         lease = record.lease(claim.lease_ms)
-        self._watch(lease, session, max_run_of(rules))
+        yield from self._watch(lease, session, max_run_of(rules))
         operation = Operation(claim, record.id)
         operation._session = session
         running = Running(claim, rules, operation, lease=lease, session=operation._session)
@@ -369,11 +373,18 @@ class ClaimedAtomic(_Atomic):
         running.attempts, running.reused = record.attempts, decision.reused
         return running
 
-    def _watch(self, lease: Lease, session: Any, max_run_ms: int) -> None:
+    def _watch(self, lease: Lease, session: Any, max_run_ms: int) -> Flow[None]:
         """Keeps the lease for the longest run. A handler that hangs must not keep the write lock, or its
-        place in the pool, any longer than that either."""
-        self._keeper.watch(lease, max_run_ms)
-        session.expire_after(max_run_ms / 1000, lambda: logger.error(RAN_TOO_LONG))
+        place in the pool, any longer than that either. Where nobody can see to that, nothing runs."""
+        try:
+            self._keeper.watch(lease, max_run_ms)
+            session.expire_after(max_run_ms / 1000, lambda: logger.error(RAN_TOO_LONG))
+        except BaseException:
+            try:
+                yield Rollback(session)
+            finally:
+                yield from given_back(self._keys, self._keeper, lease)
+            raise
 
     def give_back(self, running: Running) -> Flow[None]:
         assert running.lease is not None

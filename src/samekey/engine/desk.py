@@ -103,7 +103,11 @@ class Desk:
                 self._places.release()
                 answer.set_result(result)
 
-        threading.Thread(target=work, name="samekey lookup", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="samekey lookup", daemon=True).start()
+        except RuntimeError as error:
+            self._places.release()
+            raise LookupFailed(f"No thread can be started just now: {error}") from error
         return answer
 
     def _left(self, asked: Future[Any] | asyncio.Future[Any]) -> None:

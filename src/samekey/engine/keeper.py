@@ -17,6 +17,7 @@ from typing import Any
 
 from ..core.program import Program
 from ..core.record import Lease
+from ..drivers.attendant import attending
 from ..drivers.fork import anew_after_fork
 from ..drivers.protocol import Driver
 from ..drivers.run import run
@@ -75,19 +76,21 @@ class Keeper:
         self._wakes_at = math.inf
 
     def watch(self, lease: Lease, max_run_ms: int) -> None:
-        """Keeps the lease alive until it is forgotten or its longest run is over."""
+        """Keeps the lease alive until it is forgotten or its longest run is over.
+
+        ``StoreBusy`` if no thread can be started that would: then nothing may run under the lease.
+        """
         now = time.monotonic()
         watch = _Watch(lease, now + max_run_ms / 1000, now, now + _held_for(lease))
         watch.due += watch.beat
         with self._wake:
+            self._thread, new = attending(self._thread, self._run, "samekey-keeper")
             self._watched[lease.attempt] = watch
             self._stopping = False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="samekey-keeper", daemon=True)
-                self._thread.start()
-            elif watch.due < self._wakes_at:
+            if not new and watch.due < self._wakes_at:
                 # Only then: waking the thread for every operation would cost more than the operation.
                 self._wake.notify()
+        self._late.attend()
 
     def remaining(self, lease: Lease) -> float:
         """Seconds for which the lease is certainly still ours; 0 if it is lost or not known."""

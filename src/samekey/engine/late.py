@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.program import Program
+from ..drivers.attendant import attending
 from ..drivers.fork import anew_after_fork
 from ..drivers.protocol import Driver
 from ..drivers.run import run
@@ -88,8 +89,10 @@ class Late:
             thread, self._thread = self._thread, None
             self._stopping = True
             self._wake.notify()
-        if thread is not None:
+        if thread is not None and thread.is_alive():
             thread.join(timeout=2 * LAST_TRIES)
+        else:
+            self._last_tries()
 
     def _add(self, item: _Item) -> None:
         with self._wake:
@@ -98,11 +101,18 @@ class Late:
                 return
             self._items.append(item)
             self._stopping = False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="samekey-late", daemon=True)
-                self._thread.start()
-            else:
-                self._wake.notify()
+            self._wake.notify()
+        self.attend()
+
+    def attend(self) -> None:
+        """Sees to it that somebody tries what waits: it stays, also while no thread can be started."""
+        with self._wake:
+            if not self._items:
+                return
+            try:
+                self._thread, _ = attending(self._thread, self._run, "samekey-late")
+            except StoreBusy as error:
+                logger.error("What could not be recorded waits until a thread can be started: %s", error)
 
     def _run(self) -> None:
         me = threading.current_thread()
@@ -113,6 +123,9 @@ class Late:
                 if self._stopping or self._thread is not me:
                     break
             self._try_due()
+        self._last_tries()
+
+    def _last_tries(self) -> None:
         deadline = time.monotonic() + LAST_TRIES
         for item in self._taken(everything=True):
             if time.monotonic() < deadline and not self._try(item):

@@ -44,7 +44,11 @@ class Leased:
             return decision
         record = decision.record
         lease = record.lease(claim.lease_ms)
-        self._keeper.watch(lease, max_run_of(rules))
+        try:
+            self._keeper.watch(lease, max_run_of(rules))
+        except BaseException:
+            yield from given_back(self._keys, self._keeper, lease)
+            raise
         running = Running(claim, rules, Operation(claim, record.id), lease=lease)
         running.expires_at = record.expires_at
         running.attempts = record.attempts

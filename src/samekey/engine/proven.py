@@ -68,7 +68,7 @@ class ProvenAtomic(ClaimedAtomic):
         except BaseException:
             yield from given_back(self._keys, self._keeper, lease)
             raise
-        self._watch(lease, session, max_run_of(rules))
+        yield from self._watch(lease, session, max_run_of(rules))
         operation = Operation(claim, record.id)
         operation._session = session
         running = Running(claim, rules, operation, lease=lease, session=session)
