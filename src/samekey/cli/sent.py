@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..core.effects import Effect, EffectKind
+from ..core.effects import UNTOLD, Effect, EffectKind
 from ..core.record import Record
 from ..core.states import Mode, State
-from ..stores.keys import NOT_NOTED
 from .output import moment, print_facts, say, when
 from .target import Store
 
@@ -20,8 +19,6 @@ LOOKED_THROUGH: Final = 500
 """Records, the newest, among which others of the same endpoint are looked for."""
 ALIKE: Final = 20
 """Of those so many are asked what they have sent."""
-
-_UNTOLD: Final = ("lease_ended", NOT_NOTED)
 
 
 def effects_of(store: Store, record: Record | None) -> list[Effect]:
@@ -42,7 +39,7 @@ def is_untold(record: Record, effects: Sequence[Effect]) -> bool:
     leased = record.mode in (Mode.LEASED, Mode.REPEATABLE)
     waits = record.state in (State.UNKNOWN, State.DEAD_LETTER)
     told = any(not is_former(effect, record) for effect in effects)
-    return leased and waits and not told and record.error_code in _UNTOLD
+    return leased and waits and not told and record.error_code in UNTOLD
 
 
 def likely_steps(store: Store, record: Record | None, effects: Sequence[Effect]) -> list[str]:

@@ -194,12 +194,23 @@ or an operator."""
 _RUNNING = (State.IN_PROGRESS, State.PENDING)
 _OVER = (State.COMPLETED, State.EXPIRED)
 _HAPPENED = (Says.EXECUTED, Says.DECLINED)
+_LEASED = (Mode.LEASED, Mode.REPEATABLE)
+UNTOLD: Final = ("lease_ended", "not_noted")
+"""The error codes of attempts of which nobody has noted what they may have sent."""
 
 
-def judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word] = ()) -> Verdict:
+def judge(
+    word: Word,
+    record: Record,
+    effects: Sequence[Effect],
+    others: Sequence[Word] = (),
+    past: Collection[str] = (),
+) -> Verdict:
     """What this word means now. ``others`` are those that wait: where a leased handler has sent several
     steps, these are settled together or not at all; and nothing but a yes settles what another word says has
-    happened."""
+    happened. ``past`` are the provider's ids that former lives of the key have noted."""
+    if _of_former_life(word, record, effects, past):
+        return Late()
     verdict = _judge(word, record, effects, others)
     contradicted = any(one.says is Says.EXECUTED for one in others)
     if isinstance(verdict, Settle) and verdict.word.says is not Says.EXECUTED and contradicted:
@@ -229,11 +240,14 @@ def _judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequen
     return _judge_leased(word, record, [e for e in effects if e.kind is EffectKind.LEASED], others)
 
 
-def choose(words: Sequence[Word], record: Record, effect: Effect) -> Word | None:
+def choose(
+    words: Sequence[Word], record: Record, effect: Effect, past: Collection[str] = ()
+) -> Word | None:
     """The word that counts about an effect whose run is under way and which has no result: the one that says
     most."""
     about = [w for w in words if w.about == effect.downstream_key and not _is_foreign(w, effect)]
-    believed = [word for word in about if not is_before(word, record) and _believable(word, effect)]
+    present = [w for w in about if not is_before(w, record) and not _of_former_life(w, record, [effect], past)]
+    believed = [word for word in present if _believable(word, record, effect)]
     return min(believed, key=lambda word: list(Says).index(word.says), default=None)
 
 
@@ -253,7 +267,7 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
         return Keep()
     if len(keys) > 1:
         return Unplaced() if about is None else _judge_several(word, record, keys, others)
-    if word.about is not None and about is None and (keys or word.about != record.downstream_key()):
+    if about is None and not _is_the_call(word, record, noted):
         return Unplaced()
     if word.says is Says.EXECUTED:
         return Settle(word, None)
@@ -263,6 +277,15 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
         return Late()  # nothing new
     return Settle(word, None)
+
+
+def _is_the_call(word: Word, record: Record, noted: Sequence[Effect]) -> bool:
+    """Whether a word that names none of the keys that were noted is about the one call there is. Where the
+    handler's outcome was never noted, nor is it known how many it has made: a word about one of several must
+    not settle them all."""
+    if word.about is None:
+        return bool(noted) or record.mode not in _LEASED or record.error_code not in UNTOLD
+    return all(one.downstream_key is None for one in noted) and word.about == record.downstream_key()
 
 
 def _judge_several(
@@ -276,7 +299,7 @@ def _judge_several(
             continue
         known = keys[one.about].provider_id
         latest = one.says is Says.EXECUTED or _about_now(
-            one, record.attempts, record.last_run_at, known, keys[one.about].former_ids
+            one, record, record.attempts, record.last_run_at, known, keys[one.about].former_ids
         )
         if latest and (one.about not in heard or one.says is Says.EXECUTED):
             heard[one.about] = one
@@ -304,7 +327,7 @@ def _judge_phase(word: Word, record: Record, effects: Sequence[Effect]) -> Verdi
         return Unplaced() if word.says is Says.EXECUTED else Late()
     if record.state in _RUNNING:
         return Keep()
-    doubt = _in_doubt(_believable(word, effect))
+    doubt = _in_doubt(_believable(word, record, effect))
     if doubt is not None:
         return doubt
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
@@ -320,7 +343,7 @@ def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict
         return Foreign()
     if effect.job_state == "live":
         return Keep()  # its own next run says more: it also does the job's writes
-    doubt = Late() if effect.job_state != "dead" else _in_doubt(_believable(word, effect))
+    doubt = Late() if effect.job_state != "dead" else _in_doubt(_believable(word, record, effect))
     if doubt is not None:
         return doubt
     if word.says is Says.NOT_EXECUTED:
@@ -345,6 +368,15 @@ def is_before(word: Word, record: Record) -> bool:
     return word.occurred_at < record.created_at - min(CLOCK_TOLERANCE_MS, record.ttl_ms // 2)
 
 
+def _of_former_life(word: Word, record: Record, effects: Sequence[Effect], past: Collection[str]) -> bool:
+    """Whether it names what a former life of the key has made, and this one has not: a debit may bounce days
+    after the operation that it belongs to is forgotten."""
+    if word.provider_id is None or word.provider_id not in past:
+        return False
+    its_own = {record.provider_id, *(effect.provider_id for effect in effects)}
+    return word.provider_id not in its_own.union(*(effect.former_ids for effect in effects))
+
+
 def _is_foreign(word: Word, effect: Effect) -> bool:
     return effect.source is not None and effect.source != word.source
 
@@ -365,40 +397,55 @@ def _in_doubt(about_now: bool | None) -> Late | Keep | None:
     return None if about_now else Late()
 
 
-def _believable(word: Word, effect: Effect) -> bool | None:
+def _believable(word: Word, record: Record, effect: Effect) -> bool | None:
     """That it happened is true for good, whichever attempt did it."""
     if word.says is Says.EXECUTED:
         return True
     assert effect.sent_at is not None
-    return _about_now(word, effect.sends, effect.sent_at, effect.provider_id, effect.former_ids)
+    return _about_now(word, record, effect.sends, effect.sent_at, effect.provider_id, effect.former_ids)
 
 
 def _about_now(
     word: Word,
+    record: Record,
     sends: int,
     sent_at: int,
     provider_id: str | None,
     former: Collection[str | None] = (),
 ) -> bool | None:
-    """Whether a "no" is about the last send; None: the clocks cannot tell. It tells nothing about one that
-    began after it, nor does a "no" about another of the provider's objects. Where there was one send only, a
-    word about this operation is about that, whatever the time."""
-    another = word.provider_id is not None and word.provider_id != provider_id
-    if another and (provider_id is not None or word.provider_id in former):
+    """Whether a "no" is about the last send; None: nobody can tell. It tells nothing about one that began
+    after it, nor does a "no" about what a former attempt has made. Where there was one send only, in the one
+    life of its key, a word about this operation is about that, whatever the time and whichever of its objects
+    the provider names. What had a life before had the same downstream keys: there a "no" counts that names
+    what this life has made."""
+    named = word.provider_id
+    known = named is not None and named == provider_id
+    if named is not None and not known and named in former:
         return False
-    if sends <= 1 or word.occurred_at > sent_at + CLOCK_TOLERANCE_MS:
-        return True
-    return False if word.occurred_at < sent_at - CLOCK_TOLERANCE_MS else None
+    if sends <= 1:
+        return True if known or record.life == 1 else None
+    if word.occurred_at < sent_at - CLOCK_TOLERANCE_MS:
+        return False
+    another = named is not None and provider_id is not None and not known
+    if another or (record.life > 1 and not known):
+        return None
+    return True if word.occurred_at > sent_at + CLOCK_TOLERANCE_MS else None
 
 
 def certainly_about(word: Word, record: Record, effect: Effect | None, effects: Sequence[Effect]) -> bool:
     """Whether a "no" is about the last send, and that was the only one that its answer could stand for."""
     if effect is not None and effect.kind is not EffectKind.LEASED:
-        return _believable(word, effect) is True
+        return _names(word, effect.provider_id) and _believable(word, record, effect) is True
     noted = [one for one in effects if one.kind is EffectKind.LEASED and one.run == record.run]
     if len(noted) > 1:
         return False  # a handler that was refused by one may have gone to another
-    return _about_last_call(word, record, effects) is True
+    known = next((one.provider_id for one in noted), record.provider_id)
+    return _names(word, known) and _about_last_call(word, record, effects) is True
+
+
+def _names(word: Word, provider_id: str | None) -> bool:
+    """Whether it names no other object of the provider's than the one that is known."""
+    return None in (word.provider_id, provider_id) or word.provider_id == provider_id
 
 
 def _about_last_call(word: Word, record: Record, effects: Sequence[Effect]) -> bool | None:
@@ -406,7 +453,7 @@ def _about_last_call(word: Word, record: Record, effects: Sequence[Effect]) -> b
     known = next((one.provider_id for one in effects if one.run == record.run), record.provider_id)
     former = {one.provider_id for one in effects if one.run != record.run}
     former.update(*(one.former_ids for one in effects))
-    return _about_now(word, record.attempts, record.last_run_at, known, former)
+    return _about_now(word, record, record.attempts, record.last_run_at, known, former)
 
 
 def _text(value: object) -> str | None:

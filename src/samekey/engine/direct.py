@@ -67,7 +67,8 @@ class DirectResolver:
         if said.digest in freed_by:
             return Resolution.DUPLICATE
         effects = yield from self.finding.effects(operation_id)
-        verdict = judge(said.word(now), record, effects)
+        past = (yield from self.finding.past_ids(operation_id)) if record.life > 1 else ()
+        verdict = judge(said.word(now), record, effects, (), past)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
         check_about(said.evidence, record)

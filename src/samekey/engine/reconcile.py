@@ -148,7 +148,8 @@ class NotingResolver:
         others = [heard(one) for one in unsettled if one != earlier]
         word = placed(said.word(now if earlier is None else earlier.received_at), record, effects)
         said = replace(said, about=word.about)
-        verdict = judge(word, record, effects, others)
+        past = yield from self._past(record)
+        verdict = judge(word, record, effects, others, past)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
         check_about(said.evidence, record)
@@ -182,10 +183,11 @@ class NotingResolver:
         effects = yield from self._effects.of(operation_id)
         # The event that says most comes first: that it happened, then that it was refused.
         words = sorted(map(heard, unsettled), key=lambda word: list(Says).index(word.says))
+        past = yield from self._past(record)
         for word in words:
             if kept_as(word).state != "waiting":
                 continue
-            verdict = judge(word, record, effects, [other for other in words if other is not word])
+            verdict = judge(word, record, effects, [other for other in words if other is not word], past)
             if isinstance(verdict, Late):
                 yield from self._effects.mark(kept_as(word), aftermath(word, record, effects))
             if not isinstance(verdict, Settle):
@@ -212,6 +214,11 @@ class NotingResolver:
             return None
         chosen = choose([heard(event) for event in waiting], found[1], effect)
         return None if chosen is None else Found(finding_of(chosen), kept_as(chosen))
+        past = yield from self._past(record)
+
+    def _past(self, record: Record) -> Program[Sequence[str]]:
+        """The provider's ids that are those of former lives."""
+        return (yield from self.finding.past_ids(record.id)) if record.life > 1 else ()
 
     def looked_at(self, operation_id: str) -> Program[None]:
         return self._effects.looked_at(operation_id)

@@ -154,6 +154,9 @@ class Finding(Protocol):
     def effects(self, operation_id: str) -> Program[list[Effect]]:
         """What the operation may have sent, as far as the store was told."""
 
+    def past_ids(self, operation_id: str) -> Program[list[str]]:
+        """The provider's ids that former lives of the operation's key have noted."""
+
     def find(
         self,
         *,

@@ -71,6 +71,9 @@ LARGEST_ANSWER: Final = 390_000
 record must find its place too. A larger answer is withheld; so is a smaller one if DynamoDB says that the
 item is too large all the same."""
 
+LARGEST_PAST: Final = 16_000
+"""Characters of ids of former lives that an item carries along, which go where its answer would."""
+
 NO_ANSWER: Final[Mapping[str, Term]] = {
     "answer_version": None,
     "answer_status": None,
@@ -277,7 +280,10 @@ def resume(p: Values, now: int) -> Plan:
 
 
 def reuse(p: Values, now: int) -> Plan:
+    """Read first, to take along what the provider has made for the former life: it is not this one's. What is
+    over notes nothing more, so the attempt that was seen stands for it."""
     pk = pk_of(p["scope"], p["key"])
+    former = found((yield from one(get(pk)))) or {}
     change: dict[str, Term] = {
         **_life(p, now, pk),
         **NO_ANSWER,
@@ -288,6 +294,7 @@ def reuse(p: Values, now: int) -> Plan:
         "by_provider": None,
         "steps": None,
         "made": None,
+        "past": _past(former),
         "sent_attempt": None,
         "source": None,
         "freed_by": None,
@@ -299,6 +306,21 @@ def reuse(p: Values, now: int) -> Plan:
         "reason": None,
     }
     return (yield from moved_row(update(pk, change, Is("attempt", p["seen"]), *over(now)), now))
+
+
+def _past(item: Item) -> str | None:
+    """The provider's ids that this life and those before it have noted; of very many, the latest."""
+    ids = [*json.loads(value_of(item, "past") or "[]"), *(made for made, *_ in made_by(item))]
+    if value_of(item, "provider_id") is not None:
+        ids.append(value_of(item, "provider_id"))
+    while len(json.dumps(ids)) > LARGEST_PAST:
+        ids = ids[1 + len(ids) // 10 :]
+    return json.dumps(ids) if ids else None
+
+
+def past_ids(p: Values, now: int) -> Plan:
+    item = yield from item_of(p["operation_id"])
+    return [] if item is None else [[value_of(item, "past") or "[]"]]
 
 
 def over(now: int) -> tuple[Condition, Condition]:

@@ -17,6 +17,7 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     plans.find_by_downstream,
     plans.find_by_provider_id,
     plans.effects_of,
+    plans.past_ids,
     plans.reserve,
     plans.retry,
     plans.resume,

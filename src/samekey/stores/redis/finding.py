@@ -172,6 +172,11 @@ class RedisFinding:
         rows = yield self._statements.statement("effects_of", None, operation_id=operation_id)
         return [decode_effect(row) for row in rows]
 
+    def past_ids(self, operation_id: str) -> Program[list[str]]:
+        """The provider's ids that former lives of the operation's key have noted."""
+        rows = yield self._statements.statement("past_ids", None, operation_id=operation_id)
+        return [str(one) for one in json.loads(str(rows[0][0]))] if rows else []
+
     def find(
         self,
         *,

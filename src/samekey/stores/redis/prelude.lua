@@ -86,6 +86,11 @@ local function made_by(record)
     return record.made and cjson.decode(record.made) or {}
 end
 
+-- The provider's ids that former lives of the key have noted.
+local function past_of(record)
+    return record.past and cjson.decode(record.past) or {}
+end
+
 -- The sets of all the provider's ids that a record is found by.
 local function pointers(record)
     local found = {}

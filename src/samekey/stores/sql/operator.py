@@ -321,6 +321,11 @@ class Operator:
             for effect in effects
         ]
 
+    def past_ids(self, operation_id: str) -> Program[list[str]]:
+        """The provider's ids that former lives of the operation's key have noted."""
+        rows = yield self._queries.statement("past_ids", None, operation_id=operation_id)
+        return [str(row[0]) for row in rows]
+
     def find(
         self,
         *,

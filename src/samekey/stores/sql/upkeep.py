@@ -83,7 +83,8 @@ class Upkeep:
     def _reap_parts(self, ids: list[str]) -> Program[None]:
         if not ids:
             return
-        for name in ("reap_jobs", "reap_phases", "reap_inputs", "reap_effects", "reap_made", "reap_evidence"):
+        # What the provider has made is known as a former life's to whatever follows.
+        for name in ("bury_ids", "reap_jobs", "reap_phases", "reap_inputs", "reap_effects", "reap_evidence"):
             yield self._queries.statement(name, None, ids=ids, id_list=json.dumps(ids))
 
     def abandoned(

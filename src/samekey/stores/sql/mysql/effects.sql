@@ -24,7 +24,7 @@ select f.found_key, {now}, {record} from {keys} join (
     union
     select operation_id, downstream_key from {made}
     where tenant = :tenant and provider_id = :provider_id
-        and (:source is null or source = :source)
+        and (:source is null or source = :source) and attempt <> 'past'
     union
     select e.operation_id, e.downstream_key from {jobs} as j
     join {effects} as e on e.operation_id = j.operation_id and e.place = j.id and e.kind = 'job'
@@ -81,8 +81,13 @@ from {effects} where operation_id = :operation_id and step = :step and attempt <
 
 -- name: made_of
 -- The provider's ids that other attempts than the last one have noted, by step.
-select m.step, m.attempt, m.provider_id from {made} as m where m.operation_id = :operation_id
+select m.step, m.attempt, m.provider_id from {made} as m
+where m.operation_id = :operation_id and m.attempt <> 'past'
 order by m.step, m.attempt, m.provider_id
+
+-- name: past_ids
+-- The provider's ids that former lives of the key have noted: no attempt of this one's.
+select distinct provider_id from {made} where operation_id = :operation_id and attempt = 'past'
 
 -- name: settle_effect
 update {effects} set
@@ -234,5 +239,9 @@ where source = :source and event_id = :event_id and state = 'ambiguous' order by
 -- name: reap_effects
 delete from {effects} where operation_id in (:ids)
 
--- name: reap_made
-delete from {made} where operation_id in (:ids)
+-- name: bury_ids
+-- Of operations of which only a tombstone stays, the provider's ids stay with it.
+insert ignore into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
+select e.operation_id, e.step, 'past', e.tenant, e.source, e.downstream_key, coalesce(j.provider_id, e.provider_id)
+from {effects} as e left join {jobs} as j on e.kind = 'job' and j.id = e.place
+where e.operation_id in (:ids) and coalesce(j.provider_id, e.provider_id) is not null

@@ -68,11 +68,22 @@ returning {now}, {record}
 
 -- name: reuse  event: claim
 -- A new life of a key whose retention is over, whether or not the reaper has been by. It is a new operation: the
--- former one goes, and what refers to it (on delete set null) goes with it or forgets it.
+-- former one goes, and what refers to it (on delete set null) goes with it or forgets it. What the provider has made for
+-- it is known as a former life's: it must not be taken for this one's.
 with former as (
     delete from {keys}
     where scope = :scope::text and key = :key::text and attempt = :seen::text and {over} and {durable}
-    returning life
+    returning id, life
+), past as (
+    insert into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
+    select :id::text, m.step, 'past', :tenant::text, m.source, m.downstream_key, m.provider_id
+    from former join {made} as m on m.operation_id = former.id
+    union
+    select :id::text, e.step, 'past', :tenant::text, e.source, e.downstream_key, coalesce(j.provider_id, e.provider_id)
+    from former join {effects} as e on e.operation_id = former.id
+    left join {jobs} as j on e.kind = 'job' and j.id = e.place
+    where coalesce(j.provider_id, e.provider_id) is not null
+    on conflict do nothing
 ), mine as (
     insert into {keys} (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
