@@ -92,7 +92,7 @@ def test_the_client_of_a_late_holder_is_told_what_is_stored(node: Node, ends: Ca
     assert shop.entered.wait(60)
     node.end_leases()
     said = Declined(Response(402, {"error": "no funds"}))
-    assert node.tell(said, operation_id=node.record("k1").id) is Resolution.RESOLVED
+    assert node.tell(said, operation_id=node.record("k1").id, step="") is Resolution.RESOLVED
     shop.go_on.set()
     client.join(60)
     assert [status for status, _ in told] == [402]

@@ -164,8 +164,9 @@ def test_what_a_dead_process_had_sent_is_not_guessed(world: World) -> None:
     assert world.tell(PAID, "e1", downstream_key=named) is Resolution.UNPLACED
     assert world.tell(PAID, "e2", downstream_key=records[1].downstream_key()) is Resolution.RESOLVED
     assert world.states(records) == ["unknown", "completed"]
-    # An operator, or a lookup, speaks for the operation as a whole.
-    assert world.tell(PAID, "e3", operation_id=records[0].id) is Resolution.RESOLVED
+    # Nor does a word that names the operation alone; an operator, or a lookup, speaks for it as a whole.
+    assert world.tell(PAID, "e3", operation_id=records[0].id) is Resolution.UNPLACED
+    assert world.states(records) == ["unknown", "completed"]
 
 
 @pytest.mark.parametrize("ids", [{}, {"operation_id": "a", "provider_id": "b"}])

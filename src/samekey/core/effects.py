@@ -240,9 +240,7 @@ def _judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequen
     return _judge_leased(word, record, [e for e in effects if e.kind is EffectKind.LEASED], others)
 
 
-def choose(
-    words: Sequence[Word], record: Record, effect: Effect, past: Collection[str] = ()
-) -> Word | None:
+def choose(words: Sequence[Word], record: Record, effect: Effect, past: Collection[str] = ()) -> Word | None:
     """The word that counts about an effect whose run is under way and which has no result: the one that says
     most."""
     about = [w for w in words if w.about == effect.downstream_key and not _is_foreign(w, effect)]

@@ -212,9 +212,9 @@ class NotingResolver:
         found = yield from self._effects.locked(operation_id)
         if effect is None or found is None:
             return None
-        chosen = choose([heard(event) for event in waiting], found[1], effect)
+        past = yield from self._past(found[1])
+        chosen = choose([heard(event) for event in waiting], found[1], effect, past)
         return None if chosen is None else Found(finding_of(chosen), kept_as(chosen))
-        past = yield from self._past(record)
 
     def _past(self, record: Record) -> Program[Sequence[str]]:
         """The provider's ids that are those of former lives."""

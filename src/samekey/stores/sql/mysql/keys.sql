@@ -165,20 +165,10 @@ where scope = :scope and `key` = :key and attempt = :attempt and state in ({from
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: release  event: release
--- The holder frees the key. A row that is gone bears no mark, so it is locked and looked at first. What the provider has made for it is known as a former life's: it must not be taken for
--- this one's.
+-- The holder frees the key. A row that is gone bears no mark, so it is locked and looked at first.
 select id from {keys}
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:release}) and disputed = 0
 for update
--- then
-insert ignore into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
-select :id, m.step, 'past', :tenant, m.source, m.downstream_key, m.provider_id
-from {made} as m where m.operation_id in (:locked)
--- then
-insert ignore into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
-select :id, e.step, 'past', :tenant, e.source, e.downstream_key, coalesce(j.provider_id, e.provider_id)
-from {effects} as e left join {jobs} as j on e.kind = 'job' and j.id = e.place
-where e.operation_id in (:locked) and coalesce(j.provider_id, e.provider_id) is not null
 -- then
 delete from {keys} where id in (:locked)
 
