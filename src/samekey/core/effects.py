@@ -244,7 +244,9 @@ def choose(words: Sequence[Word], record: Record, effect: Effect, past: Collecti
     """The word that counts about an effect whose run is under way and which has no result: the one that says
     most."""
     about = [w for w in words if w.about == effect.downstream_key and not _is_foreign(w, effect)]
-    present = [w for w in about if not is_before(w, record) and not _of_former_life(w, record, [effect], past)]
+    present = [
+        w for w in about if not is_before(w, record) and not _of_former_life(w, record, [effect], past)
+    ]
     believed = [word for word in present if _believable(word, record, effect)]
     return min(believed, key=lambda word: list(Says).index(word.says), default=None)
 
