@@ -19,7 +19,7 @@ from samekey.encryption import fernet
 from samekey.errors import ConnectionLost
 from tests.edges.callers import LoopThread
 from tests.outbox.test_fairness import COLUMNS, Hung, crowd, is_done, serving
-from tests.outbox.world import Outbox
+from tests.outbox.world import Outbox, hang
 
 
 def lose_replies(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
@@ -180,3 +180,32 @@ def test_no_tenants_backlog_however_long_hides_the_others(outbox: Outbox) -> Non
             wait_until(lambda: "bob" in hung.begun, 30)
     finally:
         hung.release()
+
+
+@pytest.mark.parametrize("why", ["killer", "unreadable"])
+def test_a_job_that_was_only_to_be_buried_gets_no_attempt_back_when_its_worker_stops(
+    outbox: Outbox, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has killed two workers, or nobody can read it. The store does not answer while it is written off."""
+    ran: list[int] = []
+    outbox.idempotency.job("charge", max_attempts=2)(lambda job, _: ran.append(job.attempts))
+    outbox.place("charge")
+    if why == "killer":
+        for _ in range(2):
+            outbox.take()
+            outbox.make_due()
+    else:
+        outbox.ask("update {jobs} set payload = ?", b"not json")
+    worker = outbox.worker(grace=timedelta(0))
+    monkeypatch.setattr(worker._performer, "_bury", hang)
+
+    async def story() -> None:
+        assert await worker.run_once() == 1
+        await worker.stop()
+
+    outbox.run(asyncio.wait_for(story(), 30))
+    before = 2 if why == "killer" else 0
+    rows = outbox.ask("select state, attempts, silences, entered, attempt, error from {jobs}")
+    assert rows == [("live", before, before, 0, None, None)]
+    outbox.work()
+    assert (ran, outbox.job().state, outbox.job().attempts) == ([], "dead", before)

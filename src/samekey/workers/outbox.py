@@ -69,6 +69,8 @@ class OutboxWorker:
         self.slots = Slots(concurrency, changed, self._hangs)
         self._performer = Performer(idempotency, self.slots.apart, self._keeper, self._lease_ms)
         self._held: dict[asyncio.Task[Any], Job] = {}
+        self._buried: set[asyncio.Task[Any]] = set()
+        """Those of them that were never entered, and only end as dead letters."""
         self._not_begun: dict[str, Job] = {}
         """Taken, perhaps even entered, and not started. What is left here when a look was cut short is given
         back as if it had never been taken."""
@@ -174,12 +176,12 @@ class OutboxWorker:
             if job.attempts >= definition.max_attempts:
                 # Every attempt ended without a word: it killed its process, or was killed with it.
                 sentence = f"The worker died {job.attempts} times while running it."
-                self._start(job, self._performer.bury(job, sentence))
+                self._bury(job, sentence)
                 continue
             try:
                 ready[job.id] = job, Envelope.decode(job.payload)
             except NotSerialisable as error:
-                self._start(job, self._performer.bury(job, str(error)))
+                self._bury(job, str(error))
             except NotForUs as error:
                 strange.append(job)
                 why = str(error)
@@ -224,15 +226,20 @@ class OutboxWorker:
         for job in jobs:  # also those that somebody else has by now
             self._not_begun.pop(job.id, None)
 
-    def _start(self, job: Job, work: Any) -> None:
+    def _bury(self, job: Job, sentence: str) -> None:
+        self._buried.add(self._start(job, self._performer.bury(job, sentence)))
+
+    def _start(self, job: Job, work: Any) -> asyncio.Task[Any]:
         task = self.slots.start(Piece(name_of(job), job.name, job.tenant), work)
         self._started += 1
         self._held[task] = job
         self._not_begun.pop(job.id, None)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._held.pop(task, None)
+        self._buried.discard(task)
         self.done += 1
 
     def _hangs(self) -> None:
@@ -247,9 +254,12 @@ class OutboxWorker:
 
         What does not end even when it is told to is left to its lease, because it may still be at it.
         """
-        held = dict(self._held)
+        held, buried = dict(self._held), set(self._buried)
         await self.slots.stop(self._grace)
-        rest = [job for task, job in held.items() if not task.done() or task.cancelled()]
+        left = {task: job for task, job in held.items() if not task.done() or task.cancelled()}
+        rest = [job for task, job in left.items() if task not in buried]
+        # No attempt of theirs was cut short: none is given back, and who killed workers stays a suspect.
+        self._not_begun.update((job.id, job) for task, job in left.items() if task in buried)
         try:
             async with asyncio.timeout(apart.FAREWELL):
                 await asyncio.gather(self._give_back_rest(), *map(self._let_go, rest))

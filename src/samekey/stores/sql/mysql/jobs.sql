@@ -110,7 +110,7 @@ select {now} from {jobs} where id = :id and mark = :mark
 -- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more.
 update {jobs} set due_at = {now} + :pause_ms, error = :error, attempt = null,
     provider_id = coalesce(:provider_id, provider_id),
-    attempts = attempts - :forgiven, entered = 0, silences = 0, mark = :mark
+    attempts = attempts - :forgiven * entered, entered = 0, silences = 0, mark = :mark
 where id = :id and attempt = :attempt and state = 'live'
 -- then
 select {now} from {jobs} where id = :id and mark = :mark

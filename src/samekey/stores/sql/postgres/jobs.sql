@@ -150,7 +150,7 @@ returning {now}
 with job as (
     update {jobs} set due_at = {now} + :pause_ms::bigint, error = :error::text, attempt = null,
         provider_id = coalesce(:provider_id::text, provider_id),
-        attempts = attempts - :forgiven::bigint, entered = 0, silences = 0
+        attempts = attempts - :forgiven::bigint * entered, entered = 0, silences = 0
     where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
     returning id
 )
