@@ -155,8 +155,10 @@ async def look_up(record: Record) -> Any:
     if purchase is None:
         return NotExecuted
     if purchase.status == "pending":
-        # Whichever step was done last, if that is the one without a result, is what is asked about.
-        step = CAPTURED if record.recovery_point == AUTHORISED else AUTHORISED
+        # The step that was begun last is the one that is asked about: money that was set aside is not taken.
+        step = record.recovery_point
+        if step not in KINDS:
+            return StillUnknown
         for entry in await cards.find(KINDS[step], record.downstream_key(step)):
             if is_of(entry, purchase, record):
                 return Executed(entry.id, provider_id=entry.id)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -102,3 +105,44 @@ def test_a_secret_is_for_one_provider(quiet: Service) -> None:
     entry = Entry("ca_1", "k", "r", 1, "capture", 0.0, "acct_ann")
     assert send(quiet, event(entry, type="capture.succeeded"), source="cards") == (401, None)
     assert send(quiet, event(entry), CARDS_SECRET) == (401, None)
+
+
+ASK = """
+import asyncio, sys
+from examples.payments import purchases
+from examples.payments.service import idempotency
+from samekey.drivers.run import run
+engine = idempotency.engine
+_, record = run(engine.drivers.sync, lambda: engine.keys.read_by_id(sys.argv[1]))
+print(asyncio.run(purchases.look_up(record)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [("capture", "error_before"), ("authorisation", "error_after")],
+    ids=["capture", "auth"],
+)
+def test_the_lookup_asks_about_the_step_that_was_begun(quiet: Service, kind: Kind, fault: Fault) -> None:
+    """Money that was set aside is never taken for money that was taken; and what was set aside is found."""
+    key, body = unique("key"), purchase()
+    quiet.cards.fail("webhook_lost", reference=body["reference"], times=9)
+    quiet.cards.fail(fault, reference=body["reference"], kind=kind, times=9)
+    quiet.post("/purchases", key, body)
+    made = by_kind(quiet, body)
+    assert set(made) == {"authorisation"}
+    found = [
+        one for one in quiet.get("/purchases").json()["purchases"] if one["reference"] == body["reference"]
+    ]
+    said = subprocess.run(
+        [sys.executable, "-c", ASK, found[0]["id"]],
+        env={**os.environ, **quiet.environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    if kind == "capture":
+        assert "StillUnknown" in said
+    else:
+        assert "Executed" in said and made["authorisation"].id in said
