@@ -72,7 +72,7 @@ def unknown_payment(world: World) -> None:
     """A card was charged, or not: the provider's answer never came. The reconciler could not tell either."""
     ago = 3 * HOUR + 5 * SECOND
     record = world.claim("order-1042", at=-ago, lease=HOUR)
-    sent = Sent((SentStep("", record.downstream_key()),), "cards")
+    sent = Sent((SentStep("", record.downstream_key(), None, "cards"),))
     world.run(lambda: world.keys.lose(record.lease(HOUR), "OutcomeUnknown", sent=sent, now=world.now - ago))
     world.sql("update {keys} set reconcile_after = reconcile_after + ?", ago + HOUR)
     _name(world, record, "payment")
@@ -117,7 +117,7 @@ def ambiguous_event(world: World) -> None:
     """Two payouts have the same id at the provider, and its event names that alone."""
     for name in ("one", "another"):
         record = world.claim(f"key of {name} payout")
-        sent = Sent((SentStep("", record.downstream_key(), "po_5"),), "cards")
+        sent = Sent((SentStep("", record.downstream_key(), "po_5", "cards"),))
         world.run(
             lambda record=record, sent=sent: world.keys.complete(  # type: ignore[misc]
                 record.lease(MINUTE), ANSWER, sent=sent

@@ -47,8 +47,8 @@ class Work:
 
     @property
     def sent(self) -> Sent:
-        steps = [SentStep(step, self.record.downstream_key(step), ID) for step in self.steps]
-        return Sent(tuple(steps), SOURCE) if steps else NOTHING_SENT
+        steps = [SentStep(step, self.record.downstream_key(step), ID, SOURCE) for step in self.steps]
+        return Sent(tuple(steps)) if steps else NOTHING_SENT
 
     @property
     def step(self) -> str:

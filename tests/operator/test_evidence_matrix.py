@@ -192,7 +192,7 @@ class LeasedWork(Work):
         self.record = world.claim(key, lease=DAY)
 
     def sent(self, record: Record) -> Sent:
-        return Sent((SentStep("", record.downstream_key(), None),), SOURCE)
+        return Sent((SentStep("", record.downstream_key(), None, SOURCE),))
 
     def end(self, state: str) -> None:
         world, lease, sent = self.world, self.record.lease(MINUTE), self.sent(self.record)

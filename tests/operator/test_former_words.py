@@ -28,7 +28,7 @@ PAID = Executed(Answer(200, {"paid": 1}))
 
 
 def sent(record: Record, provider_id: str | None = None) -> Sent:
-    return Sent((SentStep("", record.downstream_key(), provider_id),), SOURCE)
+    return Sent((SentStep("", record.downstream_key(), provider_id, SOURCE),))
 
 
 def fail(world: World, record: Record, *, at: int, provider_id: str | None = None) -> None:

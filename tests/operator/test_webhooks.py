@@ -73,7 +73,7 @@ def test_async_code(world: World) -> None:
 
 def noted(record: Record, provider_id: str | None = None) -> Sent:
     """As a handler that made one call, and noted the provider's id of it."""
-    return Sent((SentStep("charge", record.downstream_key("charge"), provider_id),), SOURCE)
+    return Sent((SentStep("charge", record.downstream_key("charge"), provider_id, SOURCE),))
 
 
 def lost(world: World, provider_id: str, tenant: str = "acme") -> Record:

@@ -77,8 +77,8 @@ class Work:
 
     @property
     def sent(self) -> Sent:
-        steps = [SentStep(step, self.record.downstream_key(step)) for step in self.steps]
-        return Sent(tuple(steps), "psp") if steps else NOTHING_SENT
+        steps = [SentStep(step, self.record.downstream_key(step), None, "psp") for step in self.steps]
+        return Sent(tuple(steps)) if steps else NOTHING_SENT
 
     def read(self) -> Record | None:
         return run(

@@ -42,6 +42,8 @@ class SentStep:
     downstream_key: str | None
     """None: it noted an id of the provider's and never asked for a key."""
     provider_id: str | None = None
+    source: str | None = None
+    """Whom it was sent to, where the handler says so: each step may go to another provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +51,26 @@ class Sent:
     """What a leased handler may have sent, as it is noted with the outcome."""
 
     steps: tuple[SentStep, ...] = ()
-    source: str | None = None
-    """Whom it was sent to, where the handler says so."""
 
     def values(self) -> dict[str, Value]:
         """The parameters of the statements that note it. No key, or no id, is an empty text."""
         return {
-            "source": self.source,
+            "source": self.steps[-1].source if self.steps else None,
             "steps": [one.step for one in self.steps],
             "step_keys": [one.downstream_key or "" for one in self.steps],
             "step_ids": [one.provider_id or "" for one in self.steps],
-            "step_list": json.dumps([[one.step, one.downstream_key, one.provider_id] for one in self.steps])
-            if self.steps
-            else None,
+            "step_list": self._steps(),
             "made_list": self._made(),
         }
+
+    def _steps(self) -> str | None:
+        steps = [[one.step, one.downstream_key, one.provider_id, one.source] for one in self.steps]
+        return json.dumps(steps) if steps else None
 
     def _made(self) -> str | None:
         """What the provider has made, by its ids: each with its step, its key and whom it was sent to."""
         made = [
-            [one.provider_id, one.step, one.downstream_key, self.source]
+            [one.provider_id, one.step, one.downstream_key, one.source]
             for one in self.steps
             if one.provider_id is not None
         ]
@@ -259,8 +261,9 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
         effect.downstream_key: effect for effect in noted if effect.downstream_key is not None
     }
     about = keys.get(word.about)
-    if (about or next(iter(noted), None)) is not None and _is_foreign(word, about or noted[0]):
-        return Foreign()
+    meant = noted if about is None else [about]
+    if meant and all(_is_foreign(word, effect) for effect in meant):
+        return _unknown_voice(word, record)
     if record.state in _OVER or (record.mode is Mode.ATOMIC and record.state is State.FAILED_RETRYABLE):
         return Late()
     if record.state in _RUNNING:
@@ -319,7 +322,7 @@ def _judge_phase(word: Word, record: Record, effects: Sequence[Effect]) -> Verdi
         known = word.about is None and all(one.outcome in _HAPPENED for one in effects if one.was_sent)
         return Late() if record.state in _OVER or (effects and known) else Unplaced()
     if _is_foreign(word, effect):
-        return Foreign()
+        return _unknown_voice(word, record)
     if record.state in _OVER or effect.outcome in _HAPPENED:
         return Late()
     if any(_stands_instead(other, effect) for other in effects):
@@ -340,7 +343,7 @@ def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict
     if effect is None:
         return Unplaced()
     if _is_foreign(word, effect):
-        return Foreign()
+        return _unknown_voice(word, record)
     if effect.job_state == "live":
         return Keep()  # its own next run says more: it also does the job's writes
     doubt = Late() if effect.job_state != "dead" else _in_doubt(_believable(word, record, effect))
@@ -379,6 +382,14 @@ def _of_former_life(word: Word, record: Record, effects: Sequence[Effect], past:
 
 def _is_foreign(word: Word, effect: Effect) -> bool:
     return effect.source is not None and effect.source != word.source
+
+
+def _unknown_voice(word: Word, record: Record) -> Unplaced | Foreign:
+    """Somebody else than the provider that it was sent to, who knows the key that it was sent with. That it
+    happened is never passed over: it was sent there too, or the provider has another name; an operator sees
+    it."""
+    heeded = word.about is not None and word.says is Says.EXECUTED and record.state not in _OVER
+    return Unplaced() if heeded else Foreign()
 
 
 def _stands_instead(other: Effect, effect: Effect) -> bool:

@@ -37,7 +37,7 @@ class Operation:
 
     source = StoredText()
     """The provider that is called, by the name that ``resolve`` is given: its ids are looked for within
-    it."""
+    it. Set it before each call's downstream key is asked for, if there are several."""
 
     def __init__(self, claim: Claim, operation_id: str) -> None:
         self._claim = claim
@@ -65,7 +65,8 @@ class Operation:
         step = next(reversed(self._sent), "")
         if value is not None or step in self._sent:
             known = self._sent.get(step, SentStep("", None))
-            self._sent[step] = replace(known, provider_id=self._provider_id)
+            to = known.source or self.source
+            self._sent[step] = replace(known, provider_id=self._provider_id, source=to)
 
     @property
     def mode(self) -> str:
@@ -105,7 +106,9 @@ class Operation:
         if known is None or known.downstream_key is None:
             if self._claim.mode in (Mode.LEASED, Mode.REPEATABLE):
                 self._check_step(step)
-            self._sent[step] = SentStep(step, key, None if known is None else known.provider_id)
+            self._sent[step] = SentStep(step, key, None if known is None else known.provider_id, self.source)
+        elif self.source is not None:
+            self._sent[step] = replace(known, source=self.source)  # it is sent once more, perhaps elsewhere
         return key
 
     def _check_step(self, step: str) -> None:
@@ -119,7 +122,10 @@ class Operation:
 
     def sent(self) -> Sent:
         """What may have been sent so far, for the record."""
-        return Sent(tuple(self._sent.values()), self.source)
+        steps = tuple(self._sent.values())
+        if len(steps) == 1 and steps[0].source is None:
+            steps = (replace(steps[0], source=self.source),)  # it was named after the key was asked for
+        return Sent(steps)
 
     def enqueue(self, name: str, payload: Any = None, *, delay: float | timedelta = 0) -> Any:
         """Deferred work only: writes a job in the handler's transaction. Await it in async code.

@@ -273,7 +273,7 @@ class Keys:
                     place=str(place),
                     downstream_key=one.downstream_key,
                     provider_id=one.provider_id,
-                    source=sent.source,
+                    source=one.source,
                 )
         return rows
 

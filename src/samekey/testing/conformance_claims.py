@@ -57,7 +57,7 @@ def hold(store: Subject, claim: Claim, now: int = NOW) -> None:
 
 def noted(provider_id: str | None) -> Sent:
     """What a handler that noted this id of the provider's may have sent."""
-    return Sent(() if provider_id is None else (SentStep("", None, provider_id),), "bank")
+    return Sent(() if provider_id is None else (SentStep("", None, provider_id, "bank"),))
 
 
 def complete(

@@ -159,9 +159,9 @@ def find_by_provider_id(p: Values, now: int) -> Plan:
 def _keys_under(item: Item, p: Values) -> list[str | None]:
     """The downstream keys of the effects that have this id of the provider's, whichever attempt noted it."""
     wanted, source = p["provider_id"], p["source"]
-    keys = {key for made, _, _, key, to in made_by(item) if made == wanted and source in (None, to)}
-    if keys:
-        return sorted(keys, key=str)
+    noted = [(key, to) for made, _, _, key, to in made_by(item) if made == wanted]
+    if noted:
+        return sorted({key for key, to in noted if source in (None, to)}, key=str)
     its_own = value_of(item, "provider_id") == wanted and source in (None, value_of(item, "source"))
     return [None] if its_own else []
 
@@ -171,8 +171,8 @@ def made_by(item: Item) -> list[tuple[str, str, str, str | None, str | None]]:
     return [tuple(json.loads(one)) for one in sorted(value_of(item, "made") or [])]
 
 
-def noted_steps(item: Item) -> list[tuple[str, str | None, str | None]]:
-    """What a leased handler may have sent: steps, downstream keys, the provider's ids."""
+def noted_steps(item: Item) -> list[tuple[str, str | None, str | None, str | None]]:
+    """What a leased handler may have sent: steps, downstream keys, the provider's ids, and to whom."""
     return [tuple(one) for one in json.loads(value_of(item, "steps") or "[]")]
 
 
@@ -180,13 +180,13 @@ def effects_of(p: Values, now: int) -> Plan:
     item = yield from item_of(p["operation_id"])
     if item is None:
         return []
-    attempt, source = value_of(item, "sent_attempt"), value_of(item, "source")
+    attempt = value_of(item, "sent_attempt")
     sends, sent_at = value_of(item, "attempts"), value_of(item, "last_run_at")
     run = run_of(value_of(item, "attempt"))
     former = json.dumps(sorted({made for made, by, _, _, _ in made_by(item) if run_of(by) != run}))
     return [
         [step, "leased", str(place), attempt, source, key, provider_id, sends, sent_at, None, None, 0, former]
-        for place, (step, key, provider_id) in enumerate(noted_steps(item))
+        for place, (step, key, provider_id, source) in enumerate(noted_steps(item))
     ]
 
 

@@ -15,7 +15,7 @@ end
 local rows = {}
 for place, one in ipairs(cjson.decode(record.steps)) do
     rows[place] = {
-        't' .. one[1], 'tleased', 't' .. (place - 1), 't' .. record.sent_attempt, given(record.source),
+        't' .. one[1], 'tleased', 't' .. (place - 1), 't' .. record.sent_attempt, given(one[4]),
         given(one[2]), given(one[3]), number(record.attempts), number(record.last_run_at), false, false, 0,
         't' .. (#former > 0 and cjson.encode(former) or '[]'),
     }
