@@ -44,9 +44,9 @@ LEASED = """
     other tenant   dead       not_found dead_letter not_found dead_letter not_found dead_letter
     other tenant   failed     not_found retryable   not_found retryable   not_found retryable
     other tenant   completed  not_found completed   not_found completed   not_found completed
-    other source   unknown    not_found unknown     not_found unknown     not_found unknown
-    other source   dead       not_found dead_letter not_found dead_letter not_found dead_letter
-    other source   failed     not_found retryable   not_found retryable   not_found retryable
+    other source   unknown    unplaced  unknown     not_found unknown     not_found unknown
+    other source   dead       unplaced  dead_letter not_found dead_letter not_found dead_letter
+    other source   failed     unplaced  unknown     not_found retryable   not_found retryable
     other source   completed  not_found completed   not_found completed   not_found completed
 """
 PHASED = """
@@ -67,7 +67,7 @@ PHASED = """
     other step     failed     unplaced unknown      unplaced retryable    unplaced retryable
     other step     completed  too_late completed    too_late completed    too_late completed
     other tenant   failed     not_found retryable   not_found retryable   not_found retryable
-    other source   failed     not_found retryable   not_found retryable   not_found retryable
+    other source   failed     unplaced  unknown     not_found retryable   not_found retryable
 """
 HALF_DONE = """
     about          state      executed              declined              not executed
@@ -86,9 +86,9 @@ HALF_DONE = """
     other tenant   running    not_found in_progress not_found in_progress not_found in_progress
     other tenant   unknown    not_found unknown     not_found unknown     not_found unknown
     other tenant   dead       not_found dead_letter not_found dead_letter not_found dead_letter
-    other source   running    not_found in_progress not_found in_progress not_found in_progress
-    other source   unknown    not_found unknown     not_found unknown     not_found unknown
-    other source   dead       not_found dead_letter not_found dead_letter not_found dead_letter
+    other source   running    unplaced  in_progress not_found in_progress not_found in_progress
+    other source   unknown    unplaced  unknown     not_found unknown     not_found unknown
+    other source   dead       unplaced  dead_letter not_found dead_letter not_found dead_letter
 """
 DEFERRED = """
     about          state      executed              declined              not executed
@@ -103,8 +103,8 @@ DEFERRED = """
     other step     completed  kept completed        kept completed        kept completed
     other tenant   running    not_found pending     not_found pending     not_found pending
     other tenant   dead       not_found dead_letter not_found dead_letter not_found dead_letter
-    other source   running    not_found pending     not_found pending     not_found pending
-    other source   dead       not_found dead_letter not_found dead_letter not_found dead_letter
+    other source   running    unplaced  pending     not_found pending     not_found pending
+    other source   dead       unplaced  dead_letter not_found dead_letter not_found dead_letter
 """
 """What is told, and what the record is then. A kept word about running work is told what becomes of it
 below."""
