@@ -120,6 +120,20 @@ class Lane:
             _forget(answer)
             raise
 
+    def leave(self, work: Callable[[], object], *, after: Callable[[], object]) -> None:
+        """The same without an event loop: nobody waits for it."""
+
+        def both() -> None:
+            try:
+                work()
+            finally:
+                after()
+
+        try:
+            self._threads().submit(both)
+        except RuntimeError:  # no thread can be started: here and now
+            both()
+
     async def close(self) -> None:
         """Waits for what the threads are doing, as long as one may wait for them, without holding up the
         event loop."""
@@ -272,6 +286,14 @@ class ThreadedSession(Generic[S]):
 
     async def rollback(self) -> None:
         await self._end(self._session.rollback)
+
+    def give_up(self) -> None:
+        """Rolls back; nobody waits for it, and the event loop may end."""
+        self._ended = True
+        if self._take_turn is not None and self._turn is None:
+            self._session.rollback()
+        else:
+            self._lane.leave(self._session.rollback, after=self._end_turn)
 
     async def _use(self, work: Callable[[], T]) -> T:
         self._refuse_if_over()

@@ -75,6 +75,11 @@ class Anonymous:
         if running.session is not None:
             yield Rollback(running.session)
 
+    def let_go(self, running: Running) -> None:
+        """The same where the event loop ends."""
+        if running.session is not None:
+            running.session.give_up()
+
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         """Commits or rolls back, by the same judgement as with a key."""
         policy, answer = running.rules.policy, handled.answer

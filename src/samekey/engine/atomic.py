@@ -46,7 +46,18 @@ from .keeper import Keeper
 from .leased import max_run_of
 from .operation import Operation, Running
 from .rules import Rules
-from .way import Admit, Finished, Handled, claimed, given_back, keep, unavailable, undone, with_expiry
+from .way import (
+    Admit,
+    Finished,
+    Handled,
+    claimed,
+    given_back,
+    given_back_later,
+    keep,
+    unavailable,
+    undone,
+    with_expiry,
+)
 
 logger = logging.getLogger("samekey")
 
@@ -217,6 +228,10 @@ class LockedAtomic(_Atomic):
     def give_back(self, running: Running) -> Flow[None]:
         self._leave(running)
         yield Rollback(running.session)
+
+    def let_go(self, running: Running) -> None:
+        self._leave(running)
+        running.session.give_up()
 
     def _leave(self, running: Running) -> None:
         name = running.claim.scope, running.claim.key
@@ -392,6 +407,11 @@ class ClaimedAtomic(_Atomic):
             yield Rollback(running.session)
         finally:
             yield from given_back(self._keys, self._keeper, running.lease)
+
+    def let_go(self, running: Running) -> None:
+        assert running.lease is not None
+        given_back_later(self._keys, self._keeper, running.lease)
+        running.session.give_up()
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         assert running.lease is not None

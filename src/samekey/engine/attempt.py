@@ -337,10 +337,12 @@ class Run:
 
         try:
             yield from ask(write)
-        except StoreError:
-            # It happened, and only this process knows: it keeps trying to say so until its lease ends.
-            self._recording = True
-            self.ways.keeper.record_later(self.lease, write)
+        except BaseException as error:
+            if isinstance(error, StoreError) or not isinstance(error, Exception):
+                # It happened, and only this process knows: it keeps trying to say so until its lease ends,
+                # also where the event loop that asked for it ends now.
+                self._recording = True
+                self.ways.keeper.record_later(self.lease, write)
             raise
         if self.ways.keeper.remaining(self.lease) <= 0:
             # The lease had run out and is ours again.

@@ -271,9 +271,13 @@ class Engine:
             if isinstance(begun, Running):
                 await self._drive_async(self._way(begun).give_back(begun))
 
+        def let_go(begun: T) -> None:
+            if isinstance(begun, Running):
+                self._way(begun).let_go(begun)
+
         # What runs on the caller's own connection must have ended before the caller goes on with it.
         return await self._errands.begin(
-            self._drive_async(flow), give_back, leaves_at_once=connection is None
+            self._drive_async(flow), give_back, let_go, leaves_at_once=connection is None
         )
 
     def _enqueue(self, running: Running, name: str, payload: Any, delay: float | timedelta) -> None:
@@ -387,7 +391,10 @@ class Engine:
         async def roll_back(session: Any) -> None:
             await session.rollback()
 
-        return await self._errands.begin(self._drive_async(flow), roll_back)
+        def give_up(session: Any) -> None:
+            session.give_up()
+
+        return await self._errands.begin(self._drive_async(flow), roll_back, give_up)
 
     async def _drive_async(self, flow: Flow[T]) -> T:
         return await drive_async(flow, self.drivers.aio, self.breaker)

@@ -37,6 +37,7 @@ class Errands:
         self,
         work: Coroutine[Any, Any, T],
         unwanted: Callable[[T], Coroutine[Any, Any, None]],
+        let_go: Callable[[T], None],
         *,
         leaves_at_once: bool = True,
     ) -> T:
@@ -45,6 +46,9 @@ class Errands:
         Once it is cancelled, what was not sent yet is not sent any more. If the work ends with a result all
         the same, ``unwanted`` gives that back, whatever becomes of the caller. It waits for that only if it
         may not leave at once: then the work uses something of the caller's own.
+
+        The event loop may end with the caller, and take every task along. ``let_go`` does what ``unwanted``
+        would have done and needs no loop for it.
         """
         who = Caller()
         token = caller.set(who)
@@ -57,8 +61,8 @@ class Errands:
         except BaseException:
             # Cancelled, perhaps in the very moment in which the work ended: the result is nobody's.
             who.gone = True
-            if not task.done() or (not task.cancelled() and task.exception() is None):
-                undoing = self.start(_undo(task, unwanted))
+            if not task.done() or _has_result(task):
+                undoing = self._undo(task, unwanted, let_go)
                 if not leaves_at_once:
                     await _to_its_end(undoing)
             raise
@@ -77,6 +81,36 @@ class Errands:
         task.add_done_callback(self._ended)
         return task
 
+    def _undo(
+        self,
+        task: asyncio.Task[T],
+        unwanted: Callable[[T], Awaitable[None]],
+        let_go: Callable[[T], None],
+    ) -> asyncio.Task[None]:
+        taken_on = False
+
+        async def undo() -> None:
+            nonlocal taken_on
+            await asyncio.wait({task})
+            if _has_result(task):
+                taken_on = True
+                await unwanted(task.result())
+
+        def torn_down(_: object) -> None:
+            # Called before the loop ends: asyncio.run waits for what it cancels.
+            if not taken_on and _has_result(task):
+                let_go(task.result())
+
+        def ended(_: object) -> None:
+            if task.done():
+                torn_down(task)
+            else:
+                task.add_done_callback(torn_down)
+
+        undoing = self.start(undo())
+        undoing.add_done_callback(ended)
+        return undoing
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
@@ -94,11 +128,5 @@ async def _to_its_end(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
     return cancelled
 
 
-async def _undo(task: asyncio.Task[T], unwanted: Callable[[T], Awaitable[None]]) -> None:
-    try:
-        result = await asyncio.shield(task)
-    except BaseException:
-        if not task.done():
-            raise  # the event loop is being torn down
-        return
-    await unwanted(result)
+def _has_result(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -21,7 +21,7 @@ from .late import TRANSIENT
 from .operation import Operation, Running
 from .reconcile import Resolver
 from .rules import Rules
-from .way import Admit, Finished, Handled, claimed, given_back, keep, with_expiry
+from .way import Admit, Finished, Handled, claimed, given_back, given_back_later, keep, with_expiry
 
 logger = logging.getLogger("samekey")
 
@@ -58,6 +58,10 @@ class Leased:
     def give_back(self, running: Running) -> Flow[None]:
         assert running.lease is not None
         yield from given_back(self._keys, self._keeper, running.lease)
+
+    def let_go(self, running: Running) -> None:
+        assert running.lease is not None
+        given_back_later(self._keys, self._keeper, running.lease)
 
     def _told(self, record: Record) -> Flow[bool]:
         """A provider's word may have come while an attempt was running whose outcome is unknown since:
@@ -153,6 +157,10 @@ class Leased:
             )
             self._keeper.record_later(lease, factory, bare)
             return otherwise
+        except BaseException:
+            # The event loop ends, and this task with it; the process may live on.
+            self._keeper.record_later(lease, factory, bare)
+            raise
 
     def _overtaken(self, running: Running) -> Flow[Answer]:
         """Our lease ran out and somebody else has the record: its answer counts, not ours."""

@@ -145,6 +145,12 @@ def given_back(keys: Keys, keeper: Keeper, lease: Lease) -> Flow[None]:
         logger.warning("A claim could not be given back and will be tried again: %s", error)
 
 
+def given_back_later(keys: Keys, keeper: Keeper, lease: Lease) -> None:
+    """``given_back`` by a thread."""
+    keeper.forget(lease)
+    keeper.give_back_later(lease, lambda: keys.give_back(lease))
+
+
 class Way(Protocol):
     """One of the ways to run an operation once."""
 
@@ -155,6 +161,9 @@ class Way(Protocol):
 
     def give_back(self, running: Running) -> Flow[None]:
         """The key is as it was before: it was taken, and the handler was never reached."""
+
+    def let_go(self, running: Running) -> None:
+        """``give_back`` where the event loop ends: a thread sees to it, and nobody waits."""
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         """Makes the outcome durable, then says what to send."""
