@@ -201,6 +201,11 @@ def _copy(job: Future[T], answer: asyncio.Future[T]) -> None:
     error = job.exception()
     if error is None:
         answer.set_result(job.result())
+    elif isinstance(error, StopIteration):
+        # No future takes it, and whoever waits would wait for ever; a coroutine that raises it does the same.
+        wrapped = RuntimeError("StopIteration was raised in a thread")
+        wrapped.__cause__ = error
+        answer.set_exception(wrapped)
     else:
         answer.set_exception(error)
 
