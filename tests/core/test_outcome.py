@@ -369,7 +369,10 @@ def test_a_second_call_that_could_not_connect_does_not_excuse_the_first() -> Non
 
 
 def test_a_connect_time_out_is_made_of_lower_time_outs_and_still_proof() -> None:
-    lower = wrapped(httpcore2.ConnectTimeout(), TimeoutError(), explicitly=True)
+    inside: dict[str, Any] = {"__name__": "httpcore2._backends.sync", "found": None}
+    exec("try:\n    raise TimeoutError\nexcept TimeoutError as error:\n    found = error", inside)
+    lower = httpcore2.ConnectTimeout()
+    lower.__cause__ = inside["found"]
     assert of_error(wrapped(httpx2.ConnectTimeout("x"), lower, explicitly=True)) is FAIL
 
 
@@ -381,6 +384,21 @@ def test_a_real_connection_that_is_refused_is_proof() -> None:
         error = raised(lambda: _post(url))
     assert isinstance(error, httpx2.ConnectError)
     assert of_error(error) is FAIL
+
+
+@pytest.mark.timeout(60)
+def test_a_real_connection_that_is_refused_proves_nothing_about_a_call_before_it() -> None:
+    """Whatever the library has cut off with ``from None``."""
+
+    def make() -> None:
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            try:
+                throw(TimeoutError())
+            except TimeoutError:
+                _post(f"http://127.0.0.1:{held.getsockname()[1]}/")
+
+    assert of_error(raised(make)) is UNKNOWN
 
 
 @pytest.mark.timeout(60)

@@ -391,7 +391,7 @@ def _remembered(status: int, *, profile: str = "ietf", **more: Any) -> Scenario:
     )
 
 
-def _forgotten(status: int, *, profile: str = "ietf") -> Scenario:
+def _forgotten(status: int, *, profile: str = "ietf", **more: Any) -> Scenario:
     return Scenario(
         f"X7 {profile} {status} is not remembered",
         ((Ask(), Expect(status, run=1)), (Ask(), ok(2)), (Ask(), Expect(201, run=2, replayed=True))),
@@ -399,7 +399,7 @@ def _forgotten(status: int, *, profile: str = "ietf") -> Scenario:
         (Reply(status),),
         profile,
         modes=ALL,
-        bare=False,  # a page of its own may be what a framework made of an error
+        **more,
     )
 
 
@@ -408,11 +408,12 @@ OUTCOMES: tuple[Scenario, ...] = (
     # Without a router nobody can tell whether a handler said it.
     _remembered(404, bare=False),
     *(_forgotten(status) for status in (307, 308, 401, 403, 408, 413, 415, 425, 429)),
-    *(_forgotten(status) for status in (500, 503)),
+    # Without a framework nobody can tell an error page from a handler's own word.
+    *(_forgotten(status, bare=False) for status in (500, 503)),
     *(_remembered(status, profile="stripe") for status in (403, 413, 503)),
     *(_forgotten(status, profile="stripe") for status in (401, 429)),
     *(_forgotten(status, profile="stripe_v2") for status in (400, 404)),
-    _forgotten(500, profile="stripe_v2"),
+    _forgotten(500, profile="stripe_v2", bare=False),
 )
 
 

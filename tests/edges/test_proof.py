@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import flask
+import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -544,20 +547,157 @@ def test_what_a_provider_returned_is_not_the_handlers_own_status(shop: Shop) -> 
     assert shop.charges == 1 and shop.states() == ["unknown"]
 
 
-@pytest.mark.parametrize("status", [307, 401, 403, 404, 405, 408, 413, 415, 425, 429, 503])
-@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
-def test_a_page_of_an_application_of_another_kind_frees_nothing(shop: Shop, kind: str, status: int) -> None:
-    """Its framework may have made it of an error, after the effect."""
+def _bare(shop: Shop, kind: str, status: int, act: Callable[[], object] = lambda: None) -> Any:
+    """An application of another kind, which charges and gives this page."""
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         shop.charge()
+        act()
         await JSONResponse({}, status)(scope, receive, send)
 
     def wsgi(environ: Any, start_response: Any) -> Any:
         shop.charge()
+        act()
         start_response(f"{status} Word", [])
         return [b""]
 
-    asgi_app = IdempotencyMiddleware(asgi, idempotency=shop.idempotency, tenant=tenant_of)
-    shop.send(asgi_app if kind == "asgi" else shop.guard_wsgi(wsgi), times=3)
-    assert shop.charges == 1
+    if kind == "wsgi":
+        return shop.guard_wsgi(wsgi)
+    return IdempotencyMiddleware(asgi, idempotency=shop.idempotency, tenant=tenant_of)
+
+
+@pytest.mark.parametrize("status", [307, 308, 401, 403, 404, 405, 408, 413, 415, 425, 429])
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_what_is_never_remembered_is_not_either_of_an_application_of_another_kind(
+    shop: Shop, kind: str, status: int
+) -> None:
+    got = shop.send(_bare(shop, kind, status), times=3)
+    assert [(one.status, one.replayed) for one in got] == [(status, False)] * 3
+    assert shop.charges == 3 and shop.states() == []
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_an_error_page_of_an_application_of_another_kind_frees_nothing(shop: Shop, kind: str) -> None:
+    """Its framework may have made it of an error, after the effect."""
+    shop.send(_bare(shop, kind, 503), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+@pytest.mark.parametrize("status", [307, 401, 404, 429])
+@pytest.mark.parametrize("what", ["an id", "a key"])
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_a_page_of_an_application_of_another_kind_that_has_begun_to_act_frees_nothing(
+    shop: Shop, kind: str, what: str, status: int
+) -> None:
+    def act() -> None:
+        if what == "an id":
+            current_operation().provider_id = "ch_1"
+        else:
+            current_operation().downstream_key()
+
+    shop.send(_bare(shop, kind, status, act), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+@pytest.mark.parametrize("on_error", ["unknown", "retry"])
+def test_a_proof_about_one_call_does_not_hide_the_time_out_of_another(shop: Shop, on_error: Any) -> None:
+    """The charge timed out; the mail that should have told somebody was refused."""
+
+    @shop.idempotency.leased(on_error=on_error)
+    async def pay(request: Request) -> Response:
+        shop.charge()
+        try:
+            _throw(httpx2.ReadTimeout("no answer"))
+        except httpx2.ReadTimeout:
+            try:
+                _connect_to_nobody()
+            except ConnectionRefusedError as error:
+                raise HTTPException(429) from error
+        return JSONResponse({})
+
+    shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+def _throw(error: Exception) -> None:
+    raise error
+
+
+def _connect_to_nobody() -> None:
+    with socket.socket() as held, socket.socket() as client:  # bound and not listening
+        held.bind(("127.0.0.1", 0))
+        client.connect(held.getsockname())
+
+
+def test_not_executed_of_an_inner_call_does_not_hide_a_time_out(shop: Shop) -> None:
+    def fail() -> None:
+        raise NotExecuted("about the inner call")
+
+    called: dict[str, Any] = {"tenant": "acme", "key": shop.world.name, "payload": None, "name": "alert"}
+
+    @shop.idempotency.leased
+    async def pay(request: Request) -> Response:
+        shop.charge()
+        try:
+            _throw(TimeoutError())
+        except TimeoutError:
+            try:
+                await shop.idempotency.once_async(run=fail, **called)
+            except NotExecuted as error:
+                raise HTTPException(429) from error
+        return JSONResponse({})
+
+    shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
+    assert shop.charges == 1 and "unknown" in shop.states()
+
+
+@pytest.mark.parametrize("raised", [HTTPException(429), NotExecuted()])
+def test_a_success_that_is_made_of_a_failure_frees_nothing(shop: Shop, raised: Exception) -> None:
+    """An exception handler goes another way to the same effect, and says so."""
+
+    @shop.idempotency.leased
+    async def pay(request: Request) -> Response:
+        raise raised
+
+    async def fall_back(request: Request, error: Exception) -> Response:
+        shop.charge()
+        return JSONResponse({"by": "B"}, 201)
+
+    routes = [Route("/pay", pay, methods=["POST"])]
+    app = Starlette(routes=routes, exception_handlers={type(raised): fall_back})
+    got = shop.send(shop.guard(app), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+    assert [one.code for one in got] == ["outcome_unknown"] * 3
+
+
+def test_a_success_that_flask_makes_of_a_failure_frees_nothing(shop: Shop) -> None:
+    app = flask.Flask(__name__)
+
+    @app.post("/pay")
+    def pay() -> Any:
+        flask.abort(429)
+
+    @app.errorhandler(429)
+    def fall_back(error: Exception) -> Any:
+        shop.charge()
+        return {"by": "B"}, 201
+
+    shop.send(shop.guard_wsgi(app.wsgi_app), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+def test_taking_back_one_id_does_not_take_back_another(shop: Shop) -> None:
+    left: list[str | None] = []
+
+    @shop.idempotency.leased
+    async def pay(request: Request) -> Response:
+        shop.charge()
+        operation = current_operation()
+        operation.provider_id = "ch_1"
+        operation.provider_id = "ch_2"
+        operation.provider_id = None  # the provider has thrown the second one away
+        left.append(operation.provider_id)
+        raise HTTPException(429)
+
+    shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"] and left == ["ch_1"]

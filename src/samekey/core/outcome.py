@@ -15,6 +15,7 @@ changes what the client sees, never what is recorded.
 | raised anything else                                                  | `unknown`          |
 | raised anything else, with `on_error="retry"`                         | by its kind        |
 | any of these that would free the key, after a provider's id was noted | `unknown`          |
+| any of these that would free the key, with a 2xx page sent over it    | `unknown`          |
 | was never reached: the claim is given back                            | released           |
 | died, or its lease ended                                              | `unknown`          |
 
@@ -31,7 +32,7 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from ..errors import EscapedTransaction, NotExecuted, OutcomeUnknown
-from .policy import NEVER_REMEMBERED
+from .policy import NEVER_REMEMBERED, ROUTER_REFUSALS
 from .settings import Remember
 
 
@@ -74,11 +75,18 @@ class Ending:
     """The provider's own id was noted: something happened, whatever is said afterwards."""
     foreign: bool = False
     """What it raised is not its own word: another operation's, or about one of several calls."""
+    at_edge: bool = False
+    """Only the edge of an application is seen: a router may have answered, and no handler."""
 
     @property
     def answer_failed(self) -> bool:
         """The handler returned, and no answer of its own making will reach the client."""
         return self.error is None and not self.own and (self.status is None or self.status >= 500)
+
+    @property
+    def shows_success(self) -> bool:
+        """The application has made a success page."""
+        return self.status is not None and 200 <= self.status < 300
 
 
 def judge(
@@ -93,10 +101,15 @@ def judge(
         if chosen is not None:
             return Outcome(chosen)
     if ending.error is not None:
-        return _raised(ending, ending.error, remember, on_error)
+        outcome = _raised(ending, ending.error, remember, on_error)
+        # Somebody has made a success of it: perhaps by another way to the same effect.
+        frees = outcome in (Outcome.RELEASE, Outcome.FAIL)
+        return Outcome.UNKNOWN if frees and ending.shows_success else outcome
     status = ending.status
     if status is None:
         return Outcome.UNKNOWN
+    if ending.at_edge and status in ROUTER_REFUSALS:
+        return Outcome.RELEASE
     if ending.own:
         return of_status(status, remember)
     if status in _TRY_AGAIN or (status >= 500 and remember != "everything"):
@@ -115,7 +128,7 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
         outcome = of_status(ending.refusal, remember)
         if outcome is not Outcome.REMEMBER and ending.refusal in _OF_THE_BODY:
             outcome = Outcome.REMEMBER
-        if outcome is not Outcome.REMEMBER and _read(error, set()) is Outcome.UNKNOWN:
+        if outcome is not Outcome.REMEMBER and _may_have_happened(error, set()):
             return Outcome.UNKNOWN  # made of a time-out, which says more than the status
         # What is remembered is the page; without one there is nothing to remember.
         return Outcome.UNKNOWN if outcome is Outcome.REMEMBER and not shown else outcome
@@ -128,10 +141,9 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
         return Outcome.REMEMBER
     if on_error == "unknown":
         return Outcome.UNKNOWN
-    read = of_error(error)
-    if read is Outcome.UNKNOWN or ending.refusal is None:
-        return read  # a refusal that was made of a time-out says less than the time-out
-    return of_status(ending.refusal, remember)
+    if _may_have_happened(error, set()):
+        return Outcome.UNKNOWN  # a refusal that was made of a time-out says less than the time-out
+    return Outcome.FAIL if ending.refusal is None else of_status(ending.refusal, remember)
 
 
 _OF_THE_BODY: Final = frozenset({413, 415})
@@ -154,40 +166,55 @@ def of_status(status: int, remember: Remember) -> Outcome:
 def of_error(error: BaseException) -> Outcome:
     """The optimistic reading, ``on_error="retry"``: an error means that nothing happened, unless it is one
     after which the provider may have acted, itself or by whatever it was raised from."""
-    return _read(error, set()) or Outcome.FAIL
+    if isinstance(error, NotExecuted):
+        return Outcome.FAIL  # its own word, whatever it was raised from
+    return Outcome.UNKNOWN if _may_have_happened(error, set()) else Outcome.FAIL
 
 
-def _read(error: BaseException, seen: set[int]) -> Outcome | None:
-    """What an error, its causes or the members of a group say; None if nothing."""
-    chain = list(_chain(error, seen))
-    for place, cause in enumerate(chain):
-        if isinstance(cause, NotExecuted):
-            return Outcome.FAIL
+def _may_have_happened(error: BaseException, seen: set[int]) -> bool:
+    """Whether the error, anything that it was raised from or a member of a group is one after which the
+    provider may have acted. A proof about one call does not outweigh it: it may be about another one."""
+    in_transport = False
+    for cause in _chain(error, seen):
+        if in_transport and _is_inside_a_transport(cause):
+            continue  # how the connection could not be made
         # Not an Exception: cancelled, or the process is being torn down.
         if isinstance(cause, OutcomeUnknown | EscapedTransaction) or not isinstance(cause, Exception):
-            return Outcome.UNKNOWN
+            return True
         if isinstance(cause, ExceptionGroup):
-            members = {_read(member, seen) for member in cause.exceptions}
-            if Outcome.UNKNOWN in members:
-                return Outcome.UNKNOWN
-            if members == {Outcome.FAIL}:
-                return Outcome.FAIL
+            if any(_may_have_happened(member, seen) for member in cause.exceptions):
+                return True
         elif _names(cause) & _NEVER_SENT:
-            # Of this call. A handler that tried again after a time-out has made another one before it.
-            before = (one for one in chain[place + 1 :] if _library(one) == _library(cause))
-            return Outcome.UNKNOWN if any(map(_may_have_arrived, before)) else Outcome.FAIL
+            in_transport = True
         elif _may_have_arrived(cause):
-            return Outcome.UNKNOWN
-    return None
+            return True
+    return False
+
+
+def _is_inside_a_transport(error: BaseException) -> bool:
+    """Whether a client library caught it itself, on its way to say that nothing was sent: one that the
+    handler has caught before is about another call."""
+    plain = type(error).__module__ in ("builtins", "ssl", "socket", "asyncio.exceptions")
+    trace = error.__traceback__
+    if not plain or trace is None:
+        return False
+    name = trace.tb_frame.f_globals.get("__name__", "")
+    return str(name).partition(".")[0] in _TRANSPORTS
 
 
 def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """The error, then what caused it. A wrapped time-out is still a time-out."""
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
+    """The error, then whatever it was raised from or while that was handled: a wrapped time-out is still a
+    time-out. Only ``from None`` says that it does not matter, and not where a client library says so."""
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        cause = waiting.pop()
+        if cause is None or id(cause) in seen:
+            continue
         seen.add(id(cause))
         yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        of_library = type(cause).__module__.partition(".")[0] in _TRANSPORTS
+        if cause.__cause__ is not None or not cause.__suppress_context__ or of_library:
+            waiting += (cause.__context__, cause.__cause__)
 
 
 def _may_have_arrived(error: BaseException) -> bool:
@@ -199,15 +226,17 @@ def _names(error: BaseException) -> set[str]:
     return {f"{_home(kind)}.{kind.__qualname__}" for kind in type(error).__mro__}
 
 
-def _library(error: BaseException) -> str:
-    return type(error).__module__.partition(".")[0]
-
-
 def _home(kind: type) -> str:
     """The public module of a class: libraries define errors in private modules such as httpx._x."""
     parts = kind.__module__.split(".")
     return ".".join(part for part in parts if not part.startswith("_")) or parts[0]
 
+
+_TRANSPORTS: Final = frozenset(
+    {"httpx", "httpx2", "httpcore", "httpcore2", "anyio", "asyncio", "requests", "urllib3", "aiohttp"}
+    | {"aiohappyeyeballs", "async_timeout", "socket", "ssl", "http", "urllib", "trio"}
+)
+"""Packages whose own code catches errors while it connects."""
 
 _NEVER_SENT: Final = frozenset(
     {

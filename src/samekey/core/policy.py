@@ -28,6 +28,12 @@ from .settings import Remember, Settings
 NEVER_REMEMBERED = frozenset({401, 403, 408, 413, 415, 425, 429})
 """Refusals that say nothing about the operation: come back logged in, later, smaller …"""
 
+ROUTER_REFUSALS = frozenset({404, 405})
+"""Not remembered where a router may have made them: no handler ever saw the request."""
+
+ROUTER_REFUSALS = frozenset({404, 405})
+"""Not remembered where a router may have made them: no handler ever saw the request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:

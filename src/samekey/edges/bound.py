@@ -7,14 +7,13 @@ exchange; one that an application makes by itself does not.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from ..engine.decorate import at_handler
 from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
+from ..engine.forms import in_form_of, value_of
 from ..engine.marks import put_in_place
 
 Finds = Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any] | None]
@@ -26,21 +25,16 @@ def bound(handler: Any, finds: Finds, *, decorated: bool) -> Any:
     """A function to stand in the place of a route's handler: it knows its request, and an undecorated handler
     claims for itself."""
     guarded = handler if decorated else at_handler(handler)
-    if inspect.iscoroutinefunction(handler):
 
-        @functools.wraps(handler)
-        async def bound_async(*args: Any, **kwargs: Any) -> Any:
-            with _within(finds(args, kwargs)):
-                return await guarded(*args, **kwargs)
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        with _within(finds(args, kwargs)):
+            return await value_of(guarded(*args, **kwargs))
 
-        return put_in_place(bound_async, handler)
-
-    @functools.wraps(handler)
-    def bound_sync(*args: Any, **kwargs: Any) -> Any:
+    def run_sync(*args: Any, **kwargs: Any) -> Any:
         with _within(finds(args, kwargs)):
             return guarded(*args, **kwargs)
 
-    return put_in_place(bound_sync, handler)
+    return put_in_place(in_form_of(handler, run_async, run_sync), handler)
 
 
 @contextmanager

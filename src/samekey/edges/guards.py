@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from ..core.claim import is_operation_id
-from ..core.outcome import OnError, Outcome, of_status
+from ..core.outcome import OnError
 from ..core.problem import Refusal
 from ..core.record import Answer
 from ..engine.marks import Mark, mark_of
@@ -70,10 +70,9 @@ class Guarded:
 
 
 def own_word(status: int, rules: Rules) -> int | None:
-    """The status, if it may be taken for the handler's own where only the application's edge is seen: not
-    where that would free the key, since a framework may have made it of an error, after the effect."""
-    frees = of_status(status, rules.policy.remember) is not Outcome.REMEMBER
-    return status if not frees or rules.on_error == "retry" else None
+    """The status, if it may be taken for the handler's own where only the application's edge is seen: an
+    error page may be what a framework made of an error, after the effect."""
+    return status if status < 500 or rules.on_error == "retry" else None
 
 
 class RouteGuards:

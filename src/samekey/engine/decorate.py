@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..core.states import Mode
-from ..errors import ConfigurationError, NotExecuted
+from ..errors import ConfigurationError
 from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
 from .boundary import Place
 from .exchange import Exchange, Unguarded, exchange_of_call
+from .forms import in_form_of, must_have_run, value_of
 from .input import Captured, capture
 from .marks import GUARD, Mark, identity
 from .operation import Running, _current
@@ -31,26 +31,20 @@ if TYPE_CHECKING:
 def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     """A handler that claims before it runs. It keeps its signature, and sync stays sync."""
     check_undecorated(handler)
-    if inspect.iscoroutinefunction(handler):
 
-        @functools.wraps(handler)
-        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(guarded_async, (*args, *kwargs.values()))
-            if exchange is None:
-                return await handler(*args, **kwargs)
-            return await _run_async(engine, rules, exchange, handler, args, kwargs)
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        exchange = _exchange_of(guarded, (*args, *kwargs.values()))
+        if exchange is None:
+            return await value_of(handler(*args, **kwargs))
+        return await _run_async(engine, rules, exchange, handler, args, kwargs)
 
-        guarded: Any = guarded_async
-    else:
+    def run_sync(*args: Any, **kwargs: Any) -> Any:
+        exchange = _exchange_of(guarded, (*args, *kwargs.values()))
+        if exchange is None:
+            return handler(*args, **kwargs)
+        return _run(engine, rules, exchange, handler, args, kwargs)
 
-        @functools.wraps(handler)
-        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(guarded_sync, (*args, *kwargs.values()))
-            if exchange is None:
-                return handler(*args, **kwargs)
-            return _run(engine, rules, exchange, handler, args, kwargs)
-
-        guarded = guarded_sync
+    guarded: Any = in_form_of(handler, run_async, run_sync)
     _mark(guarded, engine, handler, rules)
     return guarded
 
@@ -61,25 +55,20 @@ def at_handler(handler: Any) -> Any:
     It claims when the framework reaches it, as a decorated one does, so authentication and validation come
     first; and its boundary is seen.
     """
-    if inspect.iscoroutinefunction(handler):
 
-        @functools.wraps(handler)
-        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
-            found = _undecorated((*args, *kwargs.values()))
-            if found is None:
-                return await handler(*args, **kwargs)
-            return await _run_async(*found, handler, args, kwargs)
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        found = _undecorated((*args, *kwargs.values()))
+        if found is None:
+            return await value_of(handler(*args, **kwargs))
+        return await _run_async(*found, handler, args, kwargs)
 
-        return guarded_async
-
-    @functools.wraps(handler)
-    def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+    def run_sync(*args: Any, **kwargs: Any) -> Any:
         found = _undecorated((*args, *kwargs.values()))
         if found is None:
             return handler(*args, **kwargs)
         return _run(*found, handler, args, kwargs)
 
-    return guarded_sync
+    return in_form_of(handler, run_async, run_sync)
 
 
 def _undecorated(arguments: tuple[Any, ...]) -> tuple[Engine, Rules, Exchange] | None:
@@ -126,19 +115,6 @@ def _run(
     return value
 
 
-def must_have_run(value: Any) -> Any:
-    """What a sync function returned. A coroutine or a generator has not run yet, and nobody would run it."""
-    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
-        if inspect.iscoroutine(value) or inspect.isgenerator(value):
-            value.close()
-        raise NotExecuted(
-            f"The function gave {type(value).__name__}, so nothing was run. Guard the function that does the "
-            "work itself: an async one declared with async def (in a call: await once_async(…)), and no "
-            "generator."
-        )
-    return value
-
-
 async def _run_async(
     engine: Engine, rules: Rules, exchange: Exchange, handler: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
@@ -162,7 +138,7 @@ async def _run_async(
     if is_bare:
         args, kwargs = as_asgi(exchange, boundary, args, kwargs)
     try:
-        value = await handler(*args, **kwargs)
+        value = await value_of(handler(*args, **kwargs))
     except BaseException as error:
         if boundary.raised(error):
             await engine.finish_async(begun, exchange.handled(None))

@@ -145,7 +145,8 @@ class Exchange:
                 refusal=None if self.at_edge else self.framework.refusal(boundary.error),
                 before_effect=boundary.is_proof(),
             )
-        return Handled(page, streamed=streamed, own=self._is_own(boundary, page))
+        own = self._is_own(boundary, page)
+        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge)
 
     def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
         if page is None:

@@ -47,8 +47,8 @@ from ..errors import (
 )
 from ..evidence import CALL_DECLINED, CALL_RETURNED
 from .boundary import Place
-from .decorate import must_have_run
 from .exchange import Exchange
+from .forms import must_have_run
 from .operation import Running, _current
 from .options import OnceOptions
 from .rules import Rules, rules_from

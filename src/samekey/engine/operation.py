@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.claim import Claim, downstream_key
 from ..core.effects import Sent, SentStep
-from ..core.outcome import Outcome
+from ..core.outcome import Ending, Outcome
 from ..core.provider import StoredText, checked_provider_id
 from ..core.record import Lease
 from ..core.states import Mode
@@ -49,24 +49,30 @@ class Operation:
         """How many jobs this operation has written so far."""
         self._enqueue: Callable[[str, Any, float | timedelta], Any] | None = None
         self._steps = Steps()
-        self._provider_id: str | None = None
+        self._noted: list[tuple[str, str]] = []
+        """The provider's ids that were noted and not taken back, each after its step, in their order."""
         self._sent: dict[str, SentStep] = {}
 
     @property
     def provider_id(self) -> str | None:
         """Set it to the provider's own id, text; it is stored with the outcome and can be looked up. It is
-        that of the call whose downstream key was asked for last."""
-        return self._provider_id
+        that of the call whose downstream key was asked for last. None takes back the last one that was set:
+        an earlier one counts again."""
+        return self._noted[-1][1] if self._noted else None
 
     @provider_id.setter
     def provider_id(self, value: str | None) -> None:
         self._boundary.may_act()
-        self._provider_id = None if value is None else checked_provider_id(value)
-        step = next(reversed(self._sent), "")
-        if value is not None or step in self._sent:
-            known = self._sent.get(step, SentStep("", None))
-            to = known.source or self.source
-            self._sent[step] = replace(known, provider_id=self._provider_id, source=to)
+        if value is not None:
+            step = next(reversed(self._sent), "")
+            self._noted.append((step, checked_provider_id(value)))
+        elif self._noted:
+            step, _ = self._noted.pop()
+        else:
+            return
+        known = self._sent.get(step, SentStep(step, None))
+        last = next((one for place, one in reversed(self._noted) if place == step), None)
+        self._sent[step] = replace(known, provider_id=last, source=known.source or self.source)
 
     @property
     def mode(self) -> str:
@@ -220,15 +226,23 @@ class Running:
         ending = handled.ending
         if isinstance(ending.error, NotExecuted):
             ending = replace(ending, foreign=self._is_foreign(ending.error))
-        if self._acted() and (ending.foreign or not isinstance(ending.error, NotExecuted)):
+        if self._acted(ending) and (ending.foreign or not isinstance(ending.error, NotExecuted)):
             ending = replace(ending, acted=True)
         self.outcome = self.rules.judge(ending)
         if ending.acted and self.outcome is Outcome.UNKNOWN and ending.own and ending.error is None:
             logger.error(
                 "The answer of operation %s says that nothing happened, but its handler has noted the "
-                "provider's id: the outcome counts as unknown. Where the id means nothing, take it back "
-                "(provider_id = None) or raise NotExecuted.",
+                "provider's id, or asked for a key to send: the outcome counts as unknown. Where the id "
+                "means nothing, take it back (provider_id = None) or raise NotExecuted.",
                 self.operation.id,
+            )
+        elif ending.error is not None and ending.shows_success and self.outcome is Outcome.UNKNOWN:
+            logger.error(
+                "Operation %s failed (%s), and the application has made a success of it (%s): what was done "
+                "is not known. Answer the failure as one, or catch it inside the guarded function.",
+                self.operation.id,
+                type(ending.error).__name__,
+                ending.status,
             )
         return self.outcome
 
@@ -238,11 +252,16 @@ class Running:
         several = self.claim.mode is Mode.LEASED and len(self.operation.sent().steps) > 1
         return several or not error.is_word_of(self.operation.id)
 
-    def _acted(self) -> bool:
-        """Whether the provider's own id is there, of a call that nobody declared safe to repeat."""
+    def _acted(self, ending: Ending) -> bool:
+        """Whether the provider's own id is there, of a call that nobody declared safe to repeat. Where only
+        the edge is seen, a page is no handler's word: there a key that was asked for says as much."""
         if not self.operation._sent or self.claim.mode is not Mode.LEASED:
             return False
-        return any(one.provider_id is not None for one in self.operation.sent().steps)
+        asked = ending.at_edge and self.rules.on_error == "unknown"
+        return any(
+            one.provider_id is not None or (asked and one.downstream_key is not None)
+            for one in self.operation.sent().steps
+        )
 
 
 _current: ContextVar[Operation | None] = ContextVar("samekey_operation", default=None)

@@ -49,11 +49,13 @@ class Handled:
     """The status, if it raised the framework's own HTTP exception."""
     before_effect: bool = False
     """It raised inside ``before_effect()``."""
+    at_edge: bool = False
+    """Only the edge of an application was seen."""
 
     @property
     def ending(self) -> Ending:
         status = None if self.answer is None else self.answer.status
-        return Ending(status, self.error, self.own, self.refusal, self.before_effect)
+        return Ending(status, self.error, self.own, self.refusal, self.before_effect, at_edge=self.at_edge)
 
     @property
     def propagated(self) -> BaseException | None:
