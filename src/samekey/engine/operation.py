@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from ..core.provider import StoredText, checked_provider_id
 from ..core.record import Lease
 from ..core.states import Mode
 from ..core.texts import checked_text
-from ..errors import ConfigurationError, NoOperation, NotExecuted, UnfinishedWork
+from ..errors import ConfigurationError, HandlerError, NoOperation, NotExecuted, UnfinishedWork
 from ..stores.sql.atomic import Opened
 from .boundary import Boundary
 from .rules import Rules
@@ -188,6 +189,8 @@ class Running:
     enqueuing: asyncio.Lock = field(default_factory=asyncio.Lock)
     enqueuing_in_threads: threading.Lock = field(default_factory=threading.Lock)
     started: float = field(default_factory=time.monotonic)
+    process: int = field(default_factory=os.getpid)
+    """Whose it is. A child that its handler forked has a copy, with the parent's connection in it."""
     tenant: str = ""
     """As the resolver gave it."""
     anonymous: bool = False
@@ -221,6 +224,11 @@ class Running:
 
     def judge(self, handled: Handled) -> Outcome:
         """Judges the run, once. A second finish cannot be written."""
+        if self.process != os.getpid():
+            raise HandlerError(
+                "This operation belongs to the parent process, which finishes it: nothing was recorded here. "
+                "A child that a handler forks must leave by os._exit()."
+            )
         if self.outcome is not None:
             raise RuntimeError("This operation has been finished already.")
         ending = handled.ending
