@@ -701,3 +701,30 @@ def test_taking_back_one_id_does_not_take_back_another(shop: Shop) -> None:
 
     shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
     assert shop.charges == 1 and shop.states() == ["unknown"] and left == ["ch_1"]
+
+
+@pytest.mark.parametrize("caught", [True, False])
+@pytest.mark.parametrize("raised", [NotExecuted, KeyError])
+@pytest.mark.parametrize("mode", ["leased", "atomic"])
+def test_a_decorated_function_that_is_reached_late_does_not_speak_for_the_application(
+    shop: Shop, mode: str, raised: type[Exception], caught: bool
+) -> None:
+    """The application has charged by itself, guarded by its edge."""
+    options: Any = {"on_error": "retry"} if mode == "leased" else {}
+
+    async def fail() -> None:
+        raise raised
+
+    notify: Any = getattr(shop.idempotency, mode)(**options)(fail)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        shop.charge()
+        try:
+            await notify()
+        except (raised, ConfigurationError):
+            if not caught:
+                raise
+        await JSONResponse({}, 201)(scope, receive, send)
+
+    shop.send(IdempotencyMiddleware(app, idempotency=shop.idempotency, tenant=tenant_of), times=3)
+    assert shop.charges == 1

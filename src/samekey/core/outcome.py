@@ -77,11 +77,19 @@ class Ending:
     """What it raised is not its own word: another operation's, or about one of several calls."""
     at_edge: bool = False
     """Only the edge of an application is seen: a router may have answered, and no handler."""
+    late: bool = False
+    """It was reached in the middle of an application that the edge had claimed for, and that may have acted
+    before."""
 
     @property
     def answer_failed(self) -> bool:
         """The handler returned, and no answer of its own making will reach the client."""
         return self.error is None and not self.own and (self.status is None or self.status >= 500)
+
+    @property
+    def frees_at_edge(self) -> bool:
+        """The page by itself would free the key, where only the edge is seen."""
+        return self.status in NEVER_REMEMBERED | ROUTER_REFUSALS or self.status in (307, 308)
 
     @property
     def shows_success(self) -> bool:
@@ -93,6 +101,10 @@ def judge(
     ending: Ending, *, remember: Remember, on_error: OnError, classify: Classifier | None = None
 ) -> Outcome:
     """What became of the operation. Called once for each run of a handler."""
+    if ending.late:
+        said = judge(replace(ending, late=False), remember=remember, on_error=on_error, classify=classify)
+        frees = said in (Outcome.RELEASE, Outcome.FAIL)
+        return Outcome.UNKNOWN if frees and not ending.frees_at_edge else said
     if ending.acted:
         said = judge(replace(ending, acted=False), remember=remember, on_error=on_error, classify=classify)
         return Outcome.REMEMBER if said is Outcome.REMEMBER else Outcome.UNKNOWN

@@ -14,7 +14,7 @@ from ..core.states import Mode
 from ..errors import ConfigurationError
 from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
 from .boundary import Place
-from .exchange import Exchange, Unguarded, exchange_of_call
+from .exchange import Exchange, Unguarded, exchange_of_call, is_given
 from .forms import in_form_of, must_have_run, value_of
 from .input import Captured, capture
 from .marks import GUARD, Mark, identity
@@ -302,6 +302,15 @@ def _exchange_of(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | None:
             "run: its answer would be lost. Make one Idempotency, and use it for both."
         )
     running = exchange.running
+    if exchange.at_edge and not is_given(exchange, (*arguments, exchange.framework.context_of(arguments))):
+        if mark.rules.mode not in (Mode.LEASED, Mode.REPEATABLE):
+            raise ConfigurationError(
+                f"{guarded.__qualname__} is {mark.rules.mode}, but was reached in the middle of a request "
+                "that is guarded as a whole and may have acted before, so it was not run. Give it the "
+                "request (its scope or environ) as an argument, as a handler has it, or set the middleware's "
+                'undecorated="pass".'
+            )
+        exchange.late = True
     if running is None or exchange.at_edge or not _is_part_of_the_handler(exchange):
         return exchange
     return None if _as_strict(running.rules, mark.rules) else exchange

@@ -82,6 +82,9 @@ class Exchange:
     """How an undecorated handler is guarded."""
     at_edge: bool = False
     """The edge claims, and the application as a whole is the handler; until a decorated one is reached."""
+    late: bool = False
+    """A decorated function was reached that is not given the request: the application may have acted before,
+    so what becomes of that function alone frees nothing."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -144,9 +147,10 @@ class Exchange:
                 streamed=streamed,
                 refusal=None if self.at_edge else self.framework.refusal(boundary.error),
                 before_effect=boundary.is_proof(),
+                late=self.late,
             )
         own = self._is_own(boundary, page)
-        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge)
+        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, late=self.late)
 
     def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
         if page is None:
@@ -192,14 +196,14 @@ class Unguarded:
         if self.over:
             return False
         found = self._routed_to()
-        return found is mark or (found is None and any(self._is_with(one) for one in arguments))
+        return found is mark or (found is None and is_given(self, arguments))
 
-    def _is_with(self, argument: Any) -> bool:
-        contexts = (
-            argument,
-            *(getattr(argument, name, None) for name in ("scope", "environ", "META", "env")),
-        )
-        return any(isinstance(one, Mapping) and one.get(SEEN) is self for one in contexts)
+
+def is_given(seen: Exchange | Unguarded, arguments: Sequence[Any]) -> bool:
+    """Whether a call is given this very request, as a handler is."""
+    names = ("scope", "environ", "META", "env")
+    contexts = [one for it in arguments for one in (it, *(getattr(it, name, None) for name in names))]
+    return any(isinstance(one, Mapping) and one.get(SEEN) is seen for one in contexts)
 
 
 def exchange_of_call(arguments: Sequence[Any]) -> Exchange | Unguarded | None:

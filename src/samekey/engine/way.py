@@ -51,11 +51,21 @@ class Handled:
     """It raised inside ``before_effect()``."""
     at_edge: bool = False
     """Only the edge of an application was seen."""
+    late: bool = False
+    """The handler was reached in the middle of an application that may have acted before."""
 
     @property
     def ending(self) -> Ending:
         status = None if self.answer is None else self.answer.status
-        return Ending(status, self.error, self.own, self.refusal, self.before_effect, at_edge=self.at_edge)
+        return Ending(
+            status,
+            self.error,
+            self.own,
+            self.refusal,
+            self.before_effect,
+            at_edge=self.at_edge,
+            late=self.late,
+        )
 
     @property
     def propagated(self) -> BaseException | None:
