@@ -30,7 +30,7 @@ Patch = pytest.MonkeyPatch
 def tear_claims_and_forget_them(patch: Patch) -> None:
     """A cancelled caller interrupts its claim, and nobody asks whether that has landed."""
 
-    async def begin(self: Errands, work: Any, unwanted: Any, **options: Any) -> Any:
+    async def begin(self: Errands, work: Any, *undo: Any, **options: Any) -> Any:
         return await work
 
     patch.setattr(Errands, "begin", begin)
