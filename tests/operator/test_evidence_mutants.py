@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -26,11 +26,15 @@ def drop_the_step(patch: pytest.MonkeyPatch) -> None:
     """Whatever a word names, it counts for the effect that has no result yet."""
 
     def stepless(
-        word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word] = ()
+        word: Word,
+        record: Record,
+        effects: Sequence[Effect],
+        others: Sequence[Word] = (),
+        past: Collection[str] = (),
     ) -> Verdict:
         unsettled = next((effect for effect in effects if effect.outcome is None), None)
         about = word.about if unsettled is None else unsettled.downstream_key
-        return rules.judge(replace(word, about=about), record, effects, others)
+        return rules.judge(replace(word, about=about), record, effects, others, past)
 
     patch.setattr(applying, "judge", stepless)
 
@@ -51,7 +55,17 @@ def forget_the_yes(patch: pytest.MonkeyPatch) -> None:
 
 def believe_the_no(patch: pytest.MonkeyPatch) -> None:
     """A "no" counts, whatever another word says."""
-    patch.setattr(applying, "judge", rules._judge)
+
+    def alone(
+        word: Word,
+        record: Record,
+        effects: Sequence[Effect],
+        others: Sequence[Word] = (),
+        past: Collection[str] = (),
+    ) -> Verdict:
+        return rules._judge(word, record, effects, others)
+
+    patch.setattr(applying, "judge", alone)
 
 
 IGNORED = [
