@@ -703,6 +703,21 @@ def test_taking_back_one_id_does_not_take_back_another(shop: Shop) -> None:
     assert shop.charges == 1 and shop.states() == ["unknown"] and left == ["ch_1"]
 
 
+def test_a_call_that_gave_no_id_takes_back_none_of_another(shop: Shop) -> None:
+    @shop.idempotency.leased
+    async def pay(request: Request) -> Response:
+        operation = current_operation()
+        for step, made in (("charge", "ch_1"), ("label", None)):
+            operation.downstream_key(step)
+            shop.charge()
+            operation.provider_id = made
+        assert operation.provider_id == "ch_1"
+        raise HTTPException(429)
+
+    shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
+    assert shop.charges == 2 and shop.states() == ["unknown"]
+
+
 @pytest.mark.parametrize("caught", [True, False])
 @pytest.mark.parametrize("raised", [NotExecuted, KeyError])
 @pytest.mark.parametrize("mode", ["leased", "atomic"])

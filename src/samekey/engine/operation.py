@@ -57,20 +57,20 @@ class Operation:
     @property
     def provider_id(self) -> str | None:
         """Set it to the provider's own id, text; it is stored with the outcome and can be looked up. It is
-        that of the call whose downstream key was asked for last. None takes back the last one that was set:
-        an earlier one counts again."""
+        that of the call whose downstream key was asked for last. None takes back the last one that was set
+        for that call: an earlier one counts again."""
         return self._noted[-1][1] if self._noted else None
 
     @provider_id.setter
     def provider_id(self, value: str | None) -> None:
         self._boundary.may_act()
+        step = next(reversed(self._sent), "")
         if value is not None:
-            step = next(reversed(self._sent), "")
             self._noted.append((step, checked_provider_id(value)))
-        elif self._noted:
-            step, _ = self._noted.pop()
+        elif self._noted and self._noted[-1][0] == step:
+            self._noted.pop()
         else:
-            return
+            return  # the call of this step has none; another step's id is not its to take back
         known = self._sent.get(step, SentStep(step, None))
         last = next((one for place, one in reversed(self._noted) if place == step), None)
         self._sent[step] = replace(known, provider_id=last, source=known.source or self.source)
