@@ -224,7 +224,7 @@ def test_a_migration_that_was_cut_short_begins_again(mariadb_server: NamedServer
         whole = whole or describe(made[crash.label])
         assert describe(made[crash.label]) == whole, crash
         mariadb_server.drop_database(made[crash.label])
-    assert whole is not None and len(whole["triggers"]) == 5
+    assert whole is not None and len(whole["triggers"]) == 6
 
 
 # ------------------------------------------------------------------ rights, versions, plans, round trips

@@ -150,7 +150,9 @@ def allowed(table: Connection) -> set[str | None]:
 def test_a_statement_on_one_key_uses_the_primary_key(table: Connection, name: str) -> None:
     found = scans(explain(table, name))
     assert found, "the table was not looked at"
-    assert set(found.values()) <= allowed(table), found
+    # A new life also takes along what the former one had made.
+    beside = {"made_pkey", "effects_pkey", "jobs_pkey"} if name == "reuse" else set()
+    assert set(found.values()) <= allowed(table) | beside, found
 
 
 @pytest.mark.parametrize(
