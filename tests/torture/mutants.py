@@ -184,10 +184,10 @@ def drop_the_step() -> None:
     """Whatever step a provider's word is about, it counts for the one that has no result yet."""
     judge, choose = vars(reconcile_module)["judge"], vars(reconcile_module)["choose"]
 
-    def stepless(word: Any, record: Any, effects: Any, others: Any = ()) -> Any:
+    def stepless(word: Any, record: Any, effects: Any, others: Any = (), past: Any = ()) -> Any:
         unsettled = next((effect for effect in effects if effect.outcome is None), None)
         about = word.about if unsettled is None else unsettled.downstream_key
-        return judge(replace(word, about=about), record, effects, others)
+        return judge(replace(word, about=about), record, effects, others, past)
 
     def any_of(words: Any, record: Any, effect: Any) -> Any:
         found = choose([replace(word, about=effect.downstream_key) for word in words], record, effect)
