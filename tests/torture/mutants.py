@@ -189,8 +189,8 @@ def drop_the_step() -> None:
         about = word.about if unsettled is None else unsettled.downstream_key
         return judge(replace(word, about=about), record, effects, others, past)
 
-    def any_of(words: Any, record: Any, effect: Any) -> Any:
-        found = choose([replace(word, about=effect.downstream_key) for word in words], record, effect)
+    def any_of(words: Any, record: Any, effect: Any, past: Any = ()) -> Any:
+        found = choose([replace(word, about=effect.downstream_key) for word in words], record, effect, past)
         return None if found is None else next(one for one in words if one.event_id == found.event_id)
 
     vars_of(reconcile_module, judge=stepless, choose=any_of)

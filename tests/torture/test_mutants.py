@@ -93,7 +93,7 @@ CAUGHT_BY = {
     "judge_by_the_page": {"effect_twice"},
     "free_on_time_out": {"effect_twice"},
     "lives": {"error_without_cause", "unsettled", "row_twice"},
-    "step": {"success_without_effect", "wrong_effect", "money", "unsettled"},
+    "step": {"success_without_effect", "wrong_effect", "money"},
 }
 
 

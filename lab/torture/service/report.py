@@ -118,7 +118,7 @@ class Report:
             ("recoveries", f"{figures['recoveries']:,} keys, the longest {figures['longest_recovery']:g} s"),
         ]
         text = [f"{name:<11} {value}" for name, value in lines]
-        for finding in self.findings[:STORIES]:
+        for finding in _of_every_kind(self.findings)[:STORIES]:
             text += ["", f"{finding.rule}: {finding.sentence}", finding.story]
         if len(self.findings) > STORIES:
             text += ["", f"… and {len(self.findings) - STORIES} more findings; --json has them all."]
@@ -168,3 +168,10 @@ def _troubled(exchange: Exchange) -> bool:
     return exchange.reason != "abandoned" and (
         kind_of(exchange) == "error" or exchange.code == "outcome_unknown"
     )
+
+
+def _of_every_kind(findings: Sequence[Finding]) -> list[Finding]:
+    """One of each rule first: a hundred findings of one rule must not hide what another has found."""
+    first = {finding.rule: finding for finding in reversed(findings)}
+    ahead = sorted(first.values(), key=list(findings).index)
+    return [*ahead, *(finding for finding in findings if first[finding.rule] is not finding)]

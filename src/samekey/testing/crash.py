@@ -109,12 +109,23 @@ class Points:
     def watch(self, idempotency: Idempotency) -> None:
         """From here on, everything that is asked of its drivers is a point.
 
-        Its background threads keep the driver that they have: what they do is not part of the scenario.
+        Its background threads keep the driver that they have: what they do is not part of the scenario. But
+        a process that has died gives them nothing more to do.
         """
         drivers = idempotency.engine.drivers
         idempotency.engine.drivers = dataclasses.replace(
             drivers, sync=WatchedDriver(drivers.sync, self), aio=AsyncWatchedDriver(drivers.aio, self)
         )
+        keeper = idempotency.engine.keeper
+        for name in ("record_later", "give_back_later"):
+            setattr(keeper, name, self._unless_dead(getattr(keeper, name)))
+
+    def _unless_dead(self, act: Callable[..., None]) -> Callable[..., None]:
+        def act_if_alive(*args: Any) -> None:
+            if not self.dead:
+                act(*args)
+
+        return act_if_alive
 
     def reach(self, name: str, *, io: bool = False) -> None:
         """The run is at this point now. ``io`` is the drivers' own."""
