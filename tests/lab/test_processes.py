@@ -16,6 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from lab import environment
 from lab.processes import (
     PORTS,
     Barrier,
@@ -254,9 +255,8 @@ def test_nothing_outlives_a_killed_owner(tmp_path: Path) -> None:
     script, directory = tmp_path / "owner.py", tmp_path / "removed"
     script.write_text(OWNER)
     directory.mkdir()
-    with subprocess.Popen(
-        [sys.executable, str(script), str(directory)], stdout=subprocess.PIPE, text=True
-    ) as owner:
+    command = [sys.executable, str(script), str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 2
