@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 # One more than there are cores: many tests wait for a lease or a process. More than four gain nothing.
 WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: demo test test-all torture check format docs bench dist walk clean
+.PHONY: demo test test-all test-rest torture check format docs bench dist walk clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -20,9 +20,13 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-# Everything, on servers of every kind; CI runs this.
+# Everything, on servers of every kind.
 test-all: $(VENV)/.installed
 	SAMEKEY_TESTS=all $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+# What `make test` leaves out, and nothing else; CI runs this after it.
+test-rest: $(VENV)/.installed
+	SAMEKEY_TESTS=rest $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # The reference service under load and faults, judged from outside: on SQLite, PostgreSQL and MariaDB, two runs at
 # the same time, with a seed that is known and with one that is not; and with keys that are used anew. In CI a server that is missing is installed;

@@ -1,8 +1,8 @@
 """What ``make test`` runs, and what it leaves to ``make test-all``.
 
 ``make test`` takes some minutes: every rule once, on SQLite and, where the store matters, on PostgreSQL. What
-costs whole processes, long walks or another server is marked ``whole``, and runs with ``SAMEKEY_TESTS=all``:
-in CI, and before a release.
+costs whole processes, long walks or another server is marked ``whole``, and runs with ``SAMEKEY_TESTS=all``
+before a release. CI runs ``make test`` and then the rest, ``SAMEKEY_TESTS=rest``: everything, each test once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-ALL = os.environ.get("SAMEKEY_TESTS") == "all"
+WANTED = os.environ.get("SAMEKEY_TESTS", "")
+if WANTED not in {"", "all", "rest"}:
+    raise pytest.UsageError(f"SAMEKEY_TESTS is {WANTED!r}: say all, or rest, or leave it out.")
 
 whole = pytest.mark.whole
 """Part of the whole matrix only."""
@@ -25,12 +27,14 @@ def stores(*names: str, first: int = 2) -> list[Any]:
 
 
 def leave_to_the_whole(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes what is marked out of the run, unless everything is asked for."""
-    left = [] if ALL else [item for item in items if item.get_closest_marker("whole") is not None]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item.get_closest_marker("whole") is None]
-    config.stash[LEFT] = len(left)
+    """Takes out of the run what is left to the whole matrix; or, for the rest, what has run already."""
+    marked = [item for item in items if item.get_closest_marker("whole") is not None]
+    others = [item for item in items if item.get_closest_marker("whole") is None]
+    out = {"": marked, "rest": others, "all": []}[WANTED]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = others if WANTED == "" else marked
+    config.stash[LEFT] = len(marked) if WANTED == "" else 0
 
 
 LEFT = pytest.StashKey[int]()
