@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 # One more than there are cores: many tests wait for a lease or a process. More than four gain nothing.
 WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: demo test test-all test-rest torture check format docs bench dist walk clean
+.PHONY: demo test test-all test-rest torture check format docs bench dist walk mutants clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -64,5 +64,10 @@ walk: $(VENV)/.installed
 dist: $(VENV)/.installed
 	$(BIN)/python -m lab.dist
 
+# Which test fails if this line is changed? SAMPLE=0 takes every mutant, and hours; a seed says which ones.
+SAMPLE  ?= 400
+mutants: $(VENV)/.installed
+	$(BIN)/python -m lab.mutation --sample $(SAMPLE) --seed 7
+
 clean:
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutation
