@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from samekey.ops.spec import openapi
+from samekey.ops.spec_openapi import openapi
 
 
 def document(app: FastAPI) -> dict[str, Any]:

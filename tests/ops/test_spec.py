@@ -30,7 +30,9 @@ from samekey import (
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.header import NATIONAL_ID, PHONE, UUID, KeyRefused, parse_key
 from samekey.core.problem import CODES
-from samekey.ops.spec import key_schema, lines, markdown, openapi, sections, span
+from samekey.ops.spec import lines, sections, span
+from samekey.ops.spec_openapi import key_schema, openapi
+from samekey.ops.spec_page import markdown
 from samekey.tenants import single_tenant
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.ops.test_ledger_cli import check_page, run

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..errors import SamekeyError
-from ..ops.spec import markdown, openapi
+from ..ops.spec_openapi import openapi
+from ..ops.spec_page import markdown
 from .coverage import load_app
 
 COULD_NOT_WRITE = 2
