@@ -7,18 +7,18 @@ exchange; one that an application makes by itself does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ..engine.decorate import at_handler
-from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
+from ..engine.exchange import Asked, current_exchange, exchange_of
 from ..engine.forms import in_form_of, value_of
 from ..engine.marks import put_in_place
 
-Finds = Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any] | None]
-"""Gives the ASGI scope or WSGI environ of the request that a call is for; None where it cannot be seen. It
-may take from the arguments what the handler has not asked for."""
+Finds = Callable[[tuple[Any, ...], dict[str, Any]], Asked | None]
+"""Gives the request that a call is for; None where it cannot be seen. It may take from the arguments what the
+handler has not asked for."""
 
 
 def bound(handler: Any, finds: Finds, *, decorated: bool) -> Any:
@@ -38,20 +38,9 @@ def bound(handler: Any, finds: Finds, *, decorated: bool) -> Any:
 
 
 @contextmanager
-def _within(context: Mapping[str, Any] | None) -> Iterator[None]:
-    if context is None:
-        yield
-        return
-    token = current_exchange.set(_exchange_in(context))
+def _within(asked: Asked | None) -> Iterator[None]:
+    token = current_exchange.set(exchange_of(asked))
     try:
         yield
     finally:
         current_exchange.reset(token)
-
-
-def _exchange_in(context: Mapping[str, Any]) -> Exchange | Unguarded | None:
-    carried = context.get(SEEN)
-    if isinstance(carried, Exchange | Unguarded):
-        return carried
-    known = current_exchange.get()
-    return known if not isinstance(known, Exchange) or known.is_of(context) else None

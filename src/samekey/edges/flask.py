@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..core.record import Answer
-from ..engine.exchange import UNKNOWN_FRAMEWORK, Framework
+from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.marks import mark_of, stands_in
 from . import wrapped
 from .bound import bound
@@ -38,10 +38,13 @@ def behind(app: Any) -> Any:
     return wrapped.behind(app, lambda one: attribute(one, "view_functions") is not None)
 
 
-def _in_context(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The environ of the request that Flask calls a view for."""
+def _in_context(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked | None:
+    """The request that Flask calls a view for."""
     flask = sys.modules["flask"]
-    return flask.request.environ if flask.has_request_context() else None
+    if not flask.has_request_context():
+        return None
+    environ = flask.request.environ
+    return Asked(environ, environ.get("wsgi.input"))
 
 
 def _guard_view(views: dict[str, Any], endpoint: str, method: str, decorated: bool) -> bool:
@@ -100,9 +103,8 @@ class FlaskFramework(Framework):
         except ValueError:
             return None
 
-    def context_of(self, arguments: Sequence[Any]) -> Mapping[str, Any] | None:
-        found: Mapping[str, Any] | None = _in_context((), {})
-        return found
+    def asked(self, arguments: Sequence[Any]) -> Asked | None:
+        return _in_context((), {})
 
     def refusal(self, error: BaseException) -> int | None:
         if not isinstance(error, self._exception):

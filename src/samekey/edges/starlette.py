@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..core.record import Answer, Headers
-from ..engine.exchange import UNKNOWN_FRAMEWORK, Framework
+from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.marks import own_handler, stands_in
 from .bound import bound
 from .guards import NO_ROUTE, Found, Route
@@ -111,8 +111,7 @@ def _guard_dependant(dependant: Any, decorated: bool) -> bool:
     name = asked_for or _REQUEST
 
     def finds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        request = kwargs.get(name) if asked_for else kwargs.pop(name, None)
-        return getattr(request, "scope", None)
+        return _asked(kwargs.get(name) if asked_for else kwargs.pop(name, None))
 
     dependant.request_param_name = name
     dependant.call = bound(dependant.call, finds, decorated=decorated)
@@ -120,9 +119,15 @@ def _guard_dependant(dependant: Any, decorated: bool) -> bool:
 
 
 def _in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The scope of the request that Starlette calls a handler with."""
+    """The request that Starlette calls a handler with."""
     connection = getattr(sys.modules.get("starlette.requests"), "HTTPConnection", ())
-    return next((one.scope for one in (*args, *kwargs.values()) if isinstance(one, connection)), None)
+    return _asked(next((one for one in (*args, *kwargs.values()) if isinstance(one, connection)), None))
+
+
+def _asked(request: Any) -> Asked | None:
+    if request is None:
+        return None
+    return Asked(request.scope, getattr(request, "_send", None), getattr(request, "_receive", None))
 
 
 def _replace_called(app: Any, endpoint: Any, routing: Any) -> bool:
@@ -199,8 +204,8 @@ class StarletteFramework(Framework):
                 return int(argument.status_code)
         return None
 
-    def context_of(self, arguments: Sequence[Any]) -> Mapping[str, Any] | None:
-        return next((one.scope for one in arguments if isinstance(one, self._connection)), None)
+    def asked(self, arguments: Sequence[Any]) -> Asked | None:
+        return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))
 
     def refusal(self, error: BaseException) -> int | None:
         return int(error.status_code) if isinstance(error, self._exception) else None

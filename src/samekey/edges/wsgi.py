@@ -83,8 +83,8 @@ class IdempotencyMiddleware:
         root = environ.get("SCRIPT_NAME", "")
         operation_id = self._guards.status_id(method, path, root)
         if operation_id is not None:
-            body = send_answer(start_response, self._status(environ, operation_id))
-            return [] if method == "HEAD" else body
+            status = send_answer(start_response, self._status(environ, operation_id))
+            return [] if method == "HEAD" else status
         if method not in self._policy.methods:
             as_it_came = dict(environ)  # dispatchers change it on the way
             unguarded = Unguarded(lambda: leads_to(self._find(as_it_came, path)))
@@ -103,18 +103,21 @@ class IdempotencyMiddleware:
         # A server joins repeated header lines with a comma, which no key may hold.
         lines = [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
         received: bytes | None = None
+        body: _Body | None = None
         if lines:
             has_body = bool(environ.get("CONTENT_LENGTH") or environ.get("HTTP_TRANSFER_ENCODING"))
             read = read_body(environ, guarded.max_body)
             if isinstance(read, Refusal):
                 return send_answer(start_response, refuse(read, self._policy))
-            environ["wsgi.input"] = io.BytesIO(read)
+            environ["wsgi.input"] = body = _Body(read)
             if read or has_body:
                 received = read
                 environ["CONTENT_LENGTH"] = str(len(read))
         exchange = self._exchange(environ, lines, received, route)
         exchange.rules = guarded.rules
         environ[SEEN] = exchange
+        if body is not None:
+            body.exchange = exchange
         below = partial(self._guards.below, root)
         work = _Guarded(self.app, self._engine, exchange, below, at_edge=not guarded.at_handler)
         return work.run(start_response)
@@ -376,6 +379,12 @@ class _Stream:
 
     def close(self) -> None:
         _close(self._source)
+
+
+class _Body(io.BytesIO):
+    """The body of a request, which it is known by where its environ is made anew."""
+
+    exchange: Exchange
 
 
 def read_body(environ: Environ, limit: int) -> bytes | Refusal:

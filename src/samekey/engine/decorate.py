@@ -302,7 +302,7 @@ def _exchange_of(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | None:
             "run: its answer would be lost. Make one Idempotency, and use it for both."
         )
     running = exchange.running
-    if exchange.at_edge and not is_given(exchange, (*arguments, exchange.framework.context_of(arguments))):
+    if exchange.at_edge and not is_given(exchange, arguments):
         if mark.rules.mode not in (Mode.LEASED, Mode.REPEATABLE):
             raise ConfigurationError(
                 f"{guarded.__qualname__} is {mark.rules.mode}, but was reached in the middle of a request "

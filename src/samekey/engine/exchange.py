@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from ..core.fingerprint import RequestParts
 from ..core.record import Answer
 from ..errors import ConfigurationError
 from .boundary import Boundary, Place
+from .channel import find
 from .operation import Running
 from .way import Handled
 
@@ -19,12 +21,35 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .rules import Rules
 
+logger = logging.getLogger("samekey")
+
 SEEN: Final = "samekey.exchange"
 """The key in the ASGI scope or WSGI environ under which a request carries its exchange.
 
 It goes with the request wherever that goes, also into another context; a request that an application makes
 to itself on the way has none, or its own.
 """
+
+
+MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The request that a handler is called for, as its framework hands it over."""
+
+    context: Mapping[str, Any]
+    """The ASGI scope or WSGI environ."""
+    channel: Any = None
+    """What belongs to it alone: what its answer goes to (ASGI), what its body comes from (WSGI)."""
+    body: Any = None
+    """What its body comes from. An application may hand it on with a request of its own."""
+
+    def exchange(self) -> object:
+        """What it carries: its exchange, ``Unguarded``, None where it is left alone; MISSING if nothing."""
+        if SEEN in self.context:
+            return self.context[SEEN]
+        return find(self.channel, Exchange) or MISSING
 
 
 class Answered(BaseException):
@@ -51,8 +76,8 @@ class Framework:
         """The status of the framework's own HTTP exception; None for every other error."""
         return None
 
-    def context_of(self, arguments: Sequence[Any]) -> Mapping[str, Any] | None:
-        """The scope or environ of the request that a handler is called for; None where that is not seen."""
+    def asked(self, arguments: Sequence[Any]) -> Asked | None:
+        """The request that a handler is called for; None where that is not seen."""
         return None
 
 
@@ -86,6 +111,7 @@ class Exchange:
     """A decorated function was reached that is not given the request: the application may have acted before,
     so what becomes of that function alone frees nothing."""
 
+    _paths: frozenset[str] = frozenset()
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
     _claiming: bool = False
@@ -93,13 +119,35 @@ class Exchange:
     answer: Answer | None = None
     """The answer that the key decided; nothing was run."""
 
-    def is_of(self, context: Mapping[str, Any]) -> bool:
-        """Whether this is the exchange of the request with that scope or environ: it is carried there, or a
-        middleware has made the scope anew and kept the key."""
-        carried = context.get(SEEN)
-        if carried is not None or self.engine is None:
+    def __post_init__(self) -> None:
+        self._paths = _paths(self.context)  # before a mount changes them
+
+    def is_of(self, asked: Asked) -> bool:
+        """Whether that request is this one.
+
+        It carries this exchange, or its channel leads here; or it was made anew on the way, and has this
+        one's method and path and no key of its own. The key alone proves nothing: a middleware may keep it
+        from the application, and an application may send it on with a request of its own.
+        """
+        carried = asked.exchange()
+        if carried is not MISSING:
             return carried is self
-        return list(self.key_lines) == _key_lines(context, self.engine.policy.header)
+        return self._is_there(asked) and self._keys_in(asked) in ([], list(self.key_lines))
+
+    def might_be(self, asked: Asked) -> bool:
+        """Whether a request that is not seen to be this one may be it all the same, while nobody has claimed:
+        it has the key, the place or the body of this one."""
+        if self.running is not None or self.answer is not None:
+            return False
+        has_key = bool(self.key_lines) and self._keys_in(asked) == list(self.key_lines)
+        return has_key or self._is_there(asked) or find(asked.body, Exchange) is self
+
+    def _is_there(self, asked: Asked) -> bool:
+        same_path = self._paths & _paths(asked.context)
+        return bool(same_path) and _method(asked.context) == self.parts.method
+
+    def _keys_in(self, asked: Asked) -> list[bytes]:
+        return [] if self.engine is None else _key_lines(asked.context, self.engine.policy.header)
 
     def start_claim(self) -> Running | None:
         """A guard begins to claim; there is one for each request. It gets the edge's own claim, if there is
@@ -168,6 +216,20 @@ def _key_lines(context: Mapping[str, Any], header: str) -> list[bytes]:
     return [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
 
 
+def _method(context: Mapping[str, Any]) -> str:
+    return str(context.get("method") or context.get("REQUEST_METHOD") or "").upper()
+
+
+def _paths(context: Mapping[str, Any]) -> frozenset[str]:
+    """The ways in which a path is told: servers and mounts take a prefix off it, or leave it there."""
+    if "path" in context:
+        root, path = context.get("root_path", ""), context["path"]
+    else:
+        parts = (str(context.get(name, "")) for name in ("SCRIPT_NAME", "PATH_INFO"))
+        root, path = (one.encode("latin-1", "replace").decode("utf-8", "surrogateescape") for one in parts)
+    return frozenset({path, f"{root.rstrip('/')}{path}"} - {""})
+
+
 _TWO_GUARDS: Final = (
     "Two guards met in one request, so this function was not run: a guarded function called another, was "
     "called twice at once or again after it had ended, or stands below a wrapper that hides its decorator. "
@@ -201,19 +263,43 @@ class Unguarded:
 
 def is_given(seen: Exchange | Unguarded, arguments: Sequence[Any]) -> bool:
     """Whether a call is given this very request, as a handler is."""
+    asked = seen.framework.asked(arguments) if isinstance(seen, Exchange) else None
+    if asked is not None and isinstance(seen, Exchange) and seen.is_of(asked):
+        return True
     names = ("scope", "environ", "META", "env")
     contexts = [one for it in arguments for one in (it, *(getattr(it, name, None) for name in names))]
     return any(isinstance(one, Mapping) and one.get(SEEN) is seen for one in contexts)
 
 
-def exchange_of_call(arguments: Sequence[Any]) -> Exchange | Unguarded | None:
-    """The exchange of the request that a call is for. Not that of another one: an application may make a
-    request of its own while it handles ours."""
+def exchange_of(asked: Asked | None) -> Exchange | Unguarded | None:
+    """The exchange of the request that a handler is called for; None where that is not a guarded one: an
+    application may make a request of its own while it handles ours."""
     known = current_exchange.get()
-    if not isinstance(known, Exchange):
+    if asked is None:
         return known
-    context = known.framework.context_of(arguments)
-    return known if context is None or known.is_of(context) else None
+    carried = asked.exchange()
+    if carried is not MISSING:
+        return carried if isinstance(carried, Exchange | Unguarded) else None
+    if not isinstance(known, Exchange) or known.is_of(asked):
+        return known
+    if known.might_be(asked):
+        place = f"{_method(asked.context)} {max(_paths(asked.context), default='')}"
+        message = (
+            f"{place} was reached inside {known.parts.method} {known.parts.path}, with its key, its path or "
+            "its body, and nothing shows whether it is that request, so it was not run. If the application "
+            "makes a request of its own there, leave the key out of its headers and give it a body of its "
+            "own; if a middleware makes the request anew, let it copy the scope or environ (dict(scope)) and "
+            "change the copy."
+        )
+        logger.error("%s", message)
+        raise ConfigurationError(message)
+    return None
+
+
+def exchange_of_call(arguments: Sequence[Any]) -> Exchange | Unguarded | None:
+    """``exchange_of``, for a call with these arguments."""
+    known = current_exchange.get()
+    return exchange_of(known.framework.asked(arguments)) if isinstance(known, Exchange) else known
 
 
 current_exchange: ContextVar[Exchange | Unguarded | None] = ContextVar("samekey_exchange", default=None)
