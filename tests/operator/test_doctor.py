@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from samekey.ops.doctor import ENOUGH_RUNS, Figures, examine, lease_advice, span
+from samekey.ops.doctor import ENOUGH_RUNS, examine, lease_advice, span
+from samekey.ops.symptoms import Symptoms
 from samekey.stores.protocols import Overview
 from tests.operator.world import DAY, HOUR, MINUTE, SECOND
 
@@ -45,10 +46,10 @@ POSTGRES = {
 
 def codes(**changes: Any) -> list[str]:
     """What is found when a healthy store is changed in one way."""
-    own = {field.name for field in dataclasses.fields(Figures)}
+    own = {field.name for field in dataclasses.fields(Symptoms)}
     overview = {name: value for name, value in changes.items() if name not in own}
     given = {name: value for name, value in changes.items() if name in own}
-    figures = Figures(
+    figures = Symptoms(
         **{
             "dialect": "postgres",
             "facts": POSTGRES,
@@ -109,7 +110,7 @@ def test_each_thing_that_can_be_wrong(changes: dict[str, Any], code: str) -> Non
 
 
 def test_every_finding_says_what_to_do() -> None:
-    figures = Figures(
+    figures = Symptoms(
         dialect="postgres",
         overview=dataclasses.replace(
             HEALTHY, dead_letters=1, oldest_due=1, oldest_expiry=1, oldest_unknown=1
@@ -128,7 +129,7 @@ def test_a_default_lookup_serves_all() -> None:
 
 
 def test_tables_that_do_not_fit_are_all_that_is_said() -> None:
-    [finding] = examine(Figures(dialect="postgres", schema_problem="The tables are missing."))
+    [finding] = examine(Symptoms(dialect="postgres", schema_problem="The tables are missing."))
     assert (finding.code, finding.level, finding.advice) == ("tables", "problem", "samekey migrate URL")
 
 
@@ -152,7 +153,7 @@ def test_a_lease_that_is_too_short() -> None:
     slow = [40_000] * 100
     assert codes(durations=slow, lease_ms=60_000) == ["short_lease"]
     assert codes(durations=slow, lease_ms=90_000) == []
-    [finding] = examine(Figures(dialect="sqlite", overview=HEALTHY, durations=slow))
+    [finding] = examine(Symptoms(dialect="sqlite", overview=HEALTHY, durations=slow))
     assert (finding.code, finding.level) == ("short_lease", "note"), "it only knows the default"
     assert finding.advice == "a lease of 1 min 20 s to 2 min"
 

@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 import samekey.ops.doctor
+import samekey.ops.doctor_servers
 from samekey.cli.app import app
 from samekey.engine.said import Resolution
 from tests.operator.session import IDS, PAGE, PREPARE, URL, comparable, play, shop, unknown_payment, written
@@ -119,10 +120,11 @@ def test_one_variable_means_one_thing() -> None:
 def test_every_finding_is_explained() -> None:
     section = TEXT[TEXT.index("## What the doctor finds") : TEXT.index("## The audit")]
     described = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
-    tree = ast.parse(inspect.getsource(samekey.ops.doctor))
+    rooms = (samekey.ops.doctor, samekey.ops.doctor_servers)
     codes = {
         node.args[0].value
-        for node in ast.walk(tree)
+        for room in rooms
+        for node in ast.walk(ast.parse(inspect.getsource(room)))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "Finding"

@@ -47,9 +47,10 @@ from samekey.engine.breaker import Breaker
 from samekey.engine.events import NAMES
 from samekey.errors import ConfigurationError
 from samekey.evidence import Executed, StillUnknown
-from samekey.ops import metrics
-from samekey.ops.metrics import BUCKETS, COUNTERS, INSTRUMENTS, Figures, instrument
+from samekey.ops import readings
+from samekey.ops.metrics import BUCKETS, COUNTERS, INSTRUMENTS, instrument
 from samekey.ops.prometheus import metrics_app, metrics_wsgi_app, serve
+from samekey.ops.readings import FRESH, Readings
 from samekey.stores.sql.migrations import migrate
 from samekey.workers.ledger import LedgerCheck
 from samekey.workers.reaper import Reaper
@@ -170,7 +171,7 @@ def application(idempotency: Idempotency, made: list[Service], extra: Sequence[A
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(metrics, "FRESH", 0.0)  # every scrape reads the store
+    monkeypatch.setattr(readings, "FRESH", 0.0)  # every scrape reads the store
     path = tmp_path / "store" / "app.db"
     path.parent.mkdir()
     idempotency = Idempotency(f"sqlite:///{path}", timeout=0.2)
@@ -688,27 +689,27 @@ def watched(sqlite_url: str) -> Iterator[tuple[Idempotency, Watched]]:
 def test_the_store_is_asked_seldom(watched: tuple[Idempotency, Watched]) -> None:
     idempotency, driver = watched
     now = [100.0]
-    figures = Figures(idempotency.engine, lambda: now[0])
+    figures = Readings(idempotency.engine, lambda: now[0])
     assert [figures.read() is None for _ in range(20)] == [False] * 20
     assert driver.statements == 1
-    now[0] += metrics.FRESH
+    now[0] += FRESH
     assert figures.read() is not None
     assert driver.statements == 2
     # An outage: absent, said once, and there again when it is over.
     driver.error = RuntimeError("no figures today")
-    now[0] += metrics.FRESH
+    now[0] += FRESH
     assert figures.read() is None
     driver.error = None
     assert figures.read() is None, "not asked again so soon"
-    now[0] += metrics.FRESH
+    now[0] += FRESH
     assert figures.read() is not None
 
 
 def test_a_scrape_never_waits_long(
     watched: tuple[Idempotency, Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "FRESH", 0.0)
-    monkeypatch.setattr(metrics, "PATIENCE", 0.2)
+    monkeypatch.setattr(readings, "FRESH", 0.0)
+    monkeypatch.setattr(readings, "PATIENCE", 0.2)
     idempotency, driver = watched
     app = metrics_wsgi_app(idempotency)
 
@@ -719,7 +720,7 @@ def test_a_scrape_never_waits_long(
     driver.gate.clear()
     began, asked = time.monotonic(), driver.statements
     assert scrape().get("api_idempotency_outbox_lag_seconds") == 0, "figures that are not old yet"
-    monkeypatch.setattr(metrics, "STALE", 0.0)
+    monkeypatch.setattr(readings, "STALE", 0.0)
     assert scrape().get("api_idempotency_outbox_lag_seconds") is None
     assert time.monotonic() - began < 5
     assert driver.statements == asked + 1, "nobody asks again while one waits"
@@ -727,18 +728,18 @@ def test_a_scrape_never_waits_long(
 
 
 def test_postgresql_and_a_black_hole(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "FRESH", 0.0)
-    monkeypatch.setattr(metrics, "STALE", 0.0)
+    monkeypatch.setattr(readings, "FRESH", 0.0)
+    monkeypatch.setattr(readings, "STALE", 0.0)
     with FaultProxy.before(postgres_url) as proxy:
         idempotency = Idempotency(proxy.url_for(postgres_url), timeout=1.0)
         run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
         with serve(idempotency, 0) as server:
             idempotency.once(tenant="acme", key=KEY, run=lambda: 1)
-            monkeypatch.setattr(metrics, "STALE", timedelta(minutes=1).total_seconds())
+            monkeypatch.setattr(readings, "STALE", timedelta(minutes=1).total_seconds())
             seen = Samples(httpx2.get(server.url).text)
             assert seen.count("reserve.created") == 1
             assert seen.get("api_idempotency_dead_letter_depth") == 0
-            monkeypatch.setattr(metrics, "STALE", 0.0)
+            monkeypatch.setattr(readings, "STALE", 0.0)
             proxy.stall()
             began = time.monotonic()
             hidden = Samples(httpx2.get(server.url, timeout=10).text)

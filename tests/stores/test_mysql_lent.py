@@ -20,7 +20,7 @@ from samekey.core.states import Mode
 from samekey.drivers.mysql_text import ends_transaction, is_plain
 from samekey.drivers.pymysql import PyMySQLDriver, PyMySQLSession
 from samekey.drivers.pymysql_async import AsyncPyMySQLDriver
-from samekey.drivers.threads import AsyncConnection
+from samekey.drivers.threaded_session import AsyncConnection
 from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled

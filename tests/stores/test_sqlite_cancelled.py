@@ -13,7 +13,7 @@ import pytest
 
 from samekey.drivers.sqlite import SQLiteDriver, SQLiteSession
 from samekey.drivers.sqlite_async import AsyncSQLiteDriver
-from samekey.drivers.threads import ThreadedSession
+from samekey.drivers.threaded_session import ThreadedSession
 from samekey.errors import OperationOver
 
 

@@ -16,7 +16,8 @@ import typer
 from ..core.policy import milliseconds
 from ..errors import ConfigurationError, SchemaMismatch
 from ..idempotency import Idempotency
-from ..ops.doctor import Figures, Finding, examine, lease_advice, span
+from ..ops.doctor import examine, lease_advice, span
+from ..ops.symptoms import Finding, Symptoms
 from ..stores.redis.check import server_facts, weaknesses_of
 from ..stores.redis.finding import RedisFinding
 from ..stores.redis.scripts import RedisStatements
@@ -53,12 +54,12 @@ def doctor_command(
     if app is None and url is None:
         raise typer.BadParameter("which store? Give --url or --app.")
     with sentences(), _opened(url, app, schema, timeout) as (store, idempotency):
-        figures = _read(store, idempotency)
-        findings = examine(figures)
+        symptoms = _read(store, idempotency)
+        findings = examine(symptoms)
         if as_json:
-            _print_json(figures, findings)
+            _print_json(symptoms, findings)
         else:
-            _print(figures, findings)
+            _print(symptoms, findings)
         if any(finding.level == "problem" for finding in findings):
             raise typer.Exit(REFUSED)
 
@@ -79,18 +80,18 @@ def _opened(
         idempotency.close()
 
 
-def _read(store: Store, idempotency: Idempotency | None) -> Figures:
+def _read(store: Store, idempotency: Idempotency | None) -> Symptoms:
     dialect = store.drivers.dialect
     try:
         with quietly():
             store.ask(store.opened.check)
     except SchemaMismatch as problem:
-        return Figures(dialect=dialect, schema_problem=str(problem))
+        return Symptoms(dialect=dialect, schema_problem=str(problem))
     except ConfigurationError:
         if store.has_tables:
             raise
         # A key store that is refused for being unsafe: just what the doctor is to tell about.
-    figures = Figures(
+    symptoms = Symptoms(
         dialect=dialect,
         overview=store.ask(store.finding.overview),
         skew_ms=_skew(store),
@@ -99,21 +100,21 @@ def _read(store: Store, idempotency: Idempotency | None) -> Figures:
     )
     if store.has_tables:
         return replace(
-            figures,
+            symptoms,
             facts=store.ask(store.operator.server_facts),
             durations=store.ask(lambda: store.operator.durations(limit=MEASURED)),
             unknown_endpoints=store.ask(store.operator.unknown_endpoints),
             evidence=store.ask(store.effects.to_see_to),
         )
-    return _read_redis(store, figures) if dialect == "redis" else figures
+    return _read_redis(store, symptoms) if dialect == "redis" else symptoms
 
 
-def _read_redis(store: Store, figures: Figures) -> Figures:
+def _read_redis(store: Store, symptoms: Symptoms) -> Symptoms:
     statements = RedisStatements()
     finding = RedisFinding(statements)
     facts = store.ask(lambda: server_facts(statements))
     return replace(
-        figures,
+        symptoms,
         facts={
             f"{server} {name}": value
             for server, found in facts.items()
@@ -140,7 +141,7 @@ def _skew(store: Store) -> int:
 # ------------------------------------------------------------------ telling
 
 
-def _print(figures: Figures, findings: list[Finding]) -> None:
+def _print(symptoms: Symptoms, findings: list[Finding]) -> None:
     problems = sum(finding.level == "problem" for finding in findings)
     if problems:
         say(f"{problems} {'thing needs' if problems == 1 else 'things need'} attention.")
@@ -150,13 +151,13 @@ def _print(figures: Figures, findings: list[Finding]) -> None:
         say("")
         say(f"{'✗' if finding.level == 'problem' else '·'} {finding.says}")
         say(f"  → {finding.advice}")
-    if figures.overview is not None:
+    if symptoms.overview is not None:
         say("")
-        print_facts(_facts(figures))
+        print_facts(_facts(symptoms))
 
 
-def _facts(figures: Figures) -> Iterator[tuple[str, str]]:
-    seen = figures.overview
+def _facts(symptoms: Symptoms) -> Iterator[tuple[str, str]]:
+    seen = symptoms.overview
     assert seen is not None
     yield "records", f"{seen.records:,}"
     yield "pending", f"{seen.pending:,}"
@@ -164,9 +165,9 @@ def _facts(figures: Figures) -> Iterator[tuple[str, str]]:
     yield "dead letters", f"operations {seen.dead_letters:,}, jobs {seen.dead_jobs:,}"
     yield "jobs waiting", f"{seen.live_jobs:,}"
     yield "past retention", f"{seen.past_retention:,}"
-    advice = lease_advice(figures.durations)
+    advice = lease_advice(symptoms.durations)
     if advice is None:
-        yield "durations", f"{len(figures.durations)} measured: too few to recommend a lease"
+        yield "durations", f"{len(symptoms.durations)} measured: too few to recommend a lease"
     else:
         yield (
             "durations",
@@ -177,10 +178,10 @@ def _facts(figures: Figures) -> Iterator[tuple[str, str]]:
         yield (
             "lease",
             f"recommended {low if low == high else f'{low} to {high}'}"
-            + ("" if figures.lease_ms is None else f", configured {span(figures.lease_ms)}"),
+            + ("" if symptoms.lease_ms is None else f", configured {span(symptoms.lease_ms)}"),
         )
-    yield "clock", f"{figures.skew_ms:+} ms from this machine's"
-    for name, value in sorted(figures.facts.items()):
+    yield "clock", f"{symptoms.skew_ms:+} ms from this machine's"
+    for name, value in sorted(symptoms.facts.items()):
         yield name.replace("_", " "), f"{int(value):,}" if name.endswith("_bytes") else value
 
 
@@ -188,15 +189,15 @@ def _with_age(count: int, oldest: int | None, now: int) -> str:
     return f"{count:,}" if oldest is None else f"{count:,}, the oldest for {span(max(0, now - oldest))}"
 
 
-def _print_json(figures: Figures, findings: list[Finding]) -> None:
-    advice = lease_advice(figures.durations)
+def _print_json(symptoms: Symptoms, findings: list[Finding]) -> None:
+    advice = lease_advice(symptoms.durations)
     print_json(
         {
             "healthy": not any(finding.level == "problem" for finding in findings),
             "findings": [asdict(finding) for finding in findings],
-            "figures": figures.overview and asdict(figures.overview),
-            "facts": dict(figures.facts),
-            "skew_ms": figures.skew_ms,
+            "figures": symptoms.overview and asdict(symptoms.overview),
+            "facts": dict(symptoms.facts),
+            "skew_ms": symptoms.skew_ms,
             "lease": advice and asdict(advice),
         }
     )

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..core.program import Row, Statement
 from .pymysql import PyMySQLDriver, PyMySQLSession
-from .threads import Lane, ThreadedSession
+from .threaded_session import ThreadedSession
+from .threads import Lane
 
 
 class AsyncPyMySQLDriver:

@@ -14,7 +14,8 @@ from typing import Any
 from ..core.program import Row, Statement
 from ..errors import StoreBusy
 from .sqlite import SQLiteDriver, SQLiteSession
-from .threads import Lane, ThreadedSession
+from .threaded_session import ThreadedSession
+from .threads import Lane
 from .turn import Turn
 
 

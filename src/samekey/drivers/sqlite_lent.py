@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from ..errors import CommitRefused, OperationOver, TransactionGone
 from .loan import Loan
-from .threads import COMMIT_REFUSED
+from .threaded_session import COMMIT_REFUSED
 
 
 class LentCursor(sqlite3.Cursor):

@@ -1,4 +1,4 @@
-"""The doctor's judgement: figures of a store in, findings with advice out. Pure: others read the figures.
+"""The doctor's judgement: symptoms of a store in, findings with advice out. Pure: others read the symptoms.
 
 Each threshold is a few times what a healthy deployment with the default rhythm shows, so that a finding means
 that somebody should look, not that something was slow once.
@@ -7,12 +7,13 @@ that somebody should look, not that something was slow once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from ..core.program import Dialect
 from ..stores.protocols import Overview
+from .doctor_servers import LAYOUT, check_server
+from .symptoms import Finding, Symptoms
 
 SECOND: Final = 1000
 MINUTE: Final = 60 * SECOND
@@ -39,45 +40,8 @@ ENOUGH_RUNS: Final = 20
 SHORTEST_LEASE: Final = 15 * SECOND
 """The heartbeat comes three times in a lease; a shorter one would take a pause for a death."""
 DEFAULT_LEASE: Final = 60 * SECOND
-OLDEST_POSTGRES: Final = 13
-"""The first with ``pg_current_xact_id_if_assigned``, which settles a lost acknowledgement of COMMIT."""
 PILE: Final = 10_000
 """Fewer records past retention are an hour's work that waits for the next pass."""
-
-Level = Literal["problem", "note"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What is wrong, and what to do about it. A note alone does not make a store unhealthy."""
-
-    code: str
-    level: Level
-    says: str
-    advice: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """All that the doctor looks at. Where the tables do not fit, only ``schema_problem`` is set."""
-
-    dialect: Dialect
-    schema_problem: str | None = None
-    overview: Overview | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
-    weaknesses: Sequence[tuple[str, str, str]] = ()
-    """Of a key store: what can make it forget, as code, sentence and advice."""
-    durations: Sequence[int] = ()
-    """How long recent operations ran, in milliseconds."""
-    skew_ms: int = 0
-    """The store's clock less this machine's."""
-    lease_ms: int | None = None
-    """As configured, where the doctor was shown the application."""
-    unknown_endpoints: Mapping[str, int] = field(default_factory=dict)
-    evidence: Mapping[str, int] = field(default_factory=dict)
-    """Events of providers that nobody but a person can place, by why."""
-    lookups: frozenset[str | None] | None = None
-    """Endpoints that have a lookup (None: every other), where the doctor was shown the application."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +56,21 @@ class LeaseAdvice:
     longest_lease: int
 
 
-def examine(figures: Figures) -> list[Finding]:
+def examine(symptoms: Symptoms) -> list[Finding]:
     """Everything that is wrong, the gravest first."""
-    if figures.schema_problem is not None:
-        advice = _LAYOUT if figures.dialect == "redis" else "samekey migrate URL"
-        return [Finding("tables", "problem", figures.schema_problem, advice)]
-    assert figures.overview is not None
+    if symptoms.schema_problem is not None:
+        advice = LAYOUT if symptoms.dialect == "redis" else "samekey migrate URL"
+        return [Finding("tables", "problem", symptoms.schema_problem, advice)]
+    assert symptoms.overview is not None
     found = [
-        *_workers(figures.overview),
-        *_outcomes(figures, figures.overview),
-        *_growth(figures, figures.overview),
-        *_lease(figures),
-        *_clock(figures),
-        *_SERVERS.get(figures.dialect, _nothing)(figures),
+        *_workers(symptoms.overview),
+        *_outcomes(symptoms, symptoms.overview),
+        *_growth(symptoms, symptoms.overview),
+        *_lease(symptoms),
+        *_clock(symptoms),
+        *check_server(symptoms),
     ]
-    if figures.dialect == "redis":
+    if symptoms.dialect == "redis":
         # Settled records go by themselves there.
         found = [finding for finding in found if finding.code not in ("no_reaper", "growing")]
     return sorted(found, key=lambda finding: finding.level != "problem")
@@ -193,7 +157,7 @@ def _workers(seen: Overview) -> Iterator[Finding]:
         )
 
 
-def _outcomes(figures: Figures, seen: Overview) -> Iterator[Finding]:
+def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
     old = _late(seen.oldest_unknown, seen.now, UNKNOWN_OLD)
     if old is not None:
         yield Finding(
@@ -211,8 +175,8 @@ def _outcomes(figures: Figures, seen: Overview) -> Iterator[Finding]:
             "Nothing more is tried until somebody decides.",
             "samekey dead list, then samekey dead show ID",
         )
-    if figures.evidence:
-        count = figures.evidence
+    if symptoms.evidence:
+        count = symptoms.evidence
         yield Finding(
             "evidence",
             "problem",
@@ -229,8 +193,8 @@ def _outcomes(figures: Figures, seen: Overview) -> Iterator[Finding]:
             f"{_many(seen.pending, 'accepted operation')} not finished, the oldest for {span(waiting)}.",
             "samekey keys list --state pending; is a worker running that knows their jobs?",
         )
-    if figures.lookups is not None and None not in figures.lookups:
-        missing = [name for name in figures.unknown_endpoints if name not in figures.lookups]
+    if symptoms.lookups is not None and None not in symptoms.lookups:
+        missing = [name for name in symptoms.unknown_endpoints if name not in symptoms.lookups]
         if missing:
             yield Finding(
                 "no_lookup",
@@ -240,7 +204,7 @@ def _outcomes(figures: Figures, seen: Overview) -> Iterator[Finding]:
             )
 
 
-def _growth(figures: Figures, seen: Overview) -> Iterator[Finding]:
+def _growth(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
     if seen.past_retention > max(PILE, seen.records // 2):
         yield Finding(
             "growing",
@@ -249,7 +213,7 @@ def _growth(figures: Figures, seen: Overview) -> Iterator[Finding]:
             "up.",
             "samekey reap, then run the reaper more often, or keep keys for a shorter time",
         )
-    dead = int(figures.facts.get("dead_rows", 0))
+    dead = int(symptoms.facts.get("dead_rows", 0))
     if dead > max(10 * PILE, seen.records):
         yield Finding(
             "bloat",
@@ -260,141 +224,32 @@ def _growth(figures: Figures, seen: Overview) -> Iterator[Finding]:
         )
 
 
-def _lease(figures: Figures) -> Iterator[Finding]:
-    advice = lease_advice(figures.durations)
+def _lease(symptoms: Symptoms) -> Iterator[Finding]:
+    advice = lease_advice(symptoms.durations)
     if advice is None:
         return
-    lease = DEFAULT_LEASE if figures.lease_ms is None else figures.lease_ms
+    lease = DEFAULT_LEASE if symptoms.lease_ms is None else symptoms.lease_ms
     measured = f"99 % of {advice.runs:,} runs took less than {span(advice.p99)}"
     if lease < 2 * advice.p99:
-        whose = "the default lease" if figures.lease_ms is None else "the lease"
+        whose = "the default lease" if symptoms.lease_ms is None else "the lease"
         yield Finding(
             "short_lease",
-            "problem" if figures.lease_ms is not None else "note",
+            "problem" if symptoms.lease_ms is not None else "note",
             f"{measured}; {whose} of {span(lease)} is short for that: a paused process loses it too soon.",
             f"a lease of {span(advice.shortest_lease)} to {span(advice.longest_lease)}",
         )
 
 
-def _clock(figures: Figures) -> Iterator[Finding]:
-    if abs(figures.skew_ms) > SKEW:
-        which = "ahead of" if figures.skew_ms > 0 else "behind"
+def _clock(symptoms: Symptoms) -> Iterator[Finding]:
+    if abs(symptoms.skew_ms) > SKEW:
+        which = "ahead of" if symptoms.skew_ms > 0 else "behind"
         yield Finding(
             "clock_skew",
             "problem",
-            f"The store's clock is {span(abs(figures.skew_ms))} {which} this machine's. Leases live by the "
+            f"The store's clock is {span(abs(symptoms.skew_ms))} {which} this machine's. Leases live by the "
             "store's, but logs will not fit together and fresh requests may be taken for stale.",
             "run NTP on both machines",
         )
-
-
-def _postgres(figures: Figures) -> Iterator[Finding]:
-    facts = figures.facts
-    major = int(facts.get("server_version_num", "0")) // 10_000
-    if 0 < major < OLDEST_POSTGRES:
-        yield Finding(
-            "old_server",
-            "problem",
-            f"This is PostgreSQL {major}; a lost acknowledgement of COMMIT cannot be settled before "
-            f"{OLDEST_POSTGRES}.",
-            f"PostgreSQL {OLDEST_POSTGRES} or newer",
-        )
-    if facts.get("in_recovery") == "1":
-        yield Finding(
-            "standby",
-            "problem",
-            "This server is a standby: nothing can be claimed on it, and it may lag behind.",
-            "a URL of the primary, say with target_session_attrs=read-write",
-        )
-    if facts.get("fsync") == "off":
-        yield Finding(
-            "fsync_off",
-            "problem",
-            "fsync is off: after a crash of the machine the database may have forgotten keys whose answers "
-            "were sent, and their retries run again.",
-            "fsync = on",
-        )
-    if facts.get("synchronous_commit") == "off":
-        yield Finding(
-            "asynchronous_commit",
-            "note",
-            "synchronous_commit is off. samekey switches it on for its own commits, so keys are safe; your "
-            "other transactions are not.",
-            "synchronous_commit = on, unless you mean it",
-        )
-    if facts.get("idle_in_transaction_session_timeout") == "0":
-        yield Finding(
-            "no_idle_timeout",
-            "note",
-            "idle_in_transaction_session_timeout is off. samekey sets it for atomic handlers; other "
-            "transactions that hang hold their locks for ever.",
-            "idle_in_transaction_session_timeout = '5min'",
-        )
-    isolation = facts.get("default_transaction_isolation", "read committed")
-    if isolation != "read committed":
-        yield Finding(
-            "isolation",
-            "note",
-            f"default_transaction_isolation is {isolation}. samekey's own connections do not mind; atomic "
-            "handlers on a connection of yours are refused.",
-            "read committed for the role that runs atomic handlers",
-        )
-
-
-def _sqlite(figures: Figures) -> Iterator[Finding]:
-    mode = figures.facts.get("journal_mode", "wal")
-    if mode != "wal":
-        yield Finding(
-            "no_wal",
-            "problem",
-            f"The journal mode is {mode}, not wal: duplicates wait for writers. On a network file system WAL "
-            "cannot be had, and SQLite's locks cannot be trusted either.",
-            "a local disk, or PostgreSQL",
-        )
-
-
-_LAYOUT: Final = "the URL that the application uses"
-_ONLY_NOTED: Final = frozenset({"fsync", "unseen"})
-"""A second of claims that a crash of the machine may lose, and what could not be looked at."""
-
-
-def _redis(figures: Figures) -> Iterator[Finding]:
-    for code, says, advice in figures.weaknesses:
-        yield Finding(code, "note" if code in _ONLY_NOTED else "problem", says, advice)
-
-
-def _mysql(figures: Figures) -> Iterator[Finding]:
-    facts = figures.facts
-    if facts.get("read_only", "0") not in ("0", "OFF"):
-        yield Finding(
-            "standby",
-            "problem",
-            "This server is read-only, as replicas are: nothing can be claimed on it, and it may lag behind.",
-            "a URL of the primary",
-        )
-    if facts.get("innodb_flush_log_at_trx_commit", "1") != "1":
-        yield Finding(
-            "lazy_flush",
-            "problem",
-            "innodb_flush_log_at_trx_commit is not 1: after a crash the database may have forgotten keys "
-            "whose answers were sent, and their retries run again.",
-            "innodb_flush_log_at_trx_commit = 1",
-        )
-    if facts.get("log_bin", "0") not in ("0", "OFF") and facts.get("sync_binlog", "1") != "1":
-        yield Finding(
-            "lazy_binlog",
-            "note",
-            "sync_binlog is not 1: after a crash the replicas may lack what this server has committed.",
-            "sync_binlog = 1",
-        )
-
-
-def _nothing(figures: Figures) -> Iterator[Finding]:
-    yield from ()
-
-
-_SERVERS: Final = {"postgres": _postgres, "sqlite": _sqlite, "mysql": _mysql, "redis": _redis}
-"""What each kind of server may be set to that it should not be."""
 
 
 def _many(count: int, noun: str) -> str:

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..core.states import Mode
-from ..drivers.fork import Lock, anew_after_fork
-from ..drivers.run import run
+from ..drivers.fork import Lock
 from ..engine.engine import Engine
 from ..engine.events import NAMES, Event
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
-from ..stores.protocols import Overview
+from .readings import Readings
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
@@ -43,12 +41,6 @@ metric's series together."""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 """Seconds: from one local write to the default longest run. Close around 20 s, where leases are chosen
 (the default is 60 s, a lease should be two to three times the 99th percentile)."""
-FRESH: Final = 5.0
-"""Seconds for which the store's figures are used again: several scrapers cost it no more than one."""
-PATIENCE: Final = 1.0
-"""Seconds that a scrape waits for the figures; Prometheus gives it ten by default."""
-STALE: Final = 30.0
-"""Seconds after which figures are no longer shown while a newer read hangs."""
 SERVICES: Final = ("outbox", "completer", "reconciler", "sweeper", "reaper", "store")
 STORE_ERRORS: Final = ("StoreUnavailable", "StoreBusy", "ConnectionLost", "SchemaMismatch")
 
@@ -261,82 +253,16 @@ class Recorder:
                     self._counters[event].add(0, attributes)
 
 
-class Figures:
-    """The store's figures: read seldom, by a thread that nobody waits for long; absent where that failed.
-
-    A scrape must not hang on a slow store, nor load a busy one, nor show old figures for today's.
-    """
-
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine = weakref.ref(engine)
-        self._clock = clock
-        self._failing = False
-        self.start_anew()
-        anew_after_fork(self)
-
-    def start_anew(self) -> None:
-        """A read that is under way belongs to the parent."""
-        self._lock = threading.Lock()
-        self._began: float | None = None
-        self._done = threading.Event()
-        self._latest: tuple[float, Overview] | None = None
-
-    def read(self) -> Overview | None:
-        """The figures; None if they cannot be had right now. Never raises."""
-        engine = self._engine()
-        if engine is None or engine.breaker.is_open:
-            return None  # a store that is down is left alone
-        with self._lock:
-            now = self._clock()
-            if self._began is None or (self._done.is_set() and now - self._began >= FRESH):
-                if not self._ask():
-                    return None
-                self._began = now
-            done, began = self._done, self._began
-        # Several gauges ask in one scrape; together they wait no longer than one.
-        done.wait(max(0.0, began + PATIENCE - self._clock()))
-        with self._lock:
-            if self._latest is None or self._clock() - self._latest[0] > STALE:
-                return None
-            return self._latest[1]
-
-    def _ask(self) -> bool:
-        """Starts a thread that reads; the driver's own time-out ends it."""
-        done = threading.Event()
-        try:
-            threading.Thread(target=self._work, args=(done,), name="samekey-figures", daemon=True).start()
-        except RuntimeError:
-            return False  # no more threads, or the interpreter is going down
-        self._done = done
-        return True
-
-    def _work(self, done: threading.Event) -> None:
-        found = None
-        try:
-            engine = self._engine()
-            if engine is not None:
-                found = run(engine.drivers.sync, engine.store.finding.overview)
-            self._failing = False
-        except Exception as error:
-            if not self._failing:  # once for each outage
-                self._failing = True
-                logger.warning("The store's figures cannot be read, so their gauges are absent: %s", error)
-        finally:
-            with self._lock:
-                self._latest = None if found is None else (self._clock(), found)
-            done.set()
-
-
 class _Gauges:
     """The gauges of one meter provider. An SDK makes each only once, so all engines share them."""
 
     def __init__(self, provider: MeterProvider) -> None:
         from opentelemetry.metrics import Observation
 
-        self._engines: list[tuple[weakref.ref[Engine], Figures, dict[str, str]]] = []
+        self._engines: list[tuple[weakref.ref[Engine], Readings, dict[str, str]]] = []
         self._observation = Observation
         meter = provider.get_meter(SCOPE)
-        made: dict[Instrument, Callable[[Engine, Figures], Iterable[tuple[float, dict[str, str]]]]] = {
+        made: dict[Instrument, Callable[[Engine, Readings], Iterable[tuple[float, dict[str, str]]]]] = {
             DEAD_LETTERS: _dead_letters,
             OUTBOX_LAG: _outbox_lag,
             OLDEST_UNKNOWN: _oldest_unknown,
@@ -349,11 +275,11 @@ class _Gauges:
         """False if it is there already."""
         if any(known() is engine for known, _, _ in self._engines):
             return False
-        self._engines.append((weakref.ref(engine), Figures(engine), attributes))
+        self._engines.append((weakref.ref(engine), Readings(engine), attributes))
         return True
 
     def _callback(
-        self, read: Callable[[Engine, Figures], Iterable[tuple[float, dict[str, str]]]]
+        self, read: Callable[[Engine, Readings], Iterable[tuple[float, dict[str, str]]]]
     ) -> Callable[[CallbackOptions], list[Observation]]:
         def observe(_options: CallbackOptions) -> list[Observation]:
             found = []
@@ -371,7 +297,7 @@ class _Gauges:
         return observe
 
 
-def _dead_letters(_engine: Engine, figures: Figures) -> Iterable[tuple[float, dict[str, str]]]:
+def _dead_letters(_engine: Engine, figures: Readings) -> Iterable[tuple[float, dict[str, str]]]:
     found = figures.read()
     if found is not None:
         # Apart, because an operation and its job may both be dead.
@@ -379,19 +305,19 @@ def _dead_letters(_engine: Engine, figures: Figures) -> Iterable[tuple[float, di
         yield found.dead_jobs, {"kind": "job"}
 
 
-def _outbox_lag(_engine: Engine, figures: Figures) -> Iterable[tuple[float, dict[str, str]]]:
+def _outbox_lag(_engine: Engine, figures: Readings) -> Iterable[tuple[float, dict[str, str]]]:
     found = figures.read()
     if found is not None:
         yield _age(found.now, found.oldest_due), {}
 
 
-def _oldest_unknown(_engine: Engine, figures: Figures) -> Iterable[tuple[float, dict[str, str]]]:
+def _oldest_unknown(_engine: Engine, figures: Readings) -> Iterable[tuple[float, dict[str, str]]]:
     found = figures.read()
     if found is not None:
         yield _age(found.now, found.oldest_unknown), {}
 
 
-def _breaker_open(engine: Engine, _figures: Figures) -> Iterable[tuple[float, dict[str, str]]]:
+def _breaker_open(engine: Engine, _figures: Readings) -> Iterable[tuple[float, dict[str, str]]]:
     yield int(engine.breaker.is_open), {}
 
 
