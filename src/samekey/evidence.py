@@ -15,12 +15,12 @@ from typing import Any, Final, TypeAlias
 
 from .core.claim import is_call
 from .core.effects import Says
-from .core.phases import decode_value, encode_value
+from .core.phases import decode_value, encode_value, said_by
 from .core.provider import checked_provider_id
 from .core.record import Answer, Record, decode_headers, encode_headers
 from .core.replayable import replayable
 from .core.states import Mode
-from .errors import ConfigurationError, NotExecuted, NotSerialisable
+from .errors import ConfigurationError, NotExecuted, NotSerialisable, SamekeyError
 from .response import Response, answer_of
 
 
@@ -40,6 +40,13 @@ class Declined:
 
     response: Any
     provider_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Stands where an answer was that cannot be used. What it was the answer to is said all the same."""
+
+    why: str
 
 
 class StillUnknown:
@@ -118,6 +125,34 @@ def check_about(evidence: object, record: Record) -> None:
             encode_value(value_in(evidence), "The evidence")
 
 
+def fault_of(evidence: Evidence, record: Record) -> SamekeyError | None:
+    """What is wrong with its answer, for this operation; None: it can be used. A value may raise anything
+    when it is read."""
+    try:
+        check_about(evidence, record)
+        encode_evidence(evidence)
+    except SamekeyError as error:
+        return error
+    except Exception as error:
+        return ConfigurationError(f"The evidence's answer cannot be read: {said_by(error)}.")
+    return None
+
+
+def unusable(fault: SamekeyError, evidence: Executed) -> Executed:
+    """The same fact without its answer: what is wrong is what was said of it, and not that it happened."""
+    try:
+        _check_provider_id(evidence)
+    except ConfigurationError:
+        return Executed(Unusable(str(fault)))
+    return Executed(Unusable(str(fault)), evidence.provider_id)
+
+
+def why_unusable(evidence: Evidence) -> str | None:
+    """Why its answer cannot be used; None: it can."""
+    given = evidence.response if isinstance(evidence, Executed | Declined) else None
+    return given.why if isinstance(given, Unusable) else None
+
+
 def check_answer(evidence: Executed | Declined) -> None:
     """A refusal must not be told as done, nor what was done as an error."""
     if not isinstance(evidence.response, Response | Answer):
@@ -186,7 +221,9 @@ def encode_evidence(finding: Evidence) -> bytes:
     if not isinstance(finding, Executed | Declined):
         return json.dumps({"kind": str(Says.NOT_EXECUTED)}).encode()
     kept: dict[str, Any] = {"kind": str(says(finding)), "provider_id": finding.provider_id}
-    if isinstance(finding.response, Response | Answer):
+    if isinstance(finding.response, Unusable):
+        kept["unusable"] = finding.response.why
+    elif isinstance(finding.response, Response | Answer):
         answer = replayable(answer_of(finding.response))
         kept["status"] = answer.status
         kept["headers"] = encode_headers(answer.headers).decode("ascii")
@@ -197,11 +234,21 @@ def encode_evidence(finding: Evidence) -> bytes:
 
 
 def evidence_kind(stored: bytes) -> str:
-    """What stored evidence says, in a word."""
+    """What stored evidence says, in a word; and that its answer cannot be used, where that is so."""
     try:
-        return str(json.loads(stored)["kind"])
+        kept = json.loads(stored)
+        return str(kept["kind"]) + (", but its answer cannot be used" if "unusable" in kept else "")
     except (ValueError, KeyError, TypeError):
         return "something unreadable"
+
+
+def unusable_answer(stored: bytes) -> str | None:
+    """Why the answer of stored evidence cannot be used; None: it can."""
+    try:
+        why = json.loads(stored).get("unusable")
+    except (ValueError, AttributeError):
+        return "it cannot be read"
+    return None if why is None else str(why)
 
 
 def decode_evidence(stored: bytes) -> Evidence:
@@ -211,7 +258,9 @@ def decode_evidence(stored: bytes) -> Evidence:
         if said is Says.NOT_EXECUTED:
             return NotExecuted
         response: Any
-        if "value" in kept:
+        if "unusable" in kept:
+            response = Unusable(str(kept["unusable"]))
+        elif "value" in kept:
             response = decode_value(kept["value"].encode("ascii"))
         else:
             headers = decode_headers(kept["headers"].encode("ascii"))

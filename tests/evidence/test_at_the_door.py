@@ -71,9 +71,10 @@ def test_an_answer_that_would_tell_the_client_something_else_is_refused(node: No
         with pytest.raises(ConfigurationError):
             node.tell(evidence, f"e{number}", operation_id=record.id)
         assert node.state("k1") is State.UNKNOWN, evidence
-    said = Declined(Response(402, {"error": "no"}))
-    assert node.tell(said, "good", operation_id=record.id) is Resolution.RESOLVED
-    assert shop.post()[0] == 402
+    refusal = Declined(Response(402, {"error": "no"}))
+    assert node.tell(refusal, "no", operation_id=record.id) is not Resolution.RESOLVED, "some said yes"
+    assert node.tell(Executed(Response(201)), "good", operation_id=record.id) is Resolution.RESOLVED
+    assert shop.post()[0] == 201
 
 
 @pytest.mark.parametrize("evidence", WRONG_ANSWERS, ids=repr)
@@ -88,7 +89,7 @@ def test_a_lookup_that_would_tell_something_else_settles_nothing(lite: Node, evi
             await lite.idempotency.engine.drivers.aio.close()
 
     assert asyncio.run(look()) == 0
-    assert lite.state("k1") is State.UNKNOWN
+    assert lite.state("k1") is State.DEAD_LETTER, "asking again does not help"
 
 
 def test_a_call_is_told_by_its_value(node: Node) -> None:

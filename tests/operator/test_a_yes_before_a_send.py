@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lab.processes import wait_until
-from samekey import Evidence, Executed, NotExecuted, Resolution, Response
+from samekey import ConfigurationError, Evidence, Executed, NotExecuted, Resolution, Response
 from samekey.core.decide import Execute
 from samekey.core.effects import NOTHING_SENT, Sent, SentStep
 from samekey.core.program import Program
@@ -294,6 +294,25 @@ def test_every_store_hears_of_it(world: World, when: Callable[..., None], kind: 
     named = "by a key that nobody knows"
     if (kind, named, way) in (BEFORE if when is before else AFTER):
         when(world, kind, named, way)
+
+
+@pytest.mark.parametrize(("kind", "way"), [*product(KINDS, WAYS)])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_yes_whose_answer_cannot_be_used(world: World, when: str, kind: str, way: str) -> None:
+    """What is wrong is the answer, and not that it happened."""
+    if (kind, "by its key", way) not in (BEFORE if when == "before" else AFTER):
+        return
+    work = made(world, kind, "by its key")
+    if when == "after":
+        WAYS[way](work)
+    wrong = Executed(Response(201) if work.mode is Mode.PHASED else {"paid": 1})
+    for _ in range(2):
+        with pytest.raises(ConfigurationError):
+            world.tell(wrong, "yes", **NAMED["by its key"](work))
+    if when == "before":
+        WAYS[way](work)
+    assert world.read(work.record).state != "completed"
+    nothing_is_sent(work)
 
 
 # ------------------------------------------------------------------ and when somebody has seen to it

@@ -183,9 +183,24 @@ WRONG: dict[str, Any] = {
     "a plain answer": lambda _: Response(201),
     "True": lambda _: True,
     "the class Executed": lambda _: Executed,
+}
+
+UNUSABLE: dict[str, Any] = {
     "an answer that is no JSON": lambda _: Executed(object()),
     "an impossible status": lambda _: Executed(Response(999)),
+    "a refusal that is told as done": lambda _: Declined(Response(201)),
 }
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_finding_that_cannot_be_used_is_for_a_person(world: World, kind: str) -> None:
+    """It is not nothing: asking again does not help, and nothing may run."""
+    record, other = world.unknown(), world.unknown(endpoint="POST /good")
+    world.engine.lookup()(UNUSABLE[kind])
+    world.engine.lookup("POST /good")(lambda _: Executed(PAID))
+    assert Counter(looked.resolved for looked in reconcile(world)) == {True: 1, False: 1}
+    assert world.states([record, other]) == ["dead_letter", "completed"]
+    assert "cannot be used" in str(world.timeline(record)[-1].reason)
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -361,7 +376,7 @@ def test_an_http_answer_is_no_result_of_a_phase(world: World) -> None:
     world.run(lambda: world.keys.lose(record.lease(MINUTE), "OutcomeUnknown"))
     world.engine.lookup()(lambda _: Executed(PAID))
     assert not reconcile(world)[0].resolved
-    assert world.read(record).state == "unknown"
+    assert world.read(record).state == "dead_letter"
 
 
 def test_a_phased_operation_that_was_not_executed_can_go_on(world: World) -> None:

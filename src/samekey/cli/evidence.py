@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..evidence import evidence_kind
+from ..evidence import evidence_kind, unusable_answer
 from ..stores.sql.effects import Event
 from .output import Json, moment, print_json, print_table, say, sentences, when
 from .target import ActorName, Reason, Refusal, Schema, Store, Timeout, Url, actor, open_store
@@ -87,7 +87,8 @@ def described_event(event: Event) -> dict[str, Any]:
     return {
         "source": event.source,
         "id": event.event_id,
-        "says": evidence_kind(event.outcome),
+        "says": event.says,
+        "unusable": unusable_answer(event.outcome),
         "state": event.state,
         "operation_id": event.operation_id,
         "about": event.about,

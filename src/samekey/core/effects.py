@@ -152,6 +152,8 @@ class Word:
     event_id: str = ""
     among: tuple[str | None, ...] = ()
     """The downstream keys of the effects that have its id of the provider's, where there are several."""
+    knows_us: bool = False
+    """Whether it came by our own id or key of the operation, which no stranger has."""
 
 
 # What becomes of a word
@@ -385,10 +387,11 @@ def _is_foreign(word: Word, effect: Effect) -> bool:
 
 
 def _unknown_voice(word: Word, record: Record) -> Unplaced | Foreign:
-    """Somebody else than the provider that it was sent to, who knows the key that it was sent with. That it
-    happened is never passed over: it was sent there too, or the provider has another name; an operator sees
-    it."""
-    heeded = word.about is not None and word.says is Says.EXECUTED and record.state not in _OVER
+    """Somebody else than the provider that it was sent to, who knows the operation's id or the key that it
+    was sent with. That it happened is never passed over: it was sent there too, or the provider has another
+    name; an operator sees it."""
+    knows = word.knows_us or word.about is not None
+    heeded = knows and word.says is Says.EXECUTED and record.state not in _OVER
     return Unplaced() if heeded else Foreign()
 
 

@@ -121,8 +121,8 @@ def encode_value(value: Any, what: str) -> bytes:
         same = same_value(json.loads(text), value)
     except Exception as error:  # a lazy list may raise anything when it is read
         raise NotSerialisable(
-            f"{what} cannot be stored: {_said(error)}. Use plain values: dict, list, str, int, float, bool, "
-            "None."
+            f"{what} cannot be stored: {said_by(error)}. Use plain values: dict, list, str, int, float, "
+            "bool, None."
         ) from None
     if not same:
         raise NotSerialisable(
@@ -132,7 +132,8 @@ def encode_value(value: Any, what: str) -> bytes:
     return text.encode()
 
 
-def _said(error: Exception) -> str:
+def said_by(error: Exception) -> str:
+    """What an error says of itself, if it can."""
     try:
         return str(error) or type(error).__name__
     except Exception:

@@ -18,7 +18,7 @@ from ..core.policy import Policy
 from ..core.record import Answer, Record
 from ..core.states import Mode
 from ..errors import SamekeyError
-from ..evidence import Declined, Executed, answer_for, check_about, check_answer, is_still_unknown
+from ..evidence import Declined, Executed, answer_for, check_answer, fault_of, is_still_unknown
 from ..response import Response
 from ..stores.keys import Keys, Seen
 from ..stores.protocols import Actor, Finding
@@ -108,6 +108,6 @@ def _answer(finding: object, record: Record) -> Answer | None:
         return None
     if record.mode is Mode.PHASED:
         check_answer(finding)
-    else:
-        check_about(finding, record)
+    elif (fault := fault_of(finding, record)) is not None:
+        raise fault
     return answer_for(finding, record)

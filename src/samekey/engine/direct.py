@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from ..core.effects import Foreign, Keep, Late, Settle, Unplaced, judge
+from ..core.effects import Foreign, Keep, Late, Says, Settle, Unplaced, judge
 from ..core.program import Program
 from ..core.record import Record
 from ..core.states import State
 from ..errors import Contradicted
-from ..evidence import Declined, Evidence, Executed, answer_for, check_about
+from ..evidence import Declined, Evidence, Executed, answer_for, check_about, says
 from ..stores.protocols import Actor, Finding
 from ..stores.sql.effects import Moved
-from .said import Resolution, Said
+from .said import Misfit, Resolution, Said
 
 MOST_FREED: Final = 64
 """Attempts of one operation that events may free on a key store, where the record keeps them all: it must
@@ -58,11 +58,12 @@ class DirectResolver:
             )
         )
 
-    def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
+    def receive(self, said: Said, operation_id: str) -> Program[Resolution | Misfit]:
         found = yield from self.finding.clocked(operation_id)
         if found is None:
             return Resolution.NOT_FOUND
         now, record = found
+        said = said.about_this(record)
         freed_by = yield from self.finding.freed_by(operation_id)
         if said.digest in freed_by:
             return Resolution.DUPLICATE
@@ -71,10 +72,12 @@ class DirectResolver:
         verdict = judge(said.word(now), record, effects, (), past)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
-        check_about(said.evidence, record)
+        if said.fault is not None and not isinstance(verdict, Late):
+            yield from self._dispute(record, said)
+            return Misfit(said.fault)
         match verdict:
             case Settle():
-                if len(freed_by) >= MOST_FREED:
+                if len(freed_by) >= MOST_FREED and says(said.evidence) is Says.NOT_EXECUTED:
                     return Resolution.UNPLACED
                 try:
                     moved = yield from self.apply(

@@ -44,7 +44,7 @@ from ..evidence import (
 from ..stores.protocols import Actor, Finding
 from ..stores.sql.effects import OVER, Effects, Event, Moved
 from ..stores.sql.operator import Operator
-from .said import Found, Resolution, Said, finding_of, heard, kept_as
+from .said import Found, Misfit, Resolution, Said, finding_of, heard, is_usable, kept_as
 
 logger = logging.getLogger("samekey")
 
@@ -73,7 +73,7 @@ class Resolver(Protocol):
         (``despite``), may say otherwise.
         """
 
-    def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
+    def receive(self, said: Said, operation_id: str) -> Program[Resolution | Misfit]:
         """One event of a provider's about an operation. ``Moved`` if that moved meanwhile: try again."""
 
     def apply_waiting(self, operation_id: str) -> Program[bool]:
@@ -129,15 +129,18 @@ class NotingResolver:
         for event in yes:
             yield from self._effects.mark(event, "late")
 
-    def receive(self, said: Said, operation_id: str) -> Program[Resolution]:
+    def receive(self, said: Said, operation_id: str) -> Program[Resolution | Misfit]:
         yield BEGIN
         found = yield from self._effects.locked(operation_id)
         if found is None:
             return Resolution.NOT_FOUND
         now, record = found
+        said = said.about_this(record)
         earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
         if earlier is not None and earlier.state in OVER:
             return Resolution.DUPLICATE
+        if earlier is not None and earlier.says == Says.EXECUTED and not isinstance(said.evidence, Executed):
+            return Resolution.UNPLACED  # it takes back that it happened: that is for an operator to believe
         effects = yield from self._effects.of(operation_id)
         if earlier is not None and earlier.about != said.about:
             if said.about is None:
@@ -152,21 +155,23 @@ class NotingResolver:
         verdict = judge(word, record, effects, others, past)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
-        check_about(said.evidence, record)
-        stored = encode_evidence(said.evidence)
+        if isinstance(verdict, Settle) and not is_usable(verdict.word):
+            verdict = Keep()
         match verdict:
             case Late():
-                yield from self._note(said, record, stored, aftermath(word, record, effects))
+                yield from self._note(said, record, now, aftermath(word, record, effects))
                 return Resolution.TOO_LATE
             case Keep() | Unplaced():
-                yield from self._note(said, record, stored, "waiting")
+                yield from self._note(said, record, now, "waiting")
+                if said.fault is not None:
+                    return Misfit(said.fault)
                 if earlier is not None:
                     return Resolution.DUPLICATE
                 return Resolution.KEPT if isinstance(verdict, Keep) else Resolution.UNPLACED
             case Settle():
                 if not (yield from self._carry_out(verdict, record, effects, said.actor, said.source)):
                     raise Moved
-                yield from self._note(said, record, stored, "used")
+                yield from self._note(said, record, now, "used")
                 return Resolution.RESOLVED
             case _:
                 assert_never(verdict)
@@ -190,7 +195,7 @@ class NotingResolver:
             verdict = judge(word, record, effects, [other for other in words if other is not word], past)
             if isinstance(verdict, Late):
                 yield from self._effects.mark(kept_as(word), aftermath(word, record, effects))
-            if not isinstance(verdict, Settle):
+            if not isinstance(verdict, Settle) or not is_usable(verdict.word):
                 continue
             used = kept_as(verdict.word)
             actor = Actor("webhook", f"event {used.event_id} of {used.source}, which had come early")
@@ -214,7 +219,9 @@ class NotingResolver:
             return None
         past = yield from self._past(found[1])
         chosen = choose([heard(event) for event in waiting], found[1], effect, past)
-        return None if chosen is None else Found(finding_of(chosen), kept_as(chosen))
+        if chosen is None or not is_usable(chosen):
+            return None  # it keeps its operation from sending all the same
+        return Found(finding_of(chosen), kept_as(chosen))
 
     def _past(self, record: Record) -> Program[Sequence[str]]:
         """The provider's ids that are those of former lives."""
@@ -234,12 +241,13 @@ class NotingResolver:
         found = yield from self._effects.locked(operation_id)
         if found is None:
             return
-        record = found[1]
+        now, record = found
+        said = said.about_this(record)
         earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
         if earlier is None or earlier.state not in OVER:
-            yield from self._note(said, record, encode_evidence(said.evidence), "ambiguous")
+            yield from self._note(said, record, now, "ambiguous")
 
-    def _note(self, said: Said, record: Record, stored: bytes, state: str) -> Program[None]:
+    def _note(self, said: Said, record: Record, now: int, state: str) -> Program[None]:
         """Notes what became of an event. A yes that waits, whatever it waits for, keeps its operation from
         being free."""
         event = Event(
@@ -248,10 +256,10 @@ class NotingResolver:
             record.id,
             said.about,
             said.names_id,
-            stored,
+            encode_evidence(said.evidence),
             str(says(said.evidence)),
             state,
-            said.occurred_at,
+            now if said.occurred_at is None else said.occurred_at,
             0,
         )
         yield from self._effects.note(event)

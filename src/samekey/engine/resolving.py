@@ -6,6 +6,7 @@ tenant, the source, the effect, the attempt. What does not fit is refused as if 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 from collections.abc import Callable
@@ -18,19 +19,21 @@ from ..core.claim import downstream_key, scope_part
 from ..core.program import Program
 from ..core.record import Record
 from ..core.texts import checked_text, is_storable
-from ..errors import ConfigurationError, SignatureRefused, StoreBusy
-from ..evidence import Evidence, check_evidence
+from ..errors import ConfigurationError, SamekeyError, SignatureRefused, StoreBusy
+from ..evidence import Evidence, Executed, check_evidence, unusable
 from ..stores.keys import Keys
 from ..stores.sql.effects import Moved
 from .events import Events
 from .flow import Flow, ask
 from .reconcile import Resolver
-from .said import Resolution, Said
+from .said import Misfit, Resolution, Said
 
 logger = logging.getLogger("samekey")
 
 T = TypeVar("T")
 
+UNREADABLE = "unreadable"
+"""Stands for a source or an event's id that cannot be kept as it was given."""
 ROUNDS = 16
 """How often an operation is looked at again that moved meanwhile: each time somebody else made progress."""
 
@@ -58,8 +61,6 @@ class Named:
         for name in ("operation_id", "downstream_key", "provider_id"):
             if not isinstance(getattr(self, name), str | None):
                 raise ConfigurationError(f"{name} must be text, not {type(getattr(self, name)).__name__}.")
-        if self.step is not None:
-            checked_text("step", self.step, may_be_empty=True)
 
     @property
     def can_be_found(self) -> bool:
@@ -82,15 +83,14 @@ def resolve(
     verify: Callable[[], bool],
 ) -> Flow[Resolution]:
     """Places one event and applies it."""
-    check_evidence(evidence)
     named.check(tenant)
-    checked_text("source", source)
-    checked_text("event_id", event_id)
-    said = Said(evidence, source, event_id, _milliseconds(occurred_at), None, named.provider_id)
+    said, named = _as_said(evidence, named, source, event_id, occurred_at)
     _check_signature(verify)
     if not named.can_be_found:
+        if said.fault is not None:
+            raise said.fault
         return Resolution.NOT_FOUND
-    found = yield from _find(keys, named, source, None if tenant is None else scope_part(tenant))
+    found = yield from _find(keys, named, said.source, None if tenant is None else scope_part(tenant))
     operations = {record.id: record for _, record in found}
     if len(operations) > 1:
         for operation_id in operations:
@@ -102,7 +102,11 @@ def resolve(
             source,
             len(operations),
         )
+        if said.fault is not None:
+            raise said.fault
         return Resolution.AMBIGUOUS
+    if not found and said.fault is not None:
+        raise said.fault
     if not found:
         return Resolution.NOT_FOUND
     about, record = found[0]
@@ -111,6 +115,18 @@ def resolve(
     else:
         said = replace(said, about=about)
     resolution = yield from _steadily(lambda: resolver.receive(said, record.id))
+    if isinstance(resolution, Misfit):
+        events.emit("reconcile.failed")
+        logger.error(
+            "An event of %r says that operation %s happened, and its answer cannot be used. It does not run "
+            "again; have the event sent again once this is mended: %s",
+            said.source,
+            record.id,
+            resolution.fault,
+        )
+        raise resolution.fault
+    if said.fault is not None:
+        raise said.fault
     if resolution is Resolution.RESOLVED:
         events.emit("reconcile.resolved")
     elif resolution is Resolution.UNPLACED:
@@ -155,6 +171,47 @@ def _find(keys: Keys, named: Named, source: str, tenant: str | None) -> Flow[lis
     return [(about, record) for about, record in found if tenant in (None, record.tenant)]
 
 
+def _as_said(
+    evidence: Evidence, named: Named, source: object, event_id: object, occurred_at: object
+) -> tuple[Said, Named]:
+    """The event, with what is wrong about it. Nothing that is wrong may keep a yes from being heard, if its
+    operation can be found: that comes first, then the error. Any other word is refused at once."""
+    faults: list[SamekeyError] = []
+
+    def checked(check: Callable[[], T], otherwise: T) -> T:
+        try:
+            return check()
+        except ConfigurationError as fault:
+            if not isinstance(evidence, Executed):
+                raise
+            faults.append(fault)
+            return otherwise
+
+    checked(lambda: check_evidence(evidence), None)
+    step = named.step
+    if step is not None:
+        step = checked(lambda: checked_text("step", step, may_be_empty=True), None)
+    said = Said(
+        evidence,
+        checked(lambda: checked_text("source", source), UNREADABLE),
+        checked(lambda: checked_text("event_id", event_id), _digest(event_id)),
+        checked(lambda: _milliseconds(occurred_at), None),
+        None,
+        named.provider_id,
+    )
+    if faults and isinstance(evidence, Executed):
+        said = replace(said, evidence=unusable(faults[0], evidence), fault=faults[0])
+    return said, replace(named, step=step)
+
+
+def _digest(event_id: object) -> str:
+    """Stands for an event's id that no store can hold."""
+    try:
+        return f"{UNREADABLE}-{hashlib.sha256(ascii(event_id).encode()).hexdigest()[:32]}"
+    except Exception:  # ascii() asks the object itself
+        return UNREADABLE
+
+
 def _check_signature(verify: Callable[[], bool]) -> None:
     verified: object = verify()
     if inspect.isawaitable(verified):
@@ -166,7 +223,7 @@ def _check_signature(verify: Callable[[], bool]) -> None:
         raise SignatureRefused("The event's signature is wrong; nothing was looked up.")
 
 
-def _milliseconds(at: datetime) -> int:
+def _milliseconds(at: object) -> int | None:
     if not isinstance(at, datetime) or at.tzinfo is None:
         raise ConfigurationError(
             "occurred_at must be a datetime with its time zone: when it happened, by the provider's clock."

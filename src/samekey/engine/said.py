@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ..core.effects import Word
-from ..errors import NotExecuted
-from ..evidence import Declined, Evidence, Executed, decode_evidence, says
+from ..core.record import Record
+from ..errors import NotExecuted, SamekeyError
+from ..evidence import (
+    Declined,
+    Evidence,
+    Executed,
+    decode_evidence,
+    fault_of,
+    says,
+    unusable,
+    why_unusable,
+)
 from ..stores.protocols import Actor
 from ..stores.sql.effects import Event
 
@@ -40,18 +50,39 @@ class Resolution(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Misfit:
+    """It was heard, but not as it was meant: its answer cannot be used. Where it says that it happened, its
+    operation is not free any more, and the same event with a right answer settles it."""
+
+    fault: SamekeyError
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
     """One event, as it was received and verified."""
 
     evidence: Evidence
     source: str
     event_id: str
-    occurred_at: int
+    occurred_at: int | None
+    """None: it was not said in a way that can be read, and counts as now."""
     about: str | None = None
     """The downstream key of the effect; None: it names the operation alone."""
     provider_id: str | None = None
     among: tuple[str | None, ...] = ()
     """The downstream keys of the effects that have this id, where there are several."""
+    fault: SamekeyError | None = None
+    """What is wrong with how it was said, where that is known."""
+
+    def about_this(self, record: Record) -> Said:
+        """As it is heard by this operation: a yes whose answer does not fit is a yes all the same. Anything
+        else that does not fit is an error, before anything."""
+        fault = self.fault or fault_of(self.evidence, record)
+        if fault is None:
+            return self
+        if not isinstance(self.evidence, Executed):
+            raise fault
+        return replace(self, evidence=unusable(fault, self.evidence), fault=fault)
 
     @property
     def names_id(self) -> str | None:
@@ -68,10 +99,21 @@ class Said:
     def word(self, received_at: int) -> Heard:
         """As it counts if it was received then, by the store's clock: nothing is heard of before it has
         happened, whatever a provider's clock says."""
-        at, given = min(self.occurred_at, received_at), self.evidence
+        at, given = self.moment(received_at), self.evidence
         return Heard(
-            says(given), self.source, self.about, self.names_id, at, self.event_id, self.among, finding=given
+            says(given),
+            self.source,
+            self.about,
+            self.names_id,
+            at,
+            self.event_id,
+            self.among,
+            knows_us=self.provider_id is None,
+            finding=given,
         )
+
+    def moment(self, received_at: int) -> int:
+        return received_at if self.occurred_at is None else min(self.occurred_at, received_at)
 
     @property
     def actor(self) -> Actor:
@@ -114,6 +156,11 @@ def finding_of(word: Word) -> Evidence:
     """What the deciding word found."""
     assert isinstance(word, Heard)
     return word.finding
+
+
+def is_usable(word: Word) -> bool:
+    """Whether the deciding word has an answer to decide with."""
+    return why_unusable(finding_of(word)) is None
 
 
 def kept_as(word: Word) -> Event:

@@ -23,7 +23,7 @@ from ..drivers.run import run_async
 from ..engine.desk import LOOKUP_TIMEOUT, Lookup, LookupFailed
 from ..engine.engine import Engine
 from ..errors import Contradicted, CorruptRecord, SamekeyError
-from ..evidence import check_finding, is_still_unknown
+from ..evidence import Declined, Executed, check_finding, fault_of, is_still_unknown
 from ..stores.protocols import Actor
 from ..stores.sql.effects import Moved
 from .apart import Ended, TooLong
@@ -178,6 +178,10 @@ class Reconciler:
         if lookup is None:
             return await self._later(record, tries, "there is no lookup for this endpoint")
         finding = await self._ask(lookup, record)
+        if isinstance(finding, Executed | Declined) and (fault := fault_of(finding, record)) is not None:
+            # Asking again does not help, and what it says is not nothing: a person must use it.
+            said = type(finding).__name__
+            return await self._give_up(record, f"the lookup said {said}, and that cannot be used: {fault}")
         check_finding(finding)
         if is_still_unknown(finding):
             return await self._later(record, tries, "the provider cannot tell yet")

@@ -151,6 +151,7 @@ values (
 on duplicate key update
     outcome = if(state in ('waiting', 'ambiguous'), :outcome, outcome),
     says = if(state in ('waiting', 'ambiguous'), :says, says),
+    provider_id = if(state in ('waiting', 'ambiguous'), coalesce(:provider_id, provider_id), provider_id),
     state = if(state in ('waiting', 'ambiguous'), :state, state)
 
 -- name: waiting_evidence

@@ -147,7 +147,8 @@ select :source::text, :event_id::text, :operation_id::text, :about::text, :provi
     :says::text, :state::text, :occurred_at::bigint, {now}
 where {durable}
 on conflict (source, event_id, operation_id, about) do update set
-    outcome = excluded.outcome, says = excluded.says, state = excluded.state
+    outcome = excluded.outcome, says = excluded.says, state = excluded.state,
+    provider_id = coalesce(excluded.provider_id, v.provider_id)
     where v.state in ('waiting', 'ambiguous')
 
 -- name: waiting_evidence

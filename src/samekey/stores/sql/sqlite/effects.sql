@@ -147,7 +147,8 @@ select :source, :event_id, :operation_id, :about, :provider_id, :outcome,
     :says, :state, :occurred_at, {now}
 where true
 on conflict (source, event_id, operation_id, about) do update set
-    outcome = excluded.outcome, says = excluded.says, state = excluded.state
+    outcome = excluded.outcome, says = excluded.says, state = excluded.state,
+    provider_id = coalesce(excluded.provider_id, v.provider_id)
     where v.state in ('waiting', 'ambiguous')
 
 -- name: waiting_evidence
