@@ -222,7 +222,7 @@ def test_a_copied_mark_on_a_route_that_was_added_later_is_not_believed(shop: Sho
     assert statuses(shop.send(guarded, times=1, path="/nothing", keys=(b"first",))) == [404]
     app.post("/pay")(copied_mark(shop))
     got = shop.send(guarded)
-    assert statuses(got) == [200, 200] and got[1].replayed and shop.charges == 1
+    assert all(isinstance(one.error, ConfigurationError) for one in got) and shop.charges == 0
 
 
 def test_ordinary_wrappers_are_believed(shop: Shop) -> None:

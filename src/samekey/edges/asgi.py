@@ -266,7 +266,13 @@ class IdempotencyMiddleware:
     def _check(self, scope: Scope) -> None:
         """Once: at start-up where the server says so, else at the first request."""
         if not self._checked:
-            refuse_at_start(self.app, self._engine, self._routes, root=scope.get("root_path", ""))
+            refuse_at_start(
+                self.app,
+                self._engine,
+                self._routes,
+                undecorated=self._guards.undecorated,
+                root=scope.get("root_path", ""),
+            )
             self._guards.guard_all(state_changing(self.app))
             self._checked = True
 

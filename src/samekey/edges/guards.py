@@ -23,6 +23,7 @@ _MOST_DIGITS: Final = 30
 """Python refuses to read thousands of digits as a number; nobody has a body of that many bytes."""
 
 RouteGuard = Literal["required", "optional", "exempt"]
+Undecorated = Literal["guard", "pass"]
 
 
 GuardHandler = Callable[[bool], bool]
@@ -82,7 +83,7 @@ class RouteGuards:
         self,
         idempotency: Idempotency,
         routes: dict[str, RouteGuard],
-        undecorated: Literal["guard", "pass"],
+        undecorated: Undecorated,
         on_error: OnError = "unknown",
     ) -> None:
         for path, guard in routes.items():
@@ -95,7 +96,7 @@ class RouteGuards:
         policy = idempotency.engine.policy
         self.header = policy.header.lower().encode("latin-1")
         self._routes = routes
-        self._undecorated = undecorated
+        self.undecorated = undecorated
         self._max_body = policy.max_body
         self._default = idempotency.engine.edge_rules(on_error=on_error)
         self._required = idempotency.engine.edge_rules(required=True, on_error=on_error)
@@ -108,7 +109,7 @@ class RouteGuards:
         mark, said = self._declared(route, path)
         # Whatever stands between may lead a request to another handler than the router says here, so the
         # rules for undecorated ones go along in any case.
-        default = self._default if self._undecorated == "guard" else None
+        default = self._default if self.undecorated == "guard" else None
         if isinstance(mark, Mark):
             if said == "exempt":
                 raise ConfigurationError(f"{path} is declared exempt, but its handler is guarded.")
@@ -128,7 +129,7 @@ class RouteGuards:
         whichever is reached."""
         for handler, guard_handler in reached:
             mark = mark_of(handler)
-            if isinstance(mark, Mark) or (mark is None and self._undecorated == "guard"):
+            if isinstance(mark, Mark) or (mark is None and self.undecorated == "guard"):
                 guard_handler(mark is not None)
 
     def is_exempt(self, route: Found, path: str) -> bool:

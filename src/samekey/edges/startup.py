@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..engine.engine import Engine
+from ..engine.inside import HIDDEN, is_hidden
 from ..engine.marks import GUARD, Mark, identity, mark_of
 from ..engine.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
-from .guards import RouteGuard
+from .guards import RouteGuard, Undecorated
 from .walk import READ_ONLY, Place, Reached, plain, walk
 
 _NAMED: Final = 3
@@ -24,11 +25,16 @@ _NAMED: Final = 3
 
 
 def problems(
-    app: Any, idempotency: Engine, routes: Mapping[str, RouteGuard] | None = None, *, root: str = ""
+    app: Any,
+    idempotency: Engine,
+    routes: Mapping[str, RouteGuard] | None = None,
+    *,
+    undecorated: Undecorated = "guard",
+    root: str = "",
 ) -> list[str]:
     """Every declaration that would have no effect, as a sentence with its fix.
 
-    ``app`` is what the middleware wraps, ``idempotency`` and ``routes`` are its options. ``root`` is the
+    ``app`` is what the middleware wraps, the others are its options. ``root`` is the
     prefix that a mount or the server has taken off by then, where that is known (``root_path``,
     ``SCRIPT_NAME``): paths in ``routes`` may begin with it.
     """
@@ -37,16 +43,21 @@ def problems(
     _learn_shapes(reached)
     found = [*_second_middleware(reached, said)]
     for one in _by_handler(reached):
-        found.extend(wrong_with(one, idempotency, said, root))
+        found.extend(wrong_with(one, idempotency, said, root, undecorated))
     found.extend(_routes_without_effect(reached, idempotency, said, root))
     return found
 
 
 def refuse(
-    app: Any, idempotency: Engine, routes: Mapping[str, RouteGuard] | None = None, *, root: str = ""
+    app: Any,
+    idempotency: Engine,
+    routes: Mapping[str, RouteGuard] | None = None,
+    *,
+    undecorated: Undecorated = "guard",
+    root: str = "",
 ) -> None:
     """``ConfigurationError`` with every problem, if there is one."""
-    found = problems(app, idempotency, routes, root=root)
+    found = problems(app, idempotency, routes, undecorated=undecorated, root=root)
     if found:
         raise ConfigurationError("\n".join(found))
 
@@ -84,18 +95,22 @@ def _by_handler(reached: Iterable[Reached]) -> Iterator[Declared]:
 
 
 def wrong_with(
-    one: Declared, idempotency: Engine, said: Mapping[str, RouteGuard], root: str = ""
+    one: Declared,
+    idempotency: Engine,
+    said: Mapping[str, RouteGuard],
+    root: str = "",
+    undecorated: Undecorated = "guard",
 ) -> Iterator[str]:
     """What is wrong with how one handler is declared."""
-    of_path = next((said[path] for path in (one.path, f"{root}{one.path}") if path in said), None)
+    of_path = _said_of(one, said, root)
     mark = mark_of(one.handler)
     if mark is None:
         copied = getattr(one.handler, GUARD, None)
         if isinstance(copied, Mark) and one.methods - READ_ONLY:
             yield (
                 f"{one}: functools.wraps has copied the mark of {_name(copied.function)} to this function, "
-                "which does not call it, so nothing guards it. Decorate this function itself, or have it "
-                "call the guarded one."
+                "which cannot be seen to call it, so nothing may guard it. Decorate this function "
+                "itself, or have it call the guarded one by a name that it holds."
             )
         elif one.methods - READ_ONLY and _is_bare(one.handler, idempotency):
             yield (
@@ -103,6 +118,8 @@ def wrong_with(
                 "decorators stand in the wrong order: write the route's (@app.post) above samekey's, so that "
                 "it is given the guarded function."
             )
+        elif of_path != "exempt" and (of_path is not None or undecorated == "guard"):
+            yield from _hidden(one, one.methods & idempotency.policy.methods)
     elif mark == "exempt":
         if of_path in ("required", "optional"):
             yield (
@@ -111,6 +128,21 @@ def wrong_with(
             )
     else:
         yield from _decorated(one, mark.engine, idempotency, of_path)
+
+
+def _said_of(one: Declared, said: Mapping[str, RouteGuard], root: str) -> RouteGuard | None:
+    return next((said[path] for path in (one.path, f"{root}{one.path}") if path in said), None)
+
+
+def _hidden(one: Declared, methods: Iterable[str]) -> Iterator[str]:
+    """The decorators of an undecorated handler may authenticate, so it must be seen how they call it."""
+    view_class = getattr(one.handler, "view_class", None)  # Flask's, which is guarded method by method
+    for method in () if one.opaque else sorted(methods):
+        names = (method.lower(), "dispatch_request")
+        handler = next((getattr(view_class, name) for name in names if hasattr(view_class, name)), None)
+        if is_hidden(one.handler if handler is None else handler):
+            yield f"{one}: {HIDDEN}"
+            return
 
 
 def _decorated(

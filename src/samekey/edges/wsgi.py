@@ -90,7 +90,9 @@ class IdempotencyMiddleware:
             unguarded = Unguarded(lambda: leads_to(self._find(as_it_came, path)))
             return self._pass(environ, start_response, unguarded)
         if not self._checked:
-            refuse_at_start(self.app, self._engine, self._routes, root=root)
+            refuse_at_start(
+                self.app, self._engine, self._routes, undecorated=self._guards.undecorated, root=root
+            )
             self._guards.guard_all(state_changing(self.app))
             self._checked = True
         route = self._find(environ, path)

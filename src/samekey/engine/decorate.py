@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
@@ -15,8 +15,9 @@ from ..errors import ConfigurationError
 from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
 from .boundary import Place
 from .exchange import Exchange, Unguarded, exchange_of_call, is_given
-from .forms import in_form_of, must_have_run, value_of
+from .forms import in_a_loop, in_form_of, must_have_run, value_of
 from .input import Captured, capture
+from .inside import HIDDEN, Inner, Whole, stand_inside
 from .marks import GUARD, Mark, identity
 from .operation import Running, _current
 from .phased import Definition
@@ -52,21 +53,86 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
 def at_handler(handler: Any) -> Any:
     """A route's own undecorated handler, guarded by the rules that the edge has for such routes.
 
-    It claims when the framework reaches it, as a decorated one does, so authentication and validation come
+    It claims when the framework reaches it, below its own decorators, so authentication and validation come
     first; and its boundary is seen.
     """
+    inner = stand_inside(handler, _claiming)
+    return _claiming(handler) if inner is None else _around(handler, inner)
+
+
+def _claiming(handler: Any, inner: Inner | None = None) -> Any:
+    """A function that claims, and calls the handler; also as the innermost one below decorators."""
+
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        found = _undecorated((*args, *kwargs.values()))
+        if found is None:
+            if inner is not None:
+                inner.check()
+            return await value_of(handler(*args, **kwargs))
+        whole = None if inner is None else inner.whole_of(found[2])
+        return await _run_async(*found, handler, args, kwargs, whole)
+
+    def run_sync(*args: Any, **kwargs: Any) -> Any:
+        found = _undecorated((*args, *kwargs.values()))
+        if found is None:
+            if inner is not None:
+                inner.check()
+            return handler(*args, **kwargs)
+        if inner is not None and in_a_loop():
+            raise ConfigurationError(
+                f"{inner.name} is sync, and an async decorator calls it in the event loop, which a claim "
+                "would block: nothing was run. Declare it with async def, or decorate the whole handler: "
+                "@idempotency.leased above that decorator."
+            )
+        whole = None if inner is None else inner.whole_of(found[2])
+        return _run(*found, handler, args, kwargs, whole)
+
+    return in_form_of(handler, run_async, run_sync)
+
+
+def _around(handler: Any, inner: Inner | Literal["hidden"]) -> Any:
+    """A function around the decorators of a handler: the run is theirs, the claim that of the innermost."""
+
+    def reaches() -> Inner:
+        if inner == "hidden":
+            raise ConfigurationError(f"{getattr(handler, '__qualname__', handler)}: {HIDDEN}")
+        return inner
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         found = _undecorated((*args, *kwargs.values()))
         if found is None:
             return await value_of(handler(*args, **kwargs))
-        return await _run_async(*found, handler, args, kwargs)
+        engine, _, exchange = found
+        with reaches().expected(exchange) as whole:
+            try:
+                value = await value_of(handler(*args, **kwargs))
+            except BaseException as error:
+                begun = whole.end()
+                if begun is not None and begun.boundary.raised(error):
+                    await engine.finish_async(begun, exchange.handled(None))
+                raise
+            begun = whole.end()
+            if begun is not None and begun.boundary.returned(value):
+                await engine.finish_async(begun, exchange.handled(None))
+            return value
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
         found = _undecorated((*args, *kwargs.values()))
         if found is None:
             return handler(*args, **kwargs)
-        return _run(*found, handler, args, kwargs)
+        engine, _, exchange = found
+        with reaches().expected(exchange) as whole:
+            try:
+                value = handler(*args, **kwargs)
+            except BaseException as error:
+                begun = whole.end()
+                if begun is not None and begun.boundary.raised(error):
+                    engine.finish(begun, exchange.handled(None))
+                raise
+            begun = whole.end()
+            if begun is not None and begun.boundary.returned(value):
+                engine.finish(begun, exchange.handled(None))
+            return value
 
     return in_form_of(handler, run_async, run_sync)
 
@@ -90,33 +156,47 @@ def _is_part_of_the_handler(exchange: Exchange) -> bool:
 
 
 def _run(
-    engine: Engine, rules: Rules, exchange: Exchange, handler: Any, args: tuple[Any, ...], kwargs: Any
+    engine: Engine,
+    rules: Rules,
+    exchange: Exchange,
+    handler: Any,
+    args: tuple[Any, ...],
+    kwargs: Any,
+    whole: Whole | None = None,
 ) -> Any:
-    """Claims, and calls the handler inside its boundary."""
-    begun = exchange.answer or engine.begin(exchange, rules)
+    """Claims, and calls the handler inside its boundary, or inside the whole of what stands around it."""
+    again = None if whole is None else whole.running
+    begun = exchange.answer or again or engine.begin(exchange, rules)
     if isinstance(begun, Answer):
         return answer_instead(exchange, begun, args)
     boundary = begun.boundary
     token = _current.set(begun.operation)
-    if not boundary.enter(kwargs):
+    if again is None and not boundary.enter(kwargs):
         engine.unwanted(begun)
+    within = whole is not None and whole.join(begun)  # then the run ends with the decorators around it
     try:
         value = handler(*as_wsgi(exchange, boundary, args), **kwargs)
-        if inspect.isawaitable(value):
+        if inspect.isawaitable(value) and not within:
             must_have_run(value)  # a generator may be an answer, a coroutine that nobody awaits may not
     except BaseException as error:
-        if boundary.raised(error):
+        if not within and boundary.raised(error):
             engine.finish(begun, exchange.handled(None))
         raise
     finally:
         _current.reset(token)
-    if boundary.returned(value):
+    if not within and boundary.returned(value):
         engine.finish(begun, exchange.handled(None))
     return value
 
 
 async def _run_async(
-    engine: Engine, rules: Rules, exchange: Exchange, handler: Any, args: tuple[Any, ...], kwargs: Any
+    engine: Engine,
+    rules: Rules,
+    exchange: Exchange,
+    handler: Any,
+    args: tuple[Any, ...],
+    kwargs: Any,
+    whole: Whole | None = None,
 ) -> Any:
     """``_run`` for async handlers."""
     if rules.mode in (Mode.ATOMIC, Mode.DEFERRED) and "wsgi.input" in exchange.context:
@@ -125,7 +205,8 @@ async def _run_async(
             "it in an event loop of its own, which is gone before the transaction can end. Nothing was run. "
             "Declare it with def."
         )
-    begun = exchange.answer or await engine.begin_async(exchange, rules)
+    again = None if whole is None else whole.running
+    begun = exchange.answer or again or await engine.begin_async(exchange, rules)
     is_bare = len(args) > 2 or "send" in kwargs
     if isinstance(begun, Answer):
         if is_bare:
@@ -133,19 +214,20 @@ async def _run_async(
         return exchange.decided(begun)
     boundary = begun.boundary
     token = _current.set(begun.operation)
-    if not boundary.enter(kwargs):
+    if again is None and not boundary.enter(kwargs):
         await engine.unwanted_async(begun)
+    within = whole is not None and whole.join(begun)
     if is_bare:
         args, kwargs = as_asgi(exchange, boundary, args, kwargs)
     try:
         value = await value_of(handler(*args, **kwargs))
     except BaseException as error:
-        if boundary.raised(error):
+        if not within and boundary.raised(error):
             await engine.finish_async(begun, exchange.handled(None))
         raise
     finally:
         _current.reset(token)
-    if boundary.returned(value):
+    if not within and boundary.returned(value):
         await engine.finish_async(begun, exchange.handled(None))
     return value
 

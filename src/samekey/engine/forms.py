@@ -31,7 +31,7 @@ def in_form_of(
 
         @functools.wraps(handler)
         def around_either(*args: Any, **kwargs: Any) -> Any:
-            return run_async(*args, **kwargs) if _in_a_loop() else run_sync(*args, **kwargs)
+            return run_async(*args, **kwargs) if in_a_loop() else run_sync(*args, **kwargs)
 
         return around_either
 
@@ -56,7 +56,8 @@ def _hides_async(handler: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def _in_a_loop() -> bool:
+def in_a_loop() -> bool:
+    """Whether this runs in an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -161,8 +161,10 @@ def _refused_at_start(reached: Reached) -> str | None:
     """Why a middleware around this route would not let the application start."""
     one = Declared(reached.path, plain(reached.handler), frozenset({reached.method}))
     for guard in reached.guards:
-        routes = guard.middleware._guards._routes
-        wrong = next(wrong_with(one, guard.middleware._engine, routes), None)
+        said = guard.middleware._guards
+        wrong = next(
+            wrong_with(one, guard.middleware._engine, said._routes, undecorated=said.undecorated), None
+        )
         if wrong is not None:
             return wrong
     if sum(guard.middleware._guards._routes.get(reached.path) != "exempt" for guard in reached.guards) > 1:
