@@ -60,6 +60,8 @@ class Model:
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
+        self.left: set[str] = set()
+        """The operations of which something is left: a job that is to run, or that somebody must see."""
 
     def claim(self, request: Request, now: int) -> str:
         """Who may run, and what the others are told, in one word."""
@@ -190,9 +192,11 @@ class Model:
         entry = self.entries.get(key)
         return entry if entry is not None and entry.attempt == attempt else None
 
-    @staticmethod
-    def _over(entry: Entry, now: int) -> bool:
-        """Only what is settled can expire; the unknown and what is in flight never do."""
+    def _over(self, entry: Entry, now: int) -> bool:
+        """Only what is settled can expire; the unknown and what is in flight never do. And nothing is over
+        while something of it is left: whoever asks, a retry or a reaper, finds it as it was."""
+        if entry.id in self.left:
+            return False
         if entry.state == "expired":
             return True
         return entry.state in ("completed", "failed_retryable") and entry.expires_at <= now

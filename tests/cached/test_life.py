@@ -104,7 +104,7 @@ def test_after_its_retention_the_key_is_new_again(world: World) -> None:
     decision, cost = world.replay(claim, now=NOW + HOUR)
     assert isinstance(decision, Execute)
     assert decision.reused
-    assert cost == ["reserve", "reuse"]
+    assert cost == ["reserve", "unfinished", "reuse"]
     assert world.cached() == {}, "the old answer went with the old life"
     later, _ = world.replay(claim, now=NOW + HOUR + 1)
     assert not isinstance(later, Replay)

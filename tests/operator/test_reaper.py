@@ -12,14 +12,15 @@ import pytest
 
 from lab.processes import Racers
 from samekey import Idempotency, ietf
-from samekey.core.decide import Execute, Gone
+from samekey.core.decide import Execute, Gone, Replay
 from samekey.core.states import Mode
 from samekey.drivers.run import run, run_in
 from samekey.engine.events import Event
 from samekey.stores.protocols import Actor
+from samekey.stores.sql.effects import Effects
 from samekey.workers.reaper import Reaper
 from tests.operator import nodes
-from tests.operator.world import DAY, HOUR, MINUTE, World, claim_of
+from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, TENANT, World, claim_of
 from tests.taking import begin
 
 OLD = -40 * DAY
@@ -73,7 +74,7 @@ def test_the_parts_go_with_their_record(world: World) -> None:
     reap(world)  # the time-out; its answer is kept for as long as the record was to be
     assert world.count("jobs") == 2
     phased = world.phased(at=OLD, ttl=HOUR)
-    world.run(lambda: world.keys.fail(phased.lease(MINUTE), "code", now=world.now + OLD))
+    world.run(lambda: world.keys.complete(phased.lease(MINUTE), ANSWER, now=world.now + OLD))
     kept = world.phased()
     world.sql("update {keys} set expires_at = 0 where id = ?", record.id)
     assert reap(world) == 2
@@ -196,6 +197,34 @@ def test_jobs_that_are_to_run_or_to_be_seen_keep_their_operation(world: World) -
         world.sql("update {jobs} set state = 'discarded' where operation_id = ? and answers = 0", record.id)
         assert reap(world) == 1
         assert world.count("jobs") == 0 and world.find(record) is None
+
+
+def test_a_phase_without_a_result_keeps_its_operation(world: World) -> None:
+    """Nobody knows what became of it, or it stands: a second life would send the same key again."""
+    phased = world.phased(at=OLD, ttl=HOUR)
+    world.run(lambda: world.keys.fail(phased.lease(MINUTE), "code", now=world.now + OLD))
+    assert reap(world) == 0 and reap(world, soft=True) == 0
+    again = claim_of(phased.key, Mode.PHASED, MINUTE, DAY, TENANT, phased.endpoint)
+    decision = world.run(lambda: world.keys.claim(again, ietf(), now=world.now))
+    assert isinstance(decision, Execute) and not decision.reused
+    assert (decision.record.id, decision.record.life) == (phased.id, 1), "it goes on where it was"
+
+
+@pytest.mark.parametrize("state", ["conflict", "ambiguous"])
+def test_a_word_that_somebody_must_see_to_keeps_its_operation(world: World, state: str) -> None:
+    record = world.completed(at=OLD, ttl=HOUR)
+    world.sql(
+        "insert into {evidence}"
+        " (source, event_id, operation_id, outcome, says, state, occurred_at, received_at)"
+        " values (?, ?, ?, ?, ?, ?, 1, 1)",
+        *("cards", "e1", record.id, b"{}", "declined", state),
+    )
+    assert reap(world) == 0 and reap(world, soft=True) == 0
+    claim = claim_of(record.key, Mode.LEASED, MINUTE, DAY, TENANT, record.endpoint)
+    assert isinstance(world.run(lambda: world.keys.claim(claim, ietf(), now=world.now)), Replay)
+    effects = Effects(world.operator, world.engine.engine.queries)
+    world.run(lambda: effects.dismiss("cards", "e1", Actor("ann", "seen to"), record.id))
+    assert reap(world) == 1
 
 
 def test_a_tombstone_over_http(world: World) -> None:

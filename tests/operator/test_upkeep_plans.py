@@ -114,8 +114,8 @@ def read_by(nodes: list[dict[str, Any]]) -> int:
         ("sweep", {"keys_lease", "keys_id"}),
         ("reap", {"keys_expiry", "jobs_operation", "keys_id"}),
         ("reap_tombstones", {"keys_tombstones", "jobs_operation", "keys_id"}),
-        ("bury_answers", {"keys_burial", "keys_id"}),
-        ("bury_softly", {"keys_expiry", "keys_id"}),
+        ("bury_answers", {"keys_burial", "jobs_operation", "keys_id"}),
+        ("bury_softly", {"keys_expiry", "jobs_operation", "keys_id"}),
         ("take_unknown", {"keys_reconcile", "keys_id"}),
     ],
 )

@@ -94,7 +94,7 @@ def test_what_belonged_to_a_former_life_goes_with_it(store: Store) -> None:
     lease = first.lease(HOUR)
     run(store.drivers.sync, lambda: phases.begin(lease, first.id, StoredInput("pay", 1, b"first"), now=NOW))
     run(store.drivers.sync, lambda: phases.intend(lease, first.id, 0, "charge", now=NOW))
-    run(store.drivers.sync, lambda: store.keys.fail(lease, "x", now=NOW))
+    run(store.drivers.sync, lambda: store.keys.complete(lease, ANSWER, now=NOW))
     second = store.claim(retry_of(claim), NOW + 2 * DAY)
     assert store.sql("select count(*) from {inputs}") == [(0,)]
     assert store.sql("select count(*) from {phases}") == [(0,)]

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     multiple,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -62,6 +63,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     store: ClassVar[Subject]
     tending: ClassVar[Tending]
+    queries: ClassVar[Queries | None]
+    """Of a store that has jobs."""
     leases: Bundle[Lease] = Bundle("leases")
 
     def __init__(self) -> None:
@@ -166,6 +169,24 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.run(lambda: self.tending.reap(batch=1_000_000, keep_ms=KEEP, soft=soft, now=self.now))
         self.model.reap(self.now, KEEP, soft=soft)
 
+    @precondition(lambda self: self.queries is not None)
+    @rule(key=KEYS, dead=st.booleans())
+    def leave_a_job(self, key: str, dead: bool) -> None:
+        """Something of the operation is left, however long it takes."""
+        entry = self.model.entries.get(key)
+        if entry is None or entry.state == "expired":
+            return
+        self.store.run(lambda: _leave(self.queries, self.scope, key, entry.id, dead=dead))
+        self.model.left.add(entry.id)
+
+    @precondition(lambda self: self.queries is not None)
+    @rule(key=KEYS)
+    def end_its_jobs(self, key: str) -> None:
+        entry = self.model.entries.get(key)
+        if entry is not None:
+            self.store.run(lambda: _end(self.queries, entry.id))
+            self.model.left.discard(entry.id)
+
     @invariant()
     def the_records_are_those_of_the_model(self) -> None:
         for key in ("a", "A", "b"):
@@ -203,6 +224,32 @@ class StoreMachine(RuleBasedStateMachine):
         return {name: getattr(entry, name) for name in entry.__dataclass_fields__}
 
 
+def _leave(queries: Queries | None, scope: str, key: str, operation_id: str, *, dead: bool) -> Program[None]:
+    assert queries is not None
+    job = secrets.token_hex(8)
+    yield queries.statement(
+        "enqueue",
+        None,
+        id=job,
+        operation_id=operation_id,
+        scope=scope,
+        key=key,
+        tenant="t",
+        name="later",
+        payload=b"{}",
+        answers=0,
+        delay_ms=TTL,
+    )
+    if dead:
+        yield queries.build("dead", "update {jobs} set state = 'dead' where id = :id")(id=job)
+
+
+def _end(queries: Queries | None, operation_id: str) -> Program[None]:
+    assert queries is not None
+    text = "update {jobs} set state = 'done' where operation_id = :operation_id"
+    yield queries.build("end", text)(operation_id=operation_id)
+
+
 def _told(decision: Decision) -> str:
     if isinstance(decision, Execute):
         return "reuse" if decision.reused else "execute"
@@ -213,11 +260,11 @@ def _lease(claim: Claim) -> Lease:
     return Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
 
 
-def walk(store: Subject, tending: Tending, **options: Any) -> None:
+def walk(store: Subject, tending: Tending, queries: Queries | None = None, **options: Any) -> None:
     class Walk(StoreMachine):
         pass
 
-    Walk.store, Walk.tending = store, tending
+    Walk.store, Walk.tending, Walk.queries = store, tending, queries
     chosen: Any = settings(
         stateful_step_count=40,
         deadline=None,
@@ -230,7 +277,7 @@ def walk(store: Subject, tending: Tending, **options: Any) -> None:
 
 def walk_sql(driver: Driver, queries: Queries, **options: Any) -> None:
     keys = Keys(queries)
-    walk(SyncSubject(driver, keys, queries), Upkeep(keys), **options)
+    walk(SyncSubject(driver, keys, queries), Upkeep(keys), queries, **options)
 
 
 def test_sqlite_tells_the_story_of_the_model() -> None:

@@ -140,6 +140,15 @@ def described_record(
     return described
 
 
+def why_kept(left: Sequence[tuple[str, str, str]]) -> str:
+    """Why the key of a record whose retention is over is not free."""
+    parts = ", ".join(f"{kind} {name!r} is {state}" for kind, name, state in left)
+    return (
+        f"Its retention is over, but something of it is left: {parts}. Until that is seen to it is "
+        "kept, a retry gets what it got before, and the key is not used again."
+    )
+
+
 def described_answer(answer: Answer, *, body: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"status": answer.status, "bytes": len(answer.body)}
     if body:

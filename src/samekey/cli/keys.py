@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from ..core.claim import scope_part
+from ..core.decide import has_expired
 from ..core.effects import Effect
 from ..core.policy import milliseconds
 from ..core.record import Answer, Record
@@ -26,6 +28,7 @@ from .describe import (
     next_step,
     print_jobs,
     print_timeline,
+    why_kept,
 )
 from .evidence import described_event
 from .output import (
@@ -177,6 +180,7 @@ def show_command(
         jobs, events = _jobs(store, found.record), _events(store, found.record)
         effects = effects_of(store, found.record)
         likely = likely_steps(store, found.record, effects)
+        left = _left(store, found.record)
         derived = None if step is None or found.record is None else found.record.downstream_key(step)
         if as_json:
             print_json(
@@ -194,6 +198,7 @@ def show_command(
                     else described_likely(found.record, likely),
                     "jobs": [described_job(job) for job in jobs],
                     "events": events,
+                    "kept_by": [{"kind": kind, "name": name, "state": state} for kind, name, state in left],
                     **({} if derived is None else {"derived": {"step": step, "downstream_key": derived}}),
                 }
             )
@@ -219,6 +224,9 @@ def show_command(
             conflict = event["state"] == "conflict"
             end = "it contradicts the answer that stands" if conflict else "it is not used yet"
             say(printable(f"{said}; {end}."))
+        if left:
+            say("")
+            say(printable(why_kept(left)))
         hint = None if found.record is None else next_step(found.record, store.now(), effects, likely)
         if hint is not None:
             say("")
@@ -245,6 +253,13 @@ def _events(store: Store, record: Record | None) -> list[dict[str, Any]]:
     if record is None or not store.has_tables:
         return []
     return [described_event(event) for event in store.ask(lambda: store.effects.shown(record.id))]
+
+
+def _left(store: Store, record: Record | None) -> Sequence[tuple[str, str, str]]:
+    """What keeps a record whose retention is over."""
+    if record is None or not has_expired(record, store.now()):
+        return ()
+    return store.ask(lambda: store.keys.unfinished(record.id))
 
 
 def _jobs(store: Store, record: Record | None) -> list[DeadJob]:

@@ -150,9 +150,13 @@ Decision: TypeAlias = Execute | Verdict
 """What a claim comes to in the end."""
 
 
-def decide(record: Record, claim: Claim, policy: Policy, now: int) -> Verdict | Move:
-    """What this request gets, given the record that is there at ``now`` (the store's clock)."""
-    if has_expired(record, now):
+def decide(record: Record, claim: Claim, policy: Policy, now: int, *, kept: bool = False) -> Verdict | Move:
+    """What this request gets, given the record that is there at ``now`` (the store's clock).
+
+    ``kept``: its retention is over, but its operation is not (a job is still to run, say). It answers as it
+    did before: another life would send the same downstream keys beside it.
+    """
+    if has_expired(record, now) and not kept:
         # A key whose retention is over means nothing any more, so its fingerprint binds nobody.
         if record.after_expiry == "gone":
             return Gone(record)

@@ -26,6 +26,7 @@ from ..core.decide import (
     Outstanding,
     Unreadable,
     Verdict,
+    has_expired,
 )
 from ..core.header import KeyRefused, parse_key
 from ..core.ledger import Ledgers
@@ -619,6 +620,7 @@ class Engine:
             former = found is None and (
                 yield from ask(lambda: self.keys.existed(operation_id, scope_part(tenant)))
             )
+            kept = found is not None and (yield from self._is_kept(*found))
         except (StoreError, SchemaMismatch) as error:
             return unavailable(self.policy, error)
         except SamekeyError as error:
@@ -628,7 +630,11 @@ class Engine:
             return gone_answer(self.policy)
         if found is not None:
             found = found[0], (yield from self._as_it_runs(found[1]))
-        return status_answer(found, scope_part(tenant), self.policy)
+        return status_answer(found, scope_part(tenant), self.policy, kept=kept)
+
+    def _is_kept(self, now: int, record: Record) -> Flow[bool]:
+        """Whether its retention is over and something of it is left all the same."""
+        return has_expired(record, now) and (yield from ask(lambda: self.keys.is_kept(record)))
 
     def _as_it_runs(self, record: Record) -> Flow[Record]:
         """A pending record as clients are shown it: in progress while a worker runs a job of it."""

@@ -42,7 +42,10 @@ class Extension:
 def new_end(record: Record, extension: Extension, now: int) -> int:
     """When it will end. ``NotExtended``, with the reason, for what cannot be extended."""
     if has_expired(record, now):
-        raise NotExtended("Its retention is over, and its key may run again. Nothing was changed.")
+        raise NotExtended(
+            "Its retention is over, and its key may run again once nothing of it is left to do. "
+            "Nothing was changed."
+        )
     if record.state is State.FAILED_RETRYABLE:
         raise NotExtended("Nothing happened, so there is no answer to keep. Nothing was changed.")
     if record.state is not State.COMPLETED:

@@ -16,12 +16,15 @@ from ..core.states import State
 _UNSETTLED = frozenset({State.PENDING, State.IN_PROGRESS, State.UNKNOWN})
 
 
-def status_answer(found: tuple[int, Record] | None, tenant: str, policy: Policy) -> Answer:
-    """404 for another tenant exactly as for an id that never was; 410 once expired."""
+def status_answer(
+    found: tuple[int, Record] | None, tenant: str, policy: Policy, *, kept: bool = False
+) -> Answer:
+    """404 for another tenant exactly as for an id that never was; 410 once expired, unless it is ``kept``
+    because something of it is left to do."""
     if found is None or found[1].tenant != tenant:
         return refuse(Refusal(404, "There is no such operation."), policy)
     now, record = found
-    if has_expired(record, now):
+    if has_expired(record, now) and not kept:
         return gone_answer(policy)
     headers: list[tuple[bytes, bytes]] = [
         (b"content-type", b"application/json"),

@@ -23,6 +23,7 @@ from ..core.decide import (
     Unreadable,
     Verdict,
     decide,
+    has_expired,
 )
 from ..core.effects import NOTHING_SENT, Sent
 from ..core.policy import Policy
@@ -99,7 +100,7 @@ class Keys:
         self, record: Record, claim: Claim, policy: Policy, clock: int, now: int | None
     ) -> Program[Decision | None]:
         """Decides, and moves the record where the decision says so. None: it moved, look again."""
-        verdict = decide(record, claim, policy, clock)
+        verdict = yield from self._decide(record, claim, policy, clock)
         while isinstance(verdict, Move):
             rows = yield self._move(verdict, claim, now)
             if not rows:
@@ -115,6 +116,21 @@ class Keys:
                 case _:
                     assert_never(verdict)
         return verdict
+
+    def _decide(self, record: Record, claim: Claim, policy: Policy, clock: int) -> Program[Verdict | Move]:
+        kept = has_expired(record, clock) and (yield from self.is_kept(record))
+        return decide(record, claim, policy, clock, kept=kept)
+
+    def is_kept(self, record: Record) -> Program[bool]:
+        """Of a record whose retention is over: whether something of its operation is left."""
+        return bool((yield from self.unfinished(record.id)))
+
+    def unfinished(self, operation_id: str) -> Program[Sequence[tuple[str, str, str]]]:
+        """What keeps a settled record beyond its retention: the kind of each part, its name and its state."""
+        if not self._statements.has_parts:
+            return ()
+        rows = yield self._statements.statement("unfinished", None, operation_id=operation_id)
+        return [(str(kind), str(name), str(state)) for kind, name, state in rows]
 
     def _move(self, move: Move, claim: Claim, now: int | None) -> Statement:
         name = {Retry: "retry", Resume: "resume", EndLease: "end_lease", Reuse: "reuse"}[type(move)]
@@ -132,7 +148,7 @@ class Keys:
                 return None
             try:
                 record = decode_record(row)
-                verdict = decide(record, claim, policy, _int(clock))
+                verdict = yield from self._decide(record, claim, policy, _int(clock))
                 if isinstance(verdict, EndLease):
                     yield self._move(verdict, claim, now)
                     continue

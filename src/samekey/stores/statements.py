@@ -24,6 +24,11 @@ class Statements(Protocol):
     def notes_along(self) -> bool:
         """Whether the statement of an outcome also notes what a leased handler may have sent."""
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether operations have jobs, phases and providers' words beside their record, which keep it past
+        its retention (``unfinished``)."""
+
     def operation_id(self, token: str, scope: str, key: str) -> str:
         """An operation id made of a random token, by which this store can find the record of the key."""
 

@@ -61,6 +61,7 @@ class DynamoStatements:
 
     looks_first = False
     notes_along = True
+    has_parts = False
     """One request tells a new key from one that is taken, and shows what is there."""
 
     def operation_id(self, token: str, scope: str, key: str) -> str:

@@ -59,6 +59,7 @@ class RedisStatements:
 
     looks_first = False
     notes_along = True
+    has_parts = False
 
     def __init__(self) -> None:
         self._queries = _load()

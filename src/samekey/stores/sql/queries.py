@@ -87,6 +87,10 @@ class Queries:
     def notes_along(self) -> bool:
         return False  # it has a table of its own
 
+    @property
+    def has_parts(self) -> bool:
+        return True
+
     def operation_id(self, token: str, scope: str, key: str) -> str:
         return token  # an index finds it
 
@@ -163,8 +167,33 @@ def _states(event: Event) -> str:
 
 _OVER: Final = (
     "after_expiry <> 'gone' and (state in ({claim}) or (state in ({expire}) and expires_at <= {now}))"
+    " and not {kept}"
 )
-"""The record's retention is over, and what follows is not 410."""
+"""The record's retention is over, nothing of its operation is left, and what follows is not 410."""
+
+_OPEN_JOB: Final = "j.state in ('live', 'dead')"
+"""It is to run, or an operator must see it."""
+_OPEN_PHASE: Final = "k.state <> 'completed'"
+"""Any recovery point of what has no answer: an effect without a result, or one that stands."""
+_OPEN_WORD: Final = (
+    "(v.state in ('ambiguous', 'conflict') or (v.state = 'waiting' and k.state <> 'completed'))"
+)
+"""A provider's word that somebody must see to. One that waits about an answer that stands is no dispute."""
+
+
+def _kept(dialect: Dialect, tables: Mapping[str, str], table: str) -> str:
+    """Something of this operation is left to do, to find out or to be seen: whoever asks, reaper or retry,
+    its record stays, its answer with it."""
+    # "offset 0": see postgres/upkeep.sql.
+    head, end = ("select", " offset 0") if dialect == "postgres" else ("select 1", "")
+
+    def has(part: str, alias: str, rule: str) -> str:
+        rule = rule.replace("k.", f"{table}.")
+        its = f"{alias}.operation_id = {table}.id"
+        return f"exists ({head} from {tables[part]} as {alias} where {its} and {rule}{end})"
+
+    looks = (has("jobs", "j", _OPEN_JOB), has("phases", "p", _OPEN_PHASE), has("evidence", "v", _OPEN_WORD))
+    return f"({' or '.join(looks)})"
 
 
 def _expiry(dialect: Dialect, table: str) -> str:
@@ -193,7 +222,9 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "durable": _DURABLE,
         "expiry": _expiry(dialect, ""),
         "expiry:k": _expiry(dialect, "k."),
-        "over": _OVER.format(claim=_states(Event.CLAIM), expire=_states(Event.EXPIRE), now=_CLOCK[dialect]),
+        "open:j": _OPEN_JOB,
+        "open:p": _OPEN_PHASE,
+        "open:v": _OPEN_WORD,
         "for_ever": str(LAST_TIME),
         "nobodys": "concat(attempt, '-')" if dialect == "mysql" else "attempt || '-'",
         "schema": schema,
@@ -201,16 +232,18 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
     if dialect == "postgres":
         # Quoted, so that any case works; schema-qualified, so that no search_path matters.
         quoted = f'"{schema}"'
-        return {
-            **words,
-            "schema": quoted,
-            **{name: f"{quoted}.{name}" for name in _TABLES},
-            "versions": f"{quoted}.schema_versions",
-        }
-    tables = {name: f"samekey_{name}" for name in _TABLES}
+        tables = {name: f"{quoted}.{name}" for name in _TABLES}
+        words |= {"schema": quoted, "versions": f"{quoted}.schema_versions"}
+    else:
+        tables = {name: f"samekey_{name}" for name in _TABLES}
+        words["versions"] = "samekey_schema_versions"
     if dialect == "mysql":
         words["record"] = ", ".join(_column("mysql", name) for name in COLUMNS)
-    return {**words, **tables, "versions": "samekey_schema_versions"}
+    kept = _kept(dialect, tables, tables["keys"])
+    words["over"] = _OVER.format(
+        claim=_states(Event.CLAIM), expire=_states(Event.EXPIRE), now=_CLOCK[dialect], kept=kept
+    )
+    return {**words, **tables, "kept": kept, "kept:k": _kept(dialect, tables, "k")}
 
 
 def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:

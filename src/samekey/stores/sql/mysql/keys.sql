@@ -4,7 +4,8 @@
 -- {now}      the store's clock in milliseconds, or :now where a test gives one
 -- {record}   the columns of a record, in the order of core/record.py
 -- {expiry}   when the record ends if it is settled now
--- {over}     its retention is over and something may follow
+-- {kept}     something of its operation is left: a job to run or to be seen, a phase, a provider's word
+-- {over}     its retention is over, nothing of its operation is left, and something may follow
 -- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
 -- -- then    what follows on the same connection; the last rows that there are count
 -- :mark      16 random bytes, new with every execution
@@ -188,6 +189,7 @@ update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
     answer_body = null, mark = :mark
 where scope = :scope and `key` = :key and state in ({from:expire}) and expires_at <= {now}
+    and not {kept}
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 

@@ -218,12 +218,15 @@ select
     (select count(*) from {keys} where state = 'dead_letter'),
     (select count(*) from {keys} where state = 'in_progress' and locked_until <= {now}),
     (select min(locked_until) from {keys} where state = 'in_progress'),
-    (select count(*) from {keys} where state in ({from:reap}) and expires_at <= {now}),
+    (select count(*) from {keys} as k where state in ({from:reap}) and expires_at <= {now} and not {kept:k}),
     (select count(*) from {jobs} where state = 'live'),
     (select min(due_at) from {jobs} where state = 'live'),
     (select count(*) from {jobs} where state = 'dead'),
     (select count(*) from {keys} where state = 'pending'),
-    (select min(expires_at) from {keys} where state in ({from:reap})),
+    (
+        select min(expires_at) from {keys} as k
+        where state in ({from:reap}) and expires_at <= {now} and not {kept:k}
+    ),
     (select count(*) from {keys} where state = 'in_progress' and mode = 'phased' and locked_until <= {now}),
     (select min(locked_until) from {keys} where state = 'in_progress' and mode = 'phased'),
     (select min(locked_until) from {keys} where state = 'in_progress' and mode <> 'phased'),

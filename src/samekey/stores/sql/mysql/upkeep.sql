@@ -45,14 +45,26 @@ where state = 'in_progress' and locked_until <= {now} and (
 )
 group by mode order by mode
 
+-- name: unfinished
+-- What is left of an operation whose retention is over: which kind of part, its name, its state. Without a row its
+-- record may go and its key is free.
+select 'job', j.name, j.state from {jobs} as j
+where j.operation_id = :operation_id and {open:j}
+union all
+select 'phase', p.name, case p.done when 1 then 'done' else 'open' end
+from {phases} as p join {keys} as k on k.id = p.operation_id
+where p.operation_id = :operation_id and {open:p}
+union all
+select 'event', v.source, v.state
+from {evidence} as v join {keys} as k on k.id = v.operation_id
+where v.operation_id = :operation_id and {open:v}
+
 -- name: reap  event: reap
 -- Deletes settled records past retention after which the key may run again. What is in flight or unknown is never
--- touched, nor is what still has jobs that are to run or that an operator must see.
+-- touched, nor is what is left of an operation ({kept:k}): jobs to run or to be seen, phases, a provider's word.
 select k.id from {keys} as k force index (samekey_keys_expiry)
 where k.state in ('completed', 'failed_retryable') and k.expires_at <= {now} and k.after_expiry = 'new'
-    and not exists (
-        select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
-    )
+    and not {kept:k}
 order by k.expires_at limit :batch
 for update skip locked
 -- then
@@ -62,8 +74,8 @@ delete from {keys} where id in (:locked)
 -- Keeps the fact and drops the answer, where something else than a second run follows expiry. After "gone" the
 -- tombstone stays for good: a key that was answered 410 never runs again. In the order of its index, so that it reads and
 -- locks a batch and no more.
-select id from {keys} force index (samekey_keys_burial)
-where after_expiry in ('ask', 'gone') and expires_at <= {now} and state in ({from:expire})
+select id from {keys} as k force index (samekey_keys_burial)
+where after_expiry in ('ask', 'gone') and expires_at <= {now} and state in ({from:expire}) and not {kept:k}
 order by after_expiry, expires_at limit :batch
 for update skip locked
 -- then
@@ -76,8 +88,8 @@ select id from {keys} where id in (:locked)
 
 -- name: bury_softly  event: expire
 -- The same of records that would be deleted.
-select id from {keys} force index (samekey_keys_expiry)
-where state in ({from:expire}) and expires_at <= {now} and after_expiry = 'new'
+select id from {keys} as k force index (samekey_keys_expiry)
+where state in ({from:expire}) and expires_at <= {now} and after_expiry = 'new' and not {kept:k}
 order by expires_at limit :batch
 for update skip locked
 -- then
@@ -92,9 +104,7 @@ select id from {keys} where id in (:locked)
 -- Deletes tombstones whose own time is over.
 select k.id from {keys} as k force index (samekey_keys_expiry)
 where k.state = 'expired' and k.expires_at <= {now} and k.after_expiry <> 'gone'
-    and not exists (
-        select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
-    )
+    and not {kept:k}
 order by k.expires_at limit :batch
 for update skip locked
 -- then
@@ -102,8 +112,8 @@ delete from {keys} where id in (:locked)
 
 -- name: count_reap
 -- What a reaper would find, by state.
-select state, count(*) from {keys}
-where state in ({from:reap}) and expires_at <= {now}
+select state, count(*) from {keys} as k
+where state in ({from:reap}) and expires_at <= {now} and not {kept:k}
 group by state order by state
 
 -- name: reap_jobs

@@ -30,7 +30,7 @@ with proof as materialized (
         provider_id = null, locked_until = null, error_code = null, reconcile_after = null,
         recovery_point = null, completed_at = null, last_run_at = excluded.last_run_at,
         expires_at = {now} + k.ttl_ms
-        where k.attempt = :seen::text and k.state = 'failed_retryable'
+        where :reused::bigint = 0 and k.attempt = :seen::text and k.state = 'failed_retryable'
     returning k.expires_at
 )
 select

@@ -5,7 +5,8 @@
 -- {record}   the columns of a record, in the order of core/record.py
 -- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
 -- {expiry}   when the record ends if it is settled now: {expiry:k} of the table k
--- {over}     its retention is over and something may follow
+-- {kept}     something of its operation is left: a job to run or to be seen, a phase, a provider's word
+-- {over}     its retention is over, nothing of its operation is left, and something may follow
 -- {durable}  true; makes sure that this commit is not one of synchronous_commit = off
 
 -- name: reserve  event: claim
@@ -178,6 +179,7 @@ update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
     answer_body = null
 where scope = :scope::text and key = :key::text and state in ({from:expire}) and expires_at <= {now}
+    and not {kept}
 returning {now}, expires_at
 
 -- name: atomic_lock
@@ -232,7 +234,7 @@ with proof as materialized (
         reconcile_after = null, recovery_point = null,
         last_run_at = excluded.last_run_at, completed_at = excluded.completed_at,
         expires_at = {expiry:k}
-        where k.attempt = :seen::text and k.state = 'failed_retryable'
+        where :reused::bigint = 0 and k.attempt = :seen::text and k.state = 'failed_retryable'
     returning k.expires_at
 )
 select
@@ -280,7 +282,8 @@ on conflict (scope, key) do update set
     error_code = excluded.error_code, reconcile_after = excluded.reconcile_after,
     last_run_at = excluded.last_run_at, completed_at = excluded.completed_at,
     expires_at = {expiry:k}, locked_until = null, recovery_point = null
-    where k.attempt = :seen::text and k.state in ({from:commit}) and k.state in ({from:lose}) and k.state <> 'expired'
+    where :reused::bigint = 0 and k.attempt = :seen::text
+        and k.state in ({from:commit}) and k.state in ({from:lose}) and k.state <> 'expired'
 returning {now}, expires_at
 
 -- name: transaction_status

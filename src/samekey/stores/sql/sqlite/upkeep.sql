@@ -37,15 +37,27 @@ where state = 'in_progress' and locked_until <= {now} and (
 )
 group by mode order by mode
 
+-- name: unfinished
+-- What is left of an operation whose retention is over: which kind of part, its name, its state. Without a row its
+-- record may go and its key is free.
+select 'job', j.name, j.state from {jobs} as j
+where j.operation_id = :operation_id and {open:j}
+union all
+select 'phase', p.name, case p.done when 1 then 'done' else 'open' end
+from {phases} as p join {keys} as k on k.id = p.operation_id
+where p.operation_id = :operation_id and {open:p}
+union all
+select 'event', v.source, v.state
+from {evidence} as v join {keys} as k on k.id = v.operation_id
+where v.operation_id = :operation_id and {open:v}
+
 -- name: reap  event: reap
 -- Deletes settled records past retention after which the key may run again. What is in flight or unknown is never
--- touched, nor is what still has jobs that are to run or that an operator must see.
+-- touched, nor is what is left of an operation ({kept:k}): jobs to run or to be seen, phases, a provider's word.
 delete from {keys} where state in ('completed', 'failed_retryable') and id in (
     select k.id from {keys} as k
     where k.state in ('completed', 'failed_retryable') and k.expires_at <= {now} and k.after_expiry = 'new'
-        and not exists (
-            select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
-        )
+        and not {kept:k}
     order by k.expires_at limit :batch
 )
 returning id
@@ -57,8 +69,8 @@ update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
     answer_body = null, expires_at = case after_expiry when 'gone' then {for_ever} else {now} + :keep_ms end
 where state in ({from:expire}) and id in (
-    select id from {keys}
-    where state in ({from:expire}) and expires_at <= {now} and after_expiry <> 'new'
+    select id from {keys} as k
+    where state in ({from:expire}) and expires_at <= {now} and after_expiry <> 'new' and not {kept:k}
     order by expires_at limit :batch
 )
 returning id
@@ -69,8 +81,8 @@ update {keys} set
     state = {to:expire}, answer_version = null, answer_status = null, answer_headers = null,
     answer_body = null, expires_at = {now} + :keep_ms
 where state in ({from:expire}) and id in (
-    select id from {keys}
-    where state in ({from:expire}) and expires_at <= {now} and after_expiry = 'new'
+    select id from {keys} as k
+    where state in ({from:expire}) and expires_at <= {now} and after_expiry = 'new' and not {kept:k}
     order by expires_at limit :batch
 )
 returning id
@@ -80,17 +92,15 @@ returning id
 delete from {keys} where state = 'expired' and id in (
     select k.id from {keys} as k
     where k.state = 'expired' and k.expires_at <= {now} and k.after_expiry <> 'gone'
-        and not exists (
-            select 1 from {jobs} as j where j.operation_id = k.id and j.state in ('live', 'dead')
-        )
+        and not {kept:k}
     order by k.expires_at limit :batch
 )
 returning id
 
 -- name: count_reap
 -- What a reaper would find, by state.
-select state, count(*) from {keys}
-where state in ({from:reap}) and expires_at <= {now}
+select state, count(*) from {keys} as k
+where state in ({from:reap}) and expires_at <= {now} and not {kept:k}
 group by state order by state
 
 -- name: reap_jobs
