@@ -23,7 +23,7 @@ from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
 from ..engine.boundary import Place
-from ..engine.exchange import SEEN, Answered, Exchange, Unguarded, current_exchange
+from ..engine.exchange import SEEN, Answered, Asked, Exchange, Unguarded, current_exchange, passed
 from ..engine.gate import tenant_of
 from ..engine.operation import Running, _current
 from ..engine.way import Finished, Handled, with_expiry
@@ -31,6 +31,7 @@ from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Tenant
 from .guards import (
+    TWO_MIDDLEWARES,
     Found,
     Route,
     RouteGuard,
@@ -38,7 +39,6 @@ from .guards import (
     exceeds,
     leads_to,
     of_the_application,
-    only_guard,
     own_word,
     too_large,
     unguarded_answer,
@@ -102,6 +102,7 @@ class IdempotencyMiddleware:
         self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error)
         self._routes = routes
         self._checked = False
+        self._handlers_guarded = False
         self._router: Any = None
         self._running: dict[asyncio.Task[None], _Guarded] = {}
 
@@ -118,17 +119,21 @@ class IdempotencyMiddleware:
             await send_answer(send, await self._status(scope, operation_id), head=method == "HEAD")
         elif method not in self._policy.methods:
             as_it_came = dict(scope)  # mounts change it on the way
-            await self._pass(scope, receive, send, Unguarded(lambda: leads_to(self._find(as_it_came))))
+            self._guard_handlers()
+            unguarded = Unguarded(lambda: leads_to(self._find(as_it_came)), self._policy.methods)
+            await self._pass(scope, receive, send, unguarded)
         else:
             await self._guard(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, seen: Unguarded | None) -> None:
-        token = current_exchange.set(seen)
+        if passed(Asked(scope, send)) is not None:
+            await self.app(scope, receive, send)  # another middleware of ours guards it, further out
+            return
         scope[SEEN] = seen
         try:
-            await self.app(scope, receive, send)
+            with self._engine.unclaimed(seen, scope.get("path", "")):
+                await self.app(scope, receive, send)
         finally:
-            current_exchange.reset(token)
             if seen is not None:
                 seen.over = True
 
@@ -143,13 +148,15 @@ class IdempotencyMiddleware:
         guarded = self._guards.for_route(route, scope.get("path", ""))
         lines = [value for name, value in scope["headers"] if name.lower() == self._guards.header]
         if guarded is None or (not lines and not guarded.needs_key):
-            with self._engine.without_key(scope.get("path", "")):
-                await self._pass(scope, receive, send, None)
+            await self._pass(scope, receive, send, None)
             return
-        only_guard(scope)
+        if passed(Asked(scope, send)) is not None:
+            raise ConfigurationError(TWO_MIDDLEWARES)
+        if isinstance(scope.get(SEEN), Exchange):
+            scope = dict(scope)  # somebody outside has sent it in before, and that still runs
         body: bytes | None = None
         if lines:
-            read = await read_body(scope, receive, guarded.max_body)
+            read = await self._read(scope, receive, guarded.max_body)
             if read is None:
                 return  # the client is gone half-way: nothing was claimed, nobody is there to answer
             if isinstance(read, Refusal):
@@ -172,6 +179,19 @@ class IdempotencyMiddleware:
             if work.passing:
                 task.cancel()
             raise
+        finally:
+            if task.done():
+                scope.pop(SEEN, None)
+
+    async def _read(self, scope: Scope, receive: Receive, limit: int) -> bytes | Refusal | None:
+        """The body. A server gives it once, but one request may meet several guards, one after the other."""
+        source, body = scope.get(_BODY, (None, b""))
+        if source is receive:
+            return too_large(limit) if len(body) > limit else body
+        read = await read_body(scope, receive, limit)
+        if isinstance(read, bytes):
+            scope[_BODY] = (receive, read)
+        return read
 
     async def _see_through(self, task: asyncio.Task[None], work: _Guarded) -> None:
         """Waits for it until its longest run is over. Then the request ends, so that its server can."""
@@ -273,8 +293,13 @@ class IdempotencyMiddleware:
                 undecorated=self._guards.undecorated,
                 root=scope.get("root_path", ""),
             )
-            self._guards.guard_all(state_changing(self.app))
+            self._guard_handlers()
             self._checked = True
+
+    def _guard_handlers(self) -> None:
+        if not self._handlers_guarded:
+            self._guards.guard_all(state_changing(self.app))
+            self._handlers_guarded = True
 
     async def drain(self) -> None:
         """Waits for the guarded handlers that still run, each until its longest run is over; then gives back
@@ -292,6 +317,8 @@ class IdempotencyMiddleware:
         await self._engine.aclose()
 
 
+_BODY = "samekey.body"
+"""The key in the scope under which the body is that was read, and what it was read from."""
 _ENDLESS = (b"text/event-stream", b"multipart/x-mixed-replace")
 """Types of answers that have no end."""
 _SILENCE = "The application returned without sending a whole answer."

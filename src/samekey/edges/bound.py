@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..engine.decorate import at_handler
-from ..engine.exchange import Asked, current_exchange, exchange_of
+from ..engine.exchange import Asked, current_exchange, exchange_of, reached
 from ..engine.forms import in_form_of, value_of
-from ..engine.marks import put_in_place
+from ..engine.marks import mark_of, put_in_place
 
 Finds = Callable[[tuple[Any, ...], dict[str, Any]], Asked | None]
 """Gives the request that a call is for; None where it cannot be seen. It may take from the arguments what the
@@ -25,22 +25,25 @@ def bound(handler: Any, finds: Finds, *, decorated: bool) -> Any:
     """A function to stand in the place of a route's handler: it knows its request, and an undecorated handler
     claims for itself."""
     guarded = handler if decorated else at_handler(handler)
+    mark = mark_of(handler) if decorated else None
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
-        with _within(finds(args, kwargs)):
+        with _within(finds(args, kwargs), mark):
             return await value_of(guarded(*args, **kwargs))
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
-        with _within(finds(args, kwargs)):
+        with _within(finds(args, kwargs), mark):
             return guarded(*args, **kwargs)
 
     return put_in_place(in_form_of(handler, run_async, run_sync), handler)
 
 
 @contextmanager
-def _within(asked: Asked | None) -> Iterator[None]:
+def _within(asked: Asked | None, mark: object) -> Iterator[None]:
     token = current_exchange.set(exchange_of(asked))
+    handler = reached.set((mark, "" if asked is None else asked.method))
     try:
         yield
     finally:
+        reached.reset(handler)
         current_exchange.reset(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,15 @@ def _in_context(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked | None:
         return None
     environ = flask.request.environ
     return Asked(environ, environ.get("wsgi.input"))
+
+
+def reached_view(guarded: Collection[str]) -> Route | None:
+    """The view that Flask has reached, by its own word, for a request by a method that is not guarded."""
+    flask = sys.modules.get("flask")
+    if flask is None or not flask.has_request_context() or flask.request.method in guarded:
+        return None
+    view = flask.current_app.view_functions.get(flask.request.endpoint)
+    return None if view is None else Route(_view(view, flask.request.method), flask.request.path)
 
 
 def _guard_view(views: dict[str, Any], endpoint: str, method: str, decorated: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -182,26 +182,18 @@ def _is_status(value: bytes, prefix: bytes) -> bool:
     return value.startswith(prefix) and is_operation_id(value.removeprefix(prefix).decode("latin-1"))
 
 
-_SEEN = "samekey.guarded"
-"""The key in the ASGI scope or WSGI environ of a request that has passed a middleware of ours."""
-
-
-def only_guard(context: MutableMapping[str, Any]) -> None:
-    """Two middlewares around one application would keep two records of one request, and lose its answer."""
-    if context.get(_SEEN):
-        raise ConfigurationError(
-            "This request has already passed an IdempotencyMiddleware, so nothing was run. Put one around "
-            "the application, not two."
-        )
-    context[_SEEN] = True
+TWO_MIDDLEWARES: Final = (
+    "This request has already passed an IdempotencyMiddleware, so nothing was run. Put one around the "
+    "application, not two: they would keep two records of one request, and lose its answer."
+)
 
 
 def leads_to(route: Found) -> object | None:
     """The mark of the handler that a request is routed to; False where that has none, None where the router
-    cannot be asked."""
+    cannot be asked, or does not know the path: a middleware may rewrite it on the way."""
     if isinstance(route, Route) and not route.opaque:
         return mark_of(route.endpoint) or False
-    return False if route is NO_ROUTE else None
+    return None
 
 
 def unguarded_answer(name: str, status: int) -> None:

@@ -106,7 +106,7 @@ def _guard_handler(route: Any, decorated: bool) -> bool:
 
 def _guard_dependant(dependant: Any, decorated: bool) -> bool:
     asked_for = getattr(dependant, "request_param_name", None)
-    if not _can_stand_in(dependant.call) or (decorated and asked_for):
+    if not _can_stand_in(dependant.call):
         return decorated or stands_in(dependant.call)
     name = asked_for or _REQUEST
 

@@ -21,15 +21,16 @@ from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer
 from ..engine.boundary import Place
 from ..engine.engine import Engine
-from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
+from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, current_exchange, passed
 from ..engine.gate import tenant_of
 from ..engine.operation import _current
 from ..engine.way import Finished, with_expiry
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Tenant
-from .flask import find_route, framework_of
+from .flask import find_route, framework_of, reached_view
 from .guards import (
+    TWO_MIDDLEWARES,
     Found,
     Route,
     RouteGuard,
@@ -37,12 +38,12 @@ from .guards import (
     exceeds,
     leads_to,
     of_the_application,
-    only_guard,
     own_word,
     too_large,
     unguarded_answer,
 )
 from .startup import refuse as refuse_at_start
+from .unclaimed import Unclaimed, close
 from .walk import state_changing
 
 Environ = dict[str, Any]
@@ -87,7 +88,10 @@ class IdempotencyMiddleware:
             return [] if method == "HEAD" else status
         if method not in self._policy.methods:
             as_it_came = dict(environ)  # dispatchers change it on the way
-            unguarded = Unguarded(lambda: leads_to(self._find(as_it_came, path)))
+            methods = self._policy.methods
+            unguarded = Unguarded(
+                lambda: leads_to(reached_view(methods) or self._find(as_it_came, path)), methods
+            )
             return self._pass(environ, start_response, unguarded)
         if not self._checked:
             refuse_at_start(
@@ -99,9 +103,11 @@ class IdempotencyMiddleware:
         guarded = self._guards.for_route(route, path)
         sent = environ.get(self._variable)
         if guarded is None or (sent is None and not guarded.needs_key):
-            with self._engine.without_key(path):
-                return self._pass(environ, start_response, None)
-        only_guard(environ)
+            return self._pass(environ, start_response, None)
+        if passed(Asked(environ)) is not None:
+            raise ConfigurationError(TWO_MIDDLEWARES)
+        if isinstance(environ.get("wsgi.input"), _Body):
+            environ["wsgi.input"].seek(0)  # somebody outside has sent it in before
         # A server joins repeated header lines with a comma, which no key may hold.
         lines = [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
         received: bytes | None = None
@@ -130,14 +136,11 @@ class IdempotencyMiddleware:
     def _pass(
         self, environ: Environ, start_response: StartResponse, seen: Unguarded | None
     ) -> Iterable[bytes]:
-        token = current_exchange.set(seen)
+        if passed(Asked(environ)) is not None:
+            return self.app(environ, start_response)  # another middleware of ours guards it, further out
         environ[SEEN] = seen
-        try:
-            return self.app(environ, start_response)
-        finally:
-            current_exchange.reset(token)
-            if seen is not None:
-                seen.over = True
+        context = partial(self._engine.unclaimed, seen, full_path(environ))
+        return Unclaimed(context, seen).run(self.app, environ, start_response)
 
     def _exchange(
         self, environ: Environ, lines: list[bytes], body: bytes | None, route: Found = None
@@ -239,14 +242,14 @@ class _Guarded:
             try:
                 return self._app_raised(error, start_response)
             finally:
-                _close(chunks)
+                close(chunks)
         try:
             finished = self._finish(page, streamed=streamed)
         except BaseException:
-            _close(chunks)
+            close(chunks)
             raise
         if finished.answer is None:
-            _close(chunks)
+            close(chunks)
             assert finished.error is not None
             raise finished.error
         if streamed and finished.answer.body is body:
@@ -380,7 +383,7 @@ class _Stream:
             raise self._error
 
     def close(self) -> None:
-        _close(self._source)
+        close(self._source)
 
 
 class _Body(io.BytesIO):
@@ -454,9 +457,3 @@ def _start(start_response: StartResponse, answer: Answer) -> None:
         phrase = "Unknown"
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
     start_response(f"{answer.status} {phrase}", headers)
-
-
-def _close(chunks: Any) -> None:
-    close = getattr(chunks, "close", None)
-    if close is not None:
-        close()

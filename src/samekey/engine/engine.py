@@ -63,7 +63,7 @@ from .desk import Lookup
 from .direct import DirectResolver
 from .errands import Errands
 from .events import Events
-from .exchange import Answered, Exchange
+from .exchange import Answered, Exchange, Unguarded, current_exchange
 from .flow import Flow, Pause, ask, drive, drive_async
 from .gate import binding_of, claim_of, event_of, stale_answer, tenant_of
 from .input import Captured
@@ -440,13 +440,17 @@ class Engine:
             return unavailable(rules.policy, error)
 
     @contextmanager
-    def without_key(self, endpoint: str) -> Iterator[None]:
-        """Around an undecorated handler whose key is optional and was not sent."""
-        token = _current.set(anonymous_operation(Mode.LEASED, endpoint))
+    def unclaimed(self, seen: Unguarded | None, endpoint: str) -> Iterator[None]:
+        """Around an application whose request is not guarded. None: it might be, but the key is optional and
+        was not sent, or the route is exempt."""
+        exchange = current_exchange.set(seen)
+        operation = _current.set(anonymous_operation(Mode.LEASED, endpoint)) if seen is None else None
         try:
             yield
         finally:
-            _current.reset(token)
+            if operation is not None:
+                _current.reset(operation)
+            current_exchange.reset(exchange)
 
     def claim_key(
         self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,7 @@ from ..core.record import Answer
 from ..errors import ConfigurationError
 from .boundary import Boundary, Place
 from .channel import find
+from .marks import mark_of
 from .operation import Running
 from .way import Handled
 
@@ -44,6 +46,10 @@ class Asked:
     """What belongs to it alone: what its answer goes to (ASGI), what its body comes from (WSGI)."""
     body: Any = None
     """What its body comes from. An application may hand it on with a request of its own."""
+
+    @property
+    def method(self) -> str:
+        return str(self.context.get("method") or self.context.get("REQUEST_METHOD") or "").upper()
 
     def exchange(self) -> object:
         """What it carries: its exchange, ``Unguarded``, None where it is left alone; MISSING if nothing."""
@@ -139,12 +145,18 @@ class Exchange:
         it has the key, the place or the body of this one."""
         if self.running is not None or self.answer is not None:
             return False
-        has_key = bool(self.key_lines) and self._keys_in(asked) == list(self.key_lines)
-        return has_key or self._is_there(asked) or find(asked.body, Exchange) is self
+        return self._has_key(asked) or self._is_there(asked) or find(asked.body, Exchange) is self
+
+    def has_key_and_place(self, asked: Asked) -> bool:
+        """Whether a request that carries nothing would be recorded as this one is."""
+        return SEEN not in asked.context and self._has_key(asked) and self._is_there(asked)
+
+    def _has_key(self, asked: Asked) -> bool:
+        return bool(self.key_lines) and self._keys_in(asked) == list(self.key_lines)
 
     def _is_there(self, asked: Asked) -> bool:
         same_path = self._paths & _paths(asked.context)
-        return bool(same_path) and _method(asked.context) == self.parts.method
+        return bool(same_path) and asked.method == self.parts.method
 
     def _keys_in(self, asked: Asked) -> list[bytes]:
         return [] if self.engine is None else _key_lines(asked.context, self.engine.policy.header)
@@ -216,10 +228,6 @@ def _key_lines(context: Mapping[str, Any], header: str) -> list[bytes]:
     return [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
 
 
-def _method(context: Mapping[str, Any]) -> str:
-    return str(context.get("method") or context.get("REQUEST_METHOD") or "").upper()
-
-
 def _paths(context: Mapping[str, Any]) -> frozenset[str]:
     """The ways in which a path is told: servers and mounts take a prefix off it, or leave it there."""
     if "path" in context:
@@ -245,30 +253,40 @@ class Unguarded:
     once for each such request, and nobody would know.
     """
 
-    __slots__ = ("_routed_to", "over")
+    __slots__ = ("_methods", "_routed_to", "over")
 
-    def __init__(self, routed_to: Callable[[], object | None]) -> None:
+    def __init__(self, routed_to: Callable[[], object | None], methods: Collection[str]) -> None:
         self._routed_to = routed_to
+        self._methods = methods
         self.over = False
         """The request has been answered; what it has started may still run."""
 
     def lets(self, mark: object, arguments: Sequence[Any]) -> bool:
-        """Whether the guarded function with this mark may run as it is: the router leads there, or, where
-        the router is not known, it is given this very request."""
+        """Whether the guarded function with this mark may run as it is: it is the handler that a request by
+        such a method has reached, or will by its router; or, where the router does not know, it is given
+        this very request."""
         if self.over:
             return False
+        handler, method = reached.get()
+        if handler is mark and method not in self._methods:
+            return True
         found = self._routed_to()
-        return found is mark or (found is None and is_given(self, arguments))
+        return found is mark or (found is None and is_given(self, arguments, mark))
 
 
-def is_given(seen: Exchange | Unguarded, arguments: Sequence[Any]) -> bool:
-    """Whether a call is given this very request, as a handler is."""
+def is_given(seen: Exchange | Unguarded, arguments: Sequence[Any], mark: object = None) -> bool:
+    """Whether a call is given this very request, as a handler is; and not one that a router has brought to a
+    handler with another mark than ``mark``."""
     asked = seen.framework.asked(arguments) if isinstance(seen, Exchange) else None
     if asked is not None and isinstance(seen, Exchange) and seen.is_of(asked):
         return True
     names = ("scope", "environ", "META", "env")
     contexts = [one for it in arguments for one in (it, *(getattr(it, name, None) for name in names))]
-    return any(isinstance(one, Mapping) and one.get(SEEN) is seen for one in contexts)
+    given = [one for one in contexts if isinstance(one, Mapping) and one.get(SEEN) is seen]
+    handlers = [
+        one["endpoint"] for one in given if mark is not None and inspect.isroutine(one.get("endpoint"))
+    ]
+    return bool(given) and all(mark_of(one) is mark for one in handlers)
 
 
 def exchange_of(asked: Asked | None) -> Exchange | Unguarded | None:
@@ -283,7 +301,7 @@ def exchange_of(asked: Asked | None) -> Exchange | Unguarded | None:
     if not isinstance(known, Exchange) or known.is_of(asked):
         return known
     if known.might_be(asked):
-        place = f"{_method(asked.context)} {max(_paths(asked.context), default='')}"
+        place = f"{asked.method} {max(_paths(asked.context), default='')}"
         message = (
             f"{place} was reached inside {known.parts.method} {known.parts.path}, with its key, its path or "
             "its body, and nothing shows whether it is that request, so it was not run. If the application "
@@ -296,10 +314,22 @@ def exchange_of(asked: Asked | None) -> Exchange | Unguarded | None:
     return None
 
 
+def passed(asked: Asked) -> Exchange | None:
+    """The exchange of a middleware that a request is on its way through, inside another one; None where it
+    comes to its first one. A mark alone says nothing: who is outside may send one request in twice."""
+    known = current_exchange.get()
+    if isinstance(known, Exchange) and (asked.context.get(SEEN) is known or known.has_key_and_place(asked)):
+        return known
+    return find(asked.channel, Exchange) if isinstance(asked.context.get(SEEN), Exchange) else None
+
+
 def exchange_of_call(arguments: Sequence[Any]) -> Exchange | Unguarded | None:
     """``exchange_of``, for a call with these arguments."""
     known = current_exchange.get()
     return exchange_of(known.framework.asked(arguments)) if isinstance(known, Exchange) else known
 
+
+reached: ContextVar[tuple[object, str]] = ContextVar("samekey_reached", default=(None, ""))
+"""The mark of the handler that a framework calls for a request, and the request's method."""
 
 current_exchange: ContextVar[Exchange | Unguarded | None] = ContextVar("samekey_exchange", default=None)
