@@ -142,7 +142,7 @@ class Model:
     def lose(self, key: str, attempt: str, code: str, provider_id: str | None = None) -> int | None:
         """Nobody can tell. That never takes back an answer, but it does take back "nothing happened"."""
         entry = self._current(key, attempt)
-        if entry is None or entry.state in ("completed", "unknown"):
+        if entry is None or entry.state == "completed":
             return None
         entry.state, entry.locked_until, entry.error_code = "unknown", None, code
         entry.provider_id = provider_id or entry.provider_id

@@ -188,7 +188,7 @@ def test_what_a_provider_says_has_happened_is_not_free_whoever_would_free_it() -
 
 
 def test_unknown_moves_only_by_a_finding_an_operator_or_its_holders_late_result() -> None:
-    holder = {Event.COMPLETE, Event.FAIL, Event.RELEASE, Event.REGAIN}
+    holder = {Event.COMPLETE, Event.FAIL, Event.LOSE, Event.RELEASE, Event.REGAIN}
     reconciliation = {Event.FOUND_EXECUTED, Event.FOUND_NOT_EXECUTED, Event.GO_ON, Event.GIVE_UP}
     assert leaving(State.UNKNOWN) <= holder | reconciliation | {Event.DISPUTE}
     assert TRANSITIONS.get((State.UNKNOWN, Event.DISPUTE)) is State.UNKNOWN
@@ -210,8 +210,10 @@ def test_reconciliation_ends_in_one_of_three_ways() -> None:
     assert TRANSITIONS[State.UNKNOWN, Event.GIVE_UP] is State.DEAD_LETTER
 
 
-def test_a_dead_letter_moves_only_by_an_operators_word() -> None:
+def test_a_dead_letter_moves_only_by_an_operators_word_or_what_its_holder_knows() -> None:
     assert leaving(State.DEAD_LETTER) == {
+        Event.COMPLETE,
+        Event.LOSE,
         Event.FOUND_EXECUTED,
         Event.FOUND_NOT_EXECUTED,
         Event.GO_ON,

@@ -133,7 +133,7 @@ def test_a_ride_survives_a_crash_at_every_point(
     assert kept(url) == {"inputs": 0, "phases": 0}, "something was left behind"
     # The enumerator went through the whole protocol, in its order.
     places = ["after store_input", "inside rides", "after write_phase", "after fence", "after write_intent"]
-    places += ["before the call", "after the call", "after write_effect", "after regain", "inside receipts"]
+    places += ["before the call", "after the call", "after regain", "after write_effect", "inside receipts"]
     places += ["after complete", "after drop_phases", "before the answer is sent"]
     assert [seen.index(place) for place in places] == sorted(seen.index(place) for place in places)
     assert seen.count("before commit") == seen.count("after commit") == 5

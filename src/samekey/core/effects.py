@@ -52,6 +52,11 @@ class Sent:
 
     steps: tuple[SentStep, ...] = ()
 
+    @property
+    def made(self) -> tuple[SentStep, ...]:
+        """Those of which the provider's id is known."""
+        return tuple(one for one in self.steps if one.provider_id is not None)
+
     def values(self) -> dict[str, Value]:
         """The parameters of the statements that note it. No key, or no id, is an empty text."""
         return {
@@ -69,11 +74,7 @@ class Sent:
 
     def _made(self) -> str | None:
         """What the provider has made, by its ids: each with its step, its key and whom it was sent to."""
-        made = [
-            [one.provider_id, one.step, one.downstream_key, one.source]
-            for one in self.steps
-            if one.provider_id is not None
-        ]
+        made = [[one.provider_id, one.step, one.downstream_key, one.source] for one in self.made]
         return json.dumps(made) if made else None
 
 

@@ -124,9 +124,11 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.UNKNOWN, Event.REGAIN): State.IN_PROGRESS,
     (State.PENDING, Event.COMPLETE): State.COMPLETED,
     (State.IN_PROGRESS, Event.COMPLETE): State.COMPLETED,
-    # A late result of the holder, while its attempt id is still the current one, is the truth.
+    # A late result of the holder, while nobody has run its operation again, is the truth: whoever gave it up,
+    # or found that nothing had happened, did so before.
     (State.UNKNOWN, Event.COMPLETE): State.COMPLETED,
     (State.FAILED_RETRYABLE, Event.COMPLETE): State.COMPLETED,
+    (State.DEAD_LETTER, Event.COMPLETE): State.COMPLETED,
     (State.IN_PROGRESS, Event.FAIL): State.FAILED_RETRYABLE,
     (State.UNKNOWN, Event.FAIL): State.FAILED_RETRYABLE,
     (State.IN_PROGRESS, Event.LOSE): State.UNKNOWN,
@@ -134,6 +136,9 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (None, Event.LOSE): State.UNKNOWN,
     (State.FAILED_RETRYABLE, Event.LOSE): State.UNKNOWN,
     (State.EXPIRED, Event.LOSE): State.UNKNOWN,
+    # The holder comes late and knows what it has sent, or what the provider has made of it.
+    (State.UNKNOWN, Event.LOSE): State.UNKNOWN,
+    (State.DEAD_LETTER, Event.LOSE): State.UNKNOWN,
     (State.IN_PROGRESS, Event.RELEASE): None,
     (State.UNKNOWN, Event.RELEASE): None,
     # A yes that waits keeps a key from being free, whoever would free it.

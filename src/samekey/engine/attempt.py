@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.claim import downstream_key
 from ..core.decide import Outstanding, Replay, Uncertain, Withheld
+from ..core.effects import Sent, SentStep
 from ..core.outcome import Ending, OnError, Outcome, of_error
 from ..core.phases import (
     Kind,
@@ -49,8 +50,8 @@ from ..errors import (
 )
 from ..evidence import Declined, Executed, value_in
 from ..stores.protocols import Actor
-from ..stores.sql.effects import Event
-from ..stores.sql.phases import Disputed, Work
+from ..stores.sql.effects import Event, Moved
+from ..stores.sql.phases import Disputed, Overtaken, Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in
 from .input import Captured
@@ -321,29 +322,47 @@ class Run:
             self._resumable = False
             raise
 
-        def write() -> Program[None]:
-            yield from self.ways.phases.write_effect(
-                self.lease,
-                self.operation_id,
-                position,
-                name,
-                stored,
-                effect.provider_id,
-                source=effect.source,
-                adopted=event is not None,
-            )
+        lease, operation_id = self.lease, self.operation_id
+        step = SentStep(name, effect.key, effect.provider_id, effect.source)
+
+        def write() -> Program[bool]:
+            try:
+                yield from self.ways.phases.write_effect(
+                    lease,
+                    operation_id,
+                    position,
+                    name,
+                    stored,
+                    effect.provider_id,
+                    source=effect.source,
+                    adopted=event is not None,
+                )
+            except Overtaken:
+                if event is None:
+                    # It happened, and only this process knows.
+                    yield from self.ways.belated.effect_done(lease, operation_id, step, decode_value(stored))
+                return False
             if event is not None:
                 yield from self.ways.resolver.use(event)
+            return True
 
         try:
-            yield from ask(write)
+            written = yield from ask(write)
         except BaseException as error:
-            if isinstance(error, StoreError) or not isinstance(error, Exception):
+            if isinstance(error, StoreError | Moved) or not isinstance(error, Exception):
                 # It happened, and only this process knows: it keeps trying to say so until its lease ends,
                 # also where the event loop that asked for it ends now.
                 self._recording = True
                 self.ways.keeper.record_later(self.lease, write)
+            if isinstance(error, Moved):
+                raise LeaseLost(
+                    f"Others are at the operation; the result of {name!r} is told later."
+                ) from error
             raise
+        if not written:
+            raise LeaseLost(
+                f"Others have taken the operation. What {name!r} gave is noted with it, for whoever goes on."
+            )
         if self.ways.keeper.remaining(self.lease) <= 0:
             # The lease had run out and is ours again.
             self.ways.keeper.watch(self.lease, max_run_ms(self.definition.rules))
@@ -360,12 +379,12 @@ class Run:
         first: bool,
     ) -> Flow[None]:
         """What an error of the call means for the operation."""
-        self._provider_id = made = effect.provider_id
-        if made is not None:
-            # What the provider made is known even if the call failed after it.
-            noted = self.ways.phases.note_effect
-            yield from self._settle(lambda: noted(self.lease, self.operation_id, name, made, effect.source))
+        self._provider_id = effect.provider_id
         outcome = self._judge(error, "unknown")
+        if effect.provider_id is not None:
+            # What the provider made is known even if the call failed after it.
+            made = SentStep(name, effect.key, effect.provider_id, effect.source)
+            yield from self._settle(lambda: self._made(made, unsure=outcome is Outcome.UNKNOWN))
         if outcome in (Outcome.FAIL, Outcome.RELEASE):
             if first:
                 # It never left this machine, and nobody else has tried: as if it had not been meant.
@@ -378,6 +397,14 @@ class Run:
                     ) from error
         elif outcome is Outcome.UNKNOWN and not rules.can_be_settled:
             self._resumable = False
+
+    def _made(self, step: SentStep, *, unsure: bool) -> Program[None]:
+        assert step.provider_id is not None
+        yield from self.ways.phases.note_effect(
+            self.lease, self.operation_id, step.step, step.provider_id, step.source
+        )
+        if unsure:
+            yield from self.ways.belated.unsure(self.lease, self.operation_id, Sent((step,)))
 
     def effect(self, name: str, source: str | None) -> Effect:
         return Effect(downstream_key(self.lease.scope, self.lease.key, name), source=source)

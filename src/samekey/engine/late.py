@@ -20,6 +20,7 @@ from ..drivers.fork import anew_after_fork
 from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import CommitUncertain, StoreBusy, StoreUnavailable, TransactionConflict
+from ..stores.sql.effects import Moved
 
 logger = logging.getLogger("samekey")
 
@@ -34,7 +35,7 @@ a half seconds after its connection was cut."""
 LAST_TRIES = 5.0
 """Seconds for what still waits when the process stops."""
 
-TRANSIENT = (StoreUnavailable, TransactionConflict, CommitUncertain)
+TRANSIENT = (StoreUnavailable, TransactionConflict, CommitUncertain, Moved)
 
 
 @dataclass(slots=True)

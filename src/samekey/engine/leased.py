@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.claim import Claim
 from ..core.decide import Execute, Replay, Uncertain, Verdict, Withheld
+from ..core.effects import NOTHING_SENT, Sent
 from ..core.outcome import Outcome
 from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
@@ -15,6 +16,7 @@ from ..core.record import Answer, Lease, Record
 from ..errors import SamekeyError, StoreError
 from ..stores.keys import NOT_NOTED, Keys, Seen
 from ..stores.sql.effects import Moved
+from .belated import Belated
 from .flow import Flow, ask
 from .keeper import Keeper
 from .late import TRANSIENT
@@ -33,6 +35,7 @@ class Leased:
         self._keys = keys
         self._resolver = resolver
         self._keeper = keeper
+        self._belated = Belated(keys, resolver)
 
     def begin(
         self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
@@ -83,15 +86,15 @@ class Leased:
     def _record(self, running: Running, lease: Lease, handled: Handled) -> Flow[Finished]:
         policy = running.rules.policy
         provider_id, sent = running.operation.provider_id, running.operation.sent()
-        outcome = running.outcome
+        operation_id, outcome = running.operation.id, running.outcome
         assert outcome is not None
         if outcome is Outcome.REMEMBER:
             answer = handled.answer_or_failure(policy)
             kept = keep(answer, handled, policy)
             expires_at = yield from self._attempt(
                 lease,
-                lambda: self._keys.complete(lease, kept, provider_id=provider_id, sent=sent),
-                bare=lambda: self._keys.complete(lease, kept),
+                lambda: self._completed(lease, operation_id, kept, provider_id, sent),
+                bare=lambda: self._completed(lease, operation_id, kept, None, NOTHING_SENT),
                 otherwise=running.expires_at,
             )
             if expires_at is None:
@@ -101,7 +104,7 @@ class Leased:
             code = handled.error_code
             held = yield from self._attempt(
                 lease,
-                lambda: self._keys.lose(lease, code, provider_id=provider_id, sent=sent),
+                lambda: self._lost(lease, operation_id, code, provider_id, sent),
                 bare=lambda: self._keys.lose(lease, NOT_NOTED),
                 otherwise=running.expires_at,
             )
@@ -110,13 +113,37 @@ class Leased:
             # provider's about this attempt would be taken for one about the next. Nor is it freed without
             # what was noted: then its lease runs out, and it is unknown.
             held = yield from self._attempt(
-                lease, lambda: self._keys.fail(lease, handled.error_code, sent=sent), otherwise=True
+                lease, lambda: self._failed(lease, operation_id, handled.error_code, sent), otherwise=True
             )
         else:
             held = yield from self._attempt(lease, lambda: self._keys.release(lease), otherwise=True)
         if not held and (told := (yield from self._found_out(running))) is not None:
             return Finished(told)
         return handled.unremembered(policy, outcome, running.operation.id, running.expires_at)
+
+    # Each outcome with what follows where others have taken the operation: what its holder knows is not lost.
+
+    def _completed(
+        self, lease: Lease, operation_id: str, kept: Answer | None, provider_id: str | None, sent: Sent
+    ) -> Program[int | None]:
+        expires_at = yield from self._keys.complete(lease, kept, provider_id=provider_id, sent=sent)
+        if expires_at is None:
+            yield from self._belated.answered(lease, operation_id, kept, sent)
+        return expires_at
+
+    def _lost(
+        self, lease: Lease, operation_id: str, code: str, provider_id: str | None, sent: Sent
+    ) -> Program[int | None]:
+        expires_at = yield from self._keys.lose(lease, code, provider_id=provider_id, sent=sent)
+        if expires_at is None:
+            yield from self._belated.unsure(lease, operation_id, sent)
+        return expires_at
+
+    def _failed(self, lease: Lease, operation_id: str, code: str, sent: Sent) -> Program[bool]:
+        held = yield from self._keys.fail(lease, code, sent=sent)
+        if not held:
+            yield from self._keys.note_former(lease, operation_id, sent)
+        return held
 
     def _found_out(self, running: Running) -> Flow[Answer | None]:
         """The answer that others have found out while this holder was late: what it says itself is older."""
@@ -163,9 +190,8 @@ class Leased:
             raise
 
     def _overtaken(self, running: Running) -> Flow[Answer]:
-        """Our lease ran out and somebody else has the record: its answer counts, not ours."""
+        """Our lease ran out and somebody else has the record: it says what the client gets."""
         claim, policy = running.claim, running.rules.policy
-        logger.warning("A late result was dropped: somebody else has taken the operation")
         seen = yield from ask(lambda: self._keys.look(claim, policy))
         if seen is None or isinstance(seen, Seen):
             return uncertain_answer(policy, running.operation.id, None)

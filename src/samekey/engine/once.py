@@ -159,7 +159,10 @@ class Once:
                 "was done."
             )
         if finished.answer.status != 200 or finished.answer.body != handled.answer.body:
-            raise LeaseLost("Somebody else has taken the operation; its result counts, not this one.")
+            raise LeaseLost(
+                "The lease of this call ran out, and others have taken the operation: what is recorded there "
+                "counts. What was done here is noted with it. Call again with the same key."
+            )
         return result
 
 

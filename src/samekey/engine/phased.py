@@ -25,6 +25,7 @@ from ..stores.keys import NOT_BEGUN
 from ..stores.sql.keys import Keys
 from ..stores.sql.phases import Phases, StoredInput, Work
 from .attempt import REFUSED_PAUSE_MS, Run, code_of, let_go
+from .belated import Belated
 from .definition import NOT_FOUND, Definition, Effect, max_run_ms
 from .flow import Flow, ask
 from .input import Captured
@@ -46,6 +47,7 @@ class PhasedWay:
         self.keeper = keeper
         self.phases = Phases(keys)
         self.resolver = resolver
+        self.belated = Belated(keys, resolver)
         self.definitions: dict[tuple[str, int], Definition] = {}
 
     def register(self, definition: Definition) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import assert_never
+from dataclasses import dataclass, replace
+from typing import Final, assert_never
 
 from ..core.claim import Claim, downstream_base
 from ..core.decide import (
@@ -45,6 +45,10 @@ DISPUTED = "disputed"
 """The error code of a key that would have been freed against a provider's word."""
 NOT_BEGUN = "not_begun"
 """The error code of an attempt that took its key and never reached its handler."""
+
+_LEASED: Final = (Mode.LEASED, Mode.REPEATABLE)
+_LEFT: Final = (State.UNKNOWN, State.FAILED_RETRYABLE, State.DEAD_LETTER)
+"""States in which others leave an operation that has no answer, and that nobody runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,22 +231,21 @@ class Keys:
         sent: Sent = NOTHING_SENT,
         now: int | None = None,
     ) -> Program[int | None]:
-        """Stores the answer (None: it is withheld). Gives the expiry, or None if the lease was lost."""
-        rows = yield from self._noting(
-            "complete",
-            lease,
-            sent,
-            now,
-            **answer_values(answer),
-            provider_id=provider_id,
-        )
+        """Stores the answer (None: it is withheld). Gives the expiry, or None if the lease was lost.
+
+        A leased handler's own answer counts for its own run, whatever others have found out or given up
+        meanwhile, as long as there is no answer and nobody has run it since.
+        """
+        values = {**answer_values(answer), "provider_id": provider_id}
+        rows = yield from self._noting("complete", lease, sent, now, **values)
         if rows:
             return _int(rows[0][1])
         # Perhaps it is recorded already, and only the acknowledgement of that was lost.
         record = yield from self.read(lease.scope, lease.key, now=now)
-        if record is None or record.attempt != lease.attempt:
-            return None
-        return record.expires_at if record.state is State.COMPLETED else None
+        if record is not None and record.attempt == lease.attempt and record.state is State.COMPLETED:
+            return record.expires_at
+        rows = yield from self._left_behind("complete", lease, sent, now, **values)
+        return _int(rows[0][1]) if rows else None
 
     def fail(
         self, lease: Lease, error_code: str, *, sent: Sent = NOTHING_SENT, now: int | None = None
@@ -265,11 +268,57 @@ class Keys:
         sent: Sent = NOTHING_SENT,
         now: int | None = None,
     ) -> Program[int | None]:
-        """Nobody can tell what happened. Gives the expiry, or None if the lease was lost."""
-        rows = yield from self._noting(
-            "lose", lease, sent, now, error_code=error_code, provider_id=provider_id
-        )
+        """Nobody can tell what happened. Gives the expiry, or None if the lease was lost.
+
+        A leased handler that knows the provider's id of what it has made is heard as ``complete`` is: what
+        others have found out meanwhile, they found out without that.
+        """
+        values: dict[str, Value] = {"error_code": error_code, "provider_id": provider_id}
+        rows = yield from self._noting("lose", lease, sent, now, **values)
+        if not rows and sent.made:
+            rows = yield from self._left_behind("lose", lease, sent, now, **values)
         return _int(rows[0][1]) if rows else None
+
+    def _left_behind(
+        self, name: str, lease: Lease, sent: Sent, now: int | None, **values: Value
+    ) -> Program[Sequence[Row]]:
+        """The outcome of a leased run that others have moved and nobody has taken: its holder knows best."""
+        for _ in range(ROUNDS):
+            record = yield from self.read(lease.scope, lease.key, now=now)
+            if record is None or record.run != lease.attempt:
+                break
+            if record.mode not in _LEASED or record.state not in _LEFT:
+                break
+            rows = yield from self._noting(name, replace(lease, attempt=record.attempt), sent, now, **values)
+            if rows:
+                return rows
+        return ()
+
+    def note_former(
+        self, lease: Lease, operation_id: str, sent: Sent, *, now: int | None = None
+    ) -> Program[None]:
+        """What the provider has made for an attempt that is not the current one any more: its ids lead to the
+        operation all the same."""
+        if not sent.made:
+            return
+        fence = _lease_values(lease)
+        if self._statements.notes_along:
+            yield self._statements.statement(
+                "note_former", now, **fence, operation_id=operation_id, **sent.values()
+            )
+            return
+        yield BEGIN
+        for one in sent.made:
+            yield self._statements.statement(
+                "note_former",
+                now,
+                operation_id=operation_id,
+                attempt=lease.attempt,
+                step=one.step,
+                downstream_key=one.downstream_key,
+                provider_id=one.provider_id,
+                source=one.source,
+            )
 
     def _noting(
         self, name: str, lease: Lease, sent: Sent, now: int | None, **values: Value

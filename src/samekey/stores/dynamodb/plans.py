@@ -470,6 +470,14 @@ def noted(p: Values) -> dict[str, Term]:
     return steps
 
 
+def note_former(p: Values, now: int) -> Plan:
+    """What an attempt has made that is not the current one any more, as its holder tells late."""
+    yield from pointed(p, now)
+    made = Also([json.dumps([one, p["attempt"], *more]) for one, *more in _made(p)])
+    request = update(pk_of(p["scope"], p["key"]), {"made": made}, Is("id", p["operation_id"]))
+    return [] if refused((yield from one(request))) else [[now]]
+
+
 def _made(p: Values) -> list[tuple[str, str, str | None, str | None]]:
     return [tuple(one) for one in json.loads(p["made_list"] or "[]")]
 

@@ -28,6 +28,7 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     plans.fail,
     plans.hold,
     plans.lose,
+    plans.note_former,
     plans.release,
     plans.expire,
     resolving.ask_again,

@@ -245,17 +245,28 @@ local function run_of(attempt)
     return attempt and string.gsub(attempt, '-+$', '') or nil
 end
 
+-- What the provider has made, with what it made for this attempt: once, however often that is told.
+local function made_with(record, attempt)
+    local made, known = made_by(record), {}
+    for _, one in ipairs(made) do
+        known[cjson.encode(one)] = true
+    end
+    for _, one in ipairs(cjson.decode(p.made_list)) do
+        local new = {one[1], attempt, one[2], one[3], one[4]}
+        if not known[cjson.encode(new)] then
+            made[#made + 1] = new
+        end
+    end
+    while #made > MOST_MADE do
+        table.remove(made, 1)
+    end
+    return cjson.encode(made)
+end
+
 -- What a leased handler may have sent, as it is noted with the outcome of its attempt.
 local function noted_with(record, columns)
     if p.made_list then
-        local made = made_by(record)
-        for _, one in ipairs(cjson.decode(p.made_list)) do
-            made[#made + 1] = {one[1], record.attempt, one[2], one[3], one[4]}
-        end
-        while #made > MOST_MADE do
-            table.remove(made, 1)
-        end
-        columns.made = cjson.encode(made)
+        columns.made = made_with(record, record.attempt)
     end
     if p.step_list then
         columns.steps = p.step_list

@@ -245,6 +245,17 @@ class Phases:
         ``adopted``: a provider has told it, and the call may never have been meant by this attempt.
         """
         yield BEGIN
+        # First: whoever is not the holder any more has written nothing, and may tell what it knows otherwise.
+        rows = yield self._queries.statement(
+            "regain",
+            now,
+            **_fence(lease),
+            lease_ms=lease.duration_ms,
+            name=name,
+            provider_id=provider_id,
+        )
+        if not rows:
+            raise Overtaken(f"Somebody else has taken the operation; the result of {name!r} was not stored.")
         if adopted:
             yield self._queries.statement(
                 "write_intent", now, operation_id=operation_id, position=position, name=name
@@ -257,16 +268,8 @@ class Phases:
             result=result,
             provider_id=provider_id,
         )
-        rows = yield self._queries.statement(
-            "regain",
-            now,
-            **_fence(lease),
-            lease_ms=lease.duration_ms,
-            name=name,
-            provider_id=provider_id,
-        )
-        if not rows or not written:
-            raise LeaseLost(f"Somebody else has taken the operation; the result of {name!r} was not stored.")
+        if not written:
+            raise LeaseLost(f"There is no intent that the result of {name!r} could belong to.")
         yield from self._settled(operation_id, name, Says.EXECUTED, provider_id, source, now)
         if rows[0][1] == 1:
             # The provider's word about this effect has come before its own reply, as it often does.
@@ -411,6 +414,10 @@ class Phases:
         if not rows:
             raise LeaseLost(f"Somebody else has taken the operation; {name!r} was rolled back.")
         return _int(rows[0][0]), rows[0][1] == 1
+
+
+class Overtaken(LeaseLost):
+    """Nothing was written: others have moved the record since its holder looked."""
 
 
 class Disputed(Exception):

@@ -84,6 +84,13 @@ select operation_id, step, :attempt::text, tenant, coalesce(source, :source::tex
 from {effects} where operation_id = :operation_id::text and step = :step::text and attempt <> :attempt::text
 on conflict do nothing
 
+-- name: note_former
+-- What an attempt has made that is not the current one any more, as its holder tells late.
+insert into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
+select id, :step::text, :attempt::text, tenant, :source::text, :downstream_key::text, :provider_id::text
+from {keys} where id = :operation_id::text
+on conflict do nothing
+
 -- name: made_of
 -- The provider's ids that other attempts than the last one have noted, by step.
 select m.step, m.attempt, m.provider_id from {made} as m

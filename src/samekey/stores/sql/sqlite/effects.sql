@@ -84,6 +84,13 @@ select operation_id, step, :attempt, tenant, coalesce(source, :source), downstre
 from {effects} where operation_id = :operation_id and step = :step and attempt <> :attempt
 on conflict do nothing
 
+-- name: note_former
+-- What an attempt has made that is not the current one any more, as its holder tells late.
+insert into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
+select id, :step, :attempt, tenant, :source, :downstream_key, :provider_id
+from {keys} where id = :operation_id
+on conflict do nothing
+
 -- name: made_of
 -- The provider's ids that other attempts than the last one have noted, by step.
 select m.step, m.attempt, m.provider_id from {made} as m
