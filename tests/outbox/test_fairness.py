@@ -16,7 +16,11 @@ from lab.processes import wait_until
 from lab.proxy import FaultProxy
 from samekey import Backoff, JobContext
 from samekey.core.claim import scope_part
+from samekey.core.program import Program
+from samekey.drivers.run import run
 from samekey.errors import StoreUnavailable
+from samekey.workers import outbox as outbox_module
+from samekey.workers.outbox import OutboxWorker
 from samekey.workers.places import Places
 from samekey.workers.service import Services, WorkerService
 from tests.edges.callers import LoopThread
@@ -220,9 +224,9 @@ def test_after_an_outage_lapsed_leases_are_left_to_those_who_live(
     """Nobody could renew one meanwhile, so a lease that ran out is no sign of death. New jobs are taken."""
     outbox.idempotency.job("job")(lambda job, _: None)
     outbox.place("job")
-    assert len(outbox.take()) == 1
-    outbox.make_due()
+    [held] = outbox.take()
     worker = outbox.worker(lease=timedelta(seconds=60))
+    store = Clock(outbox)
 
     def away() -> Any:
         raise StoreUnavailable("away")
@@ -232,11 +236,73 @@ def test_after_an_outage_lapsed_leases_are_left_to_those_who_live(
         with pytest.raises(StoreUnavailable):
             outbox.run(worker.run_once())
     outbox.place("job")
-    outbox.work(worker)
+    store.lapse(held.id, ago_ms=1)
+    outbox.run(worker_round(worker))
     assert sorted(job.state for job in outbox.jobs()) == ["done", "live"]
-    monkeypatch.setattr(worker, "_patient_until", 0.0)
-    outbox.work(worker)
-    assert {job.state for job in outbox.jobs()} == {"done"}
+    store.lapse(held.id, ago_ms=200_000)
+    outbox.run(worker_round(worker))
+    assert {job.state for job in outbox.jobs()} == {"done"}, "long before the outage: nobody lives there"
+
+
+class Clock:
+    """The store's own, and this process's, which a test moves."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def lapse(self, job_id: str, *, ago_ms: int) -> None:
+        engine = self._outbox.idempotency.engine
+
+        def clock() -> Program[int]:
+            rows = yield engine.queries.statement("clock", None)
+            assert isinstance(rows[0][0], int)
+            return rows[0][0]
+
+        now = run(engine.drivers.sync, clock)
+        self._outbox.ask("update {jobs} set due_at = ? where id = ?", now - ago_ms, job_id)
+
+
+async def worker_round(worker: OutboxWorker) -> None:
+    await worker.run_once()
+    await worker.drain()
+
+
+def test_outages_that_come_again_and_again_do_not_put_a_dead_workers_job_off_for_good(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More often than once for each lease. A lease of good weather, in sum, tells the living from the dead."""
+    outbox.idempotency.job("job")(lambda job, _: None)
+    outbox.place("job")
+    [held] = outbox.take()
+    clock = Clock(outbox)
+    monkeypatch.setattr(outbox_module, "time", clock)
+    worker = outbox.worker(lease=timedelta(seconds=30))
+    due, began = outbox.idempotency.engine.outbox.due, clock.seconds
+
+    def away() -> Any:
+        raise StoreUnavailable("away")
+
+    def look(answer: Any = due) -> None:
+        clock.lapse(held.id, ago_ms=int((clock.seconds - began) * 1000) + 1)
+        monkeypatch.setattr(outbox.idempotency.engine.outbox, "due", answer)
+        outbox.run(worker_round(worker))
+
+    calm = 0
+    while outbox.job().state == "live" and calm < 200:
+        with pytest.raises(StoreUnavailable):
+            look(away)
+        for _ in range(20):
+            clock.seconds += 1
+            look()
+            calm += 1
+            if outbox.job().state != "live":
+                break
+    assert outbox.job().state == "done"
+    assert calm >= 30, "whoever lives had a lease of good weather to say so"
 
 
 @pytest.mark.parametrize("store", ["postgres", "mariadb"])

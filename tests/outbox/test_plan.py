@@ -21,7 +21,7 @@ PARAMETERS: dict[str, dict[str, Value]] = {
             "name": "quick",
             "batch": 10,
             "suspects": 0,
-            "lapsed": 1,
+            "patience_ms": 0,
             "ahead": 100,
         },
         **{"full": ["x"], "full_list": '["x"]', "here": ["live-7"], "here_list": '["live-7"]'},

@@ -604,7 +604,7 @@ def test_the_programs_take_a_time_for_tests(outbox: Outbox) -> None:
     (first,) = outbox.take(now=start, lease_ms=100)
     assert (first.attempts, first.taken_at, first.silences) == (1, start, 0)
     assert not outbox.take(now=start + 99)
-    assert not outbox.take(now=start + 100, lapsed=False)
+    assert not outbox.take(now=start + 104, patience_ms=5)
     assert not outbox.take(now=start + 100, here=[first.id])
     (second,) = outbox.take(now=start + 100, lease_ms=100)
     assert (second.attempts, second.silences, second.suspect) == (2, 1, False)

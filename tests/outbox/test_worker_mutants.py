@@ -104,7 +104,7 @@ def take_what_runs_here(outbox: Outbox, patch: Patch) -> None:
 
 def impatient_after_an_outage(outbox: Outbox, patch: Patch) -> None:
     """Leases that ran out while nobody could renew one are taken at once."""
-    patch.setattr(outbox_module, "Taking", taking_with(lapsed=True))
+    patch.setattr(outbox_module, "Taking", taking_with(patience_ms=0))
 
 
 def taking_with(**changed: Any) -> Callable[..., Taking]:

@@ -333,7 +333,7 @@ def test_a_statement_is_sent_in_as_few_packets_as_the_connection_allows() -> Non
     assert sent(release, joined=False, alone=False) == 2
 
 
-NUMBERS = ("now", "batch", "suspects", "lapsed", "ahead", "timeout_ms", "ttl_ms")
+NUMBERS = ("now", "batch", "suspects", "patience_ms", "ahead", "timeout_ms", "ttl_ms")
 PLANS: dict[str, str] = {
     "find": "primary",
     "complete": "primary",

@@ -28,6 +28,7 @@ from .depths import Depths
 from .performing import Performer, name_of
 from .places import Room
 from .slots import Piece, Slots
+from .weather import Weather
 
 logger = logging.getLogger("samekey")
 
@@ -77,8 +78,7 @@ class OutboxWorker:
         self._started = 0
         self._depths = Depths()
         self._unreadable: dict[str, tuple[float, str]] = {}
-        self._patient_until = 0.0
-        """Until then the jobs of others are left to them, though their leases have run out."""
+        self._weather = Weather(lease.total_seconds())
         self._reminded: dict[str, float] = {}
         self.next_due_ms: int | None = None
         """Until there is something to take for which there is room, as the last look saw it."""
@@ -114,7 +114,7 @@ class OutboxWorker:
         except StoreError:
             # Nobody else could renew a lease either. Those who live do so as soon as they can, and their
             # jobs must not be run a second time beside them.
-            self._patient_until = time.monotonic() + self._lease.total_seconds()
+            self._weather.bad(time.monotonic())
             raise
 
     async def _look(self) -> int:
@@ -123,6 +123,7 @@ class OutboxWorker:
         if not self.has_room:
             return 0
         due = await run_async(self._driver, self._outbox.due)
+        self._weather.good(time.monotonic())
         self._tell_strangers(name for name, ms in due.items() if ms <= 0)
         waiting = {name: ms for name, ms in due.items() if self._engine.jobs.get(name) is not None}
         begun = 0
@@ -159,7 +160,7 @@ class OutboxWorker:
             room.full_tenants,
             here=[job.id for job in self._held.values()],
             suspects=not any(job.suspect for job in self._held.values()),
-            lapsed=time.monotonic() >= self._patient_until,
+            patience_ms=int(self._weather.patience(time.monotonic()) * 1000),
             ahead=ahead,
         )
         token = secrets.token_hex(16)

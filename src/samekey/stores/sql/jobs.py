@@ -36,8 +36,8 @@ class Taking:
     here: Sequence[str] = ()
     """Jobs that run in this process. One whose lease ran out unseen is still running."""
     suspects: bool = True
-    lapsed: bool = True
-    """Also jobs that somebody holds whose lease has run out."""
+    patience_ms: int = 0
+    """How long ago the lease of a job that somebody holds must have run out."""
     ahead: int = LOOK_AHEAD
     """Due jobs among which those of other tenants than the full ones are looked for."""
 
@@ -162,7 +162,7 @@ class Jobs:
             here_list=json.dumps(here),
             ahead=taking.ahead if taking.full_tenants else 0,
             suspects=int(taking.suspects),
-            lapsed=int(taking.lapsed),
+            patience_ms=taking.patience_ms,
         )
         return [_decode(row) for row in rows]
 

@@ -22,7 +22,7 @@ values (
 -- the function is about to be called. Those that have had all their attempts are taken too: the worker writes them
 -- off, because a job that kills its process can do no more itself.
 -- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among the
--- oldest :ahead due ones), and, where they are not asked for, suspects and jobs whose lease ran out. A suspect is a
+-- oldest :ahead due ones), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
 -- job whose worker has fallen silent while running it, and not for the first time.
 select id from {jobs} force index (samekey_jobs_due)
 where state = 'live' and name = :name and due_at <= if(:ahead = 0, {now}, coalesce((
@@ -31,7 +31,7 @@ where state = 'live' and name = :name and due_at <= if(:ahead = 0, {now}, coales
     ), {now}))
     and tenant not in (:full) and id not in (:here)
     and (:suspects = 1 or silences + entered < 2)
-    and (:lapsed = 1 or attempt is null)
+    and (attempt is null or due_at <= {now} - :patience_ms)
 order by due_at limit :batch
 for update skip locked
 -- then

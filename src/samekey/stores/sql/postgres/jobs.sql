@@ -57,7 +57,7 @@ select pg_notify('samekey_jobs', '')::text from job
 -- the function is about to be called. Those that have had all their attempts are taken too: the worker writes them
 -- off, because a job that kills its process can do no more itself.
 -- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among the
--- oldest :ahead due ones), and, where they are not asked for, suspects and jobs whose lease ran out. A suspect is a
+-- oldest :ahead due ones), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
 -- job whose worker has fallen silent while running it, and not for the first time.
 -- The array is filled once, before the update, and keeps the plan on the primary key whatever the
 -- statistics say; a subquery in FROM may be run again for each row and take more than it was asked for.
@@ -73,7 +73,7 @@ where j.id = any(array(
         ), {now}) end
         and tenant <> all(:full::text[]) and id <> all(:here::text[])
         and (:suspects::bigint = 1 or silences + entered < 2)
-        and (:lapsed::bigint = 1 or attempt is null)
+        and (attempt is null or due_at <= {now} - :patience_ms::bigint)
     order by due_at limit :batch::bigint for update skip locked
 )) and {durable}
 returning j.id, j.operation_id, j.scope, j.key, j.tenant, j.name, j.payload, j.answers, j.attempt,

@@ -21,7 +21,7 @@ values (
 -- the function is about to be called. Those that have had all their attempts are taken too: the worker writes them
 -- off, because a job that kills its process can do no more itself.
 -- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among the
--- oldest :ahead due ones), and, where they are not asked for, suspects and jobs whose lease ran out. A suspect is a
+-- oldest :ahead due ones), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
 -- job whose worker has fallen silent while running it, and not for the first time.
 update {jobs} set
     attempt = :token || id, due_at = {now} + :lease_ms, silences = silences + entered, entered = 0
@@ -34,7 +34,7 @@ where id in (
         and tenant not in (select value from json_each(:full_list))
         and id not in (select value from json_each(:here_list))
         and (:suspects = 1 or silences + entered < 2)
-        and (:lapsed = 1 or attempt is null)
+        and (attempt is null or due_at <= {now} - :patience_ms)
     order by due_at limit :batch
 )
 returning id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, silences, created_at,
