@@ -274,7 +274,7 @@ async def worker_round(worker: OutboxWorker) -> None:
 def test_outages_that_come_again_and_again_do_not_put_a_dead_workers_job_off_for_good(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More often than once for each lease. A lease of good weather, in sum, tells the living from the dead."""
+    """More often than once for each lease. A lease of good weather in sum tells the living from the dead."""
     outbox.idempotency.job("job")(lambda job, _: None)
     outbox.place("job")
     [held] = outbox.take()

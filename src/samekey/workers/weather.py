@@ -2,8 +2,8 @@
 
 While a store is away nobody can renew a lease, so a lease that ran out then says nothing about its holder. It
 says something once there has been good weather for a whole lease since, in sum: whoever lives has renewed by
-then, however often the store was away in between. Only sums count: short outages that come again and again put
-a dead worker's jobs off by as long as they last, and no longer.
+then, however often the store was away in between. Only sums count: short outages that come again and again
+put a dead worker's jobs off by as long as they last, and no longer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Weather:
         self._good = now
 
     def bad(self, now: float) -> None:
-        """It has not. It has been away since some moment between its last answer and now, as likely before the
-        middle as after it; a guess that always errs to one side would add up, one outage after the other."""
+        """It has not. It has been away since some moment between its last answer and now, as likely before
+        the middle as after it; a guess that always errs to one side would add up, one outage after the other."""
         if self._since is None:
             earliest = now - self._lease / 3  # those who hold leases ask more often than that
             answered = earliest if self._good is None else max(earliest, self._good)
