@@ -30,8 +30,8 @@ class Weather:
         self._good = now
 
     def bad(self, now: float) -> None:
-        """It has not. It has been away since some moment between its last answer and now, as likely before
-        the middle as after it; a guess that always errs to one side would add up, one outage after the other."""
+        """It has not. It has been away since some moment between its last answer and now, as likely
+        before the middle as after it; a guess that always errs to one side would add up."""
         if self._since is None:
             earliest = now - self._lease / 3  # those who hold leases ask more often than that
             answered = earliest if self._good is None else max(earliest, self._good)
