@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..engine.decorate import at_handler
-from ..engine.exchange import Asked, current_exchange, exchange_of, reached
+from ..engine.exchange import Asked, Exchange, current_exchange, exchange_of, reached
 from ..engine.forms import in_form_of, value_of
 from ..engine.marks import mark_of, put_in_place
 
@@ -40,7 +40,10 @@ def bound(handler: Any, finds: Finds, *, decorated: bool) -> Any:
 
 @contextmanager
 def _within(asked: Asked | None, mark: object) -> Iterator[None]:
-    token = current_exchange.set(exchange_of(asked))
+    exchange = exchange_of(asked)
+    if isinstance(exchange, Exchange) and asked is not None:
+        exchange.reached_by(asked.framework)
+    token = current_exchange.set(exchange)
     handler = reached.set((mark, "" if asked is None else asked.method))
     try:
         yield

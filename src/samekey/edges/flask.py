@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ def _in_context(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked | None:
     if not flask.has_request_context():
         return None
     environ = flask.request.environ
-    return Asked(environ, environ.get("wsgi.input"))
+    return Asked(environ, environ.get("wsgi.input"), framework=framework_of())
 
 
 def reached_view(guarded: Collection[str]) -> Route | None:
@@ -99,7 +99,7 @@ class FlaskFramework(Framework):
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
         return self._flask.Response(answer.body, status=answer.status, headers=headers)
 
-    def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
+    def own_status(self, value: Any, noted: Any) -> int | None:
         chosen: Any = None
         if isinstance(value, tuple) and len(value) in (2, 3):
             # (body, status) and (body, status, headers); (body, headers) says nothing about the status.

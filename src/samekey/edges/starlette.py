@@ -9,7 +9,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from ..core.record import Answer, Headers
@@ -127,7 +127,8 @@ def _in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _asked(request: Any) -> Asked | None:
     if request is None:
         return None
-    return Asked(request.scope, getattr(request, "_send", None), getattr(request, "_receive", None))
+    channel, body = (getattr(request, name, None) for name in ("_send", "_receive"))
+    return Asked(request.scope, channel, body, _framework())
 
 
 def _replace_called(app: Any, endpoint: Any, routing: Any) -> bool:
@@ -195,14 +196,15 @@ class StarletteFramework(Framework):
         response.raw_headers = lower_case(answer.headers)
         return response
 
-    def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
+    def noted(self, arguments: Mapping[str, Any]) -> list[tuple[Any, int | None]]:
+        # FastAPI lets a handler set the status on a response that it asked for. Its dependencies share it.
+        return [(one, one.status_code) for one in arguments.values() if isinstance(one, self._response)]
+
+    def own_status(self, value: Any, noted: Any) -> int | None:
         if isinstance(value, self._response):
             return int(value.status_code)
-        for argument in arguments.values():
-            # FastAPI lets a handler set the status on a response that it asked for.
-            if isinstance(argument, self._response) and argument.status_code is not None:
-                return int(argument.status_code)
-        return None
+        chosen = [one.status_code for one, before in noted or () if one.status_code != before]
+        return next((int(status) for status in chosen if status is not None), None)
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))
@@ -213,9 +215,18 @@ class StarletteFramework(Framework):
 
 def framework_of(scope: Scope, router: Any) -> Framework:
     """The framework behind a middleware: the one whose router it asks."""
+    return UNKNOWN_FRAMEWORK if "app" not in scope and router is None else _framework()
+
+
+def _framework() -> Framework:
     responses, exceptions = (sys.modules.get(f"starlette.{name}") for name in ("responses", "exceptions"))
-    if responses is None or exceptions is None or ("app" not in scope and router is None):
+    if responses is None or exceptions is None:
         return UNKNOWN_FRAMEWORK
+    return _made(responses, exceptions)
+
+
+@cache
+def _made(responses: Any, exceptions: Any) -> Framework:
     return StarletteFramework(responses, exceptions)
 
 

@@ -33,8 +33,8 @@ class Boundary:
         self.place = Place.NOT_BEGUN
         self.value: Any = None
         """What the handler returned."""
-        self.arguments: dict[str, Any] = {}
-        """What it was called with, by name: a framework may let it set the status through one of them."""
+        self.noted: Any = None
+        """What its framework has noted before it was called: a dependency may have set a status already."""
         self.error: BaseException | None = None
         """What it raised."""
         self._home: object = None
@@ -49,12 +49,12 @@ class Boundary:
         self.proof: BaseException | None = None
         """What was raised inside ``before_effect()``."""
 
-    def enter(self, arguments: dict[str, Any] | None = None) -> bool:
+    def enter(self, noted: Any = None) -> bool:
         """Right before the handler is called. False: it must not be, because nobody waits any more."""
         with self._lock:
             if self._abandoned:
                 return False
-            self.arguments = arguments or {}
+            self.noted = noted
             self.place = Place.RUNNING
             self._home = _here()
             return True

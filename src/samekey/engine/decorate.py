@@ -171,7 +171,7 @@ def _run(
         return answer_instead(exchange, begun, args)
     boundary = begun.boundary
     token = _current.set(begun.operation)
-    if again is None and not boundary.enter(kwargs):
+    if again is None and not boundary.enter(exchange.framework.noted(kwargs)):
         engine.unwanted(begun)
     within = whole is not None and whole.join(begun)  # then the run ends with the decorators around it
     try:
@@ -214,7 +214,7 @@ async def _run_async(
         return exchange.decided(begun)
     boundary = begun.boundary
     token = _current.set(begun.operation)
-    if again is None and not boundary.enter(kwargs):
+    if again is None and not boundary.enter(exchange.framework.noted(kwargs)):
         await engine.unwanted_async(begun)
     within = whole is not None and whole.join(begun)
     if is_bare:

@@ -46,6 +46,8 @@ class Asked:
     """What belongs to it alone: what its answer goes to (ASGI), what its body comes from (WSGI)."""
     body: Any = None
     """What its body comes from. An application may hand it on with a request of its own."""
+    framework: Framework | None = None
+    """Whose handler it is. There may be several in one application, one mounted below the other."""
 
     @property
     def method(self) -> str:
@@ -73,7 +75,11 @@ class Framework:
         """The framework's own response for an answer that the key decides."""
         raise Answered(f"This key already decides the answer ({answer.status}); the handler was not run.")
 
-    def own_status(self, value: Any, arguments: Mapping[str, Any]) -> int | None:
+    def noted(self, arguments: Mapping[str, Any]) -> Any:
+        """What must be known of a handler's arguments before it runs, to tell later which status it chose."""
+        return None
+
+    def own_status(self, value: Any, noted: Any) -> int | None:
         """The status that a handler chose itself, by what it returned. None where that cannot be told: what a
         provider's SDK returns has a status too."""
         return None
@@ -161,6 +167,11 @@ class Exchange:
     def _keys_in(self, asked: Asked) -> list[bytes]:
         return [] if self.engine is None else _key_lines(asked.context, self.engine.policy.header)
 
+    def reached_by(self, framework: Framework | None) -> None:
+        """A handler of that framework is called; unless another one has claimed, it speaks its language."""
+        if framework is not None and (self.running is None or self.at_edge):
+            self.framework = framework
+
     def start_claim(self) -> Running | None:
         """A guard begins to claim; there is one for each request. It gets the edge's own claim, if there is
         one: to be given back, since the handler knows better how it is to be guarded."""
@@ -217,7 +228,7 @@ class Exchange:
             return False
         if self.at_edge or boundary.said is not None:
             return boundary.said == page.status
-        return self.framework.own_status(boundary.value, boundary.arguments) == page.status
+        return self.framework.own_status(boundary.value, boundary.noted) == page.status
 
 
 def _key_lines(context: Mapping[str, Any], header: str) -> list[bytes]:
