@@ -227,7 +227,8 @@ class NotExecuted(HandlerError):
     """Raise this when nothing happened: the operation becomes ``failed_retryable``.
 
     It is the word of the operation whose function it leaves first. Where that is a call inside another
-    operation (``once()`` in a handler), it says nothing about what the outer one did before.
+    operation (``once()`` in a handler, a guarded function that it calls), it says nothing about what the
+    outer one did before.
     """
 
     status = 503

@@ -326,16 +326,12 @@ def test_without_the_middleware(stores: Stores) -> None:
 def test_two_guards_in_one_request(service: Service) -> None:
     service.app.config["PROPAGATE_EXCEPTIONS"] = True
 
-    @service.idempotency.leased
+    @service.idempotency.atomic
     def inner() -> Any:
         return {"run": service.run()}
 
-    @service.idempotency.leased(ttl=3600)
-    def other() -> Any:
-        return inner()
-
     def hides_the_mark() -> Any:
-        return other()
+        return inner()
 
     @service.idempotency.leased(on_error="retry")
     def outer() -> Any:

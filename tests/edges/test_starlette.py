@@ -339,7 +339,7 @@ def test_a_method_that_is_not_guarded_passes_a_decorated_handler(
 
 
 def test_two_guards_in_one_request(serve: Serve, store: Store, world: World) -> None:
-    @store.idempotency.leased
+    @store.idempotency.atomic
     async def inner(request: Request) -> Response:
         return JSONResponse({"run": world.begin()[0]})
 
@@ -348,10 +348,6 @@ def test_two_guards_in_one_request(serve: Serve, store: Store, world: World) -> 
         return await inner(request)
 
     async def hides_the_mark(request: Request) -> Response:
-        return await other(request)
-
-    @store.idempotency.leased(ttl=3600)
-    async def other(request: Request) -> Response:
         return await inner(request)
 
     client = serve(

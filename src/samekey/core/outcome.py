@@ -15,7 +15,8 @@ changes what the client sees, never what is recorded.
 | raised anything else                                                  | `unknown`          |
 | raised anything else, with `on_error="retry"`                         | by its kind        |
 | any of these that would free the key, after a provider's id was noted | `unknown`          |
-| any of these that would free the key, with a 2xx page sent over it    | `unknown`          |
+| any of these that would free the key, with a 2xx or 3xx page over it  | `unknown`          |
+| any of these that would free the key, after a part of it was unknown  | `unknown`          |
 | was never reached: the claim is given back                            | released           |
 | died, or its lease ended                                              | `unknown`          |
 
@@ -77,9 +78,8 @@ class Ending:
     """What it raised is not its own word: another operation's, or about one of several calls."""
     at_edge: bool = False
     """Only the edge of an application is seen: a router may have answered, and no handler."""
-    late: bool = False
-    """It was reached in the middle of an application that the edge had claimed for, and that may have acted
-    before."""
+    unsure: bool = False
+    """A guarded function that it called ended in a way that by that one's own rules proves nothing."""
 
     @property
     def answer_failed(self) -> bool:
@@ -87,24 +87,18 @@ class Ending:
         return self.error is None and not self.own and (self.status is None or self.status >= 500)
 
     @property
-    def frees_at_edge(self) -> bool:
-        """The page by itself would free the key, where only the edge is seen."""
-        return self.status in NEVER_REMEMBERED | ROUTER_REFUSALS or self.status in (307, 308)
-
-    @property
     def shows_success(self) -> bool:
-        """The application has made a success page."""
-        return self.status is not None and 200 <= self.status < 300
+        """The application has made a success page, by a redirect too; not where that was what was raised."""
+        return self.status is not None and 200 <= self.status < 400 and self.status != self.refusal
 
 
 def judge(
     ending: Ending, *, remember: Remember, on_error: OnError, classify: Classifier | None = None
 ) -> Outcome:
     """What became of the operation. Called once for each run of a handler."""
-    if ending.late:
-        said = judge(replace(ending, late=False), remember=remember, on_error=on_error, classify=classify)
-        frees = said in (Outcome.RELEASE, Outcome.FAIL)
-        return Outcome.UNKNOWN if frees and not ending.frees_at_edge else said
+    if ending.unsure:
+        said = judge(replace(ending, unsure=False), remember=remember, on_error=on_error, classify=classify)
+        return Outcome.REMEMBER if said is Outcome.REMEMBER else Outcome.UNKNOWN
     if ending.acted:
         said = judge(replace(ending, acted=False), remember=remember, on_error=on_error, classify=classify)
         return Outcome.REMEMBER if said is Outcome.REMEMBER else Outcome.UNKNOWN

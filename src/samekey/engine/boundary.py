@@ -46,6 +46,8 @@ class Boundary:
         """The status that a bare ASGI or WSGI application gave by itself, without a framework."""
         self.sent_all = False
         """A bare ASGI application has sent its whole answer, and may still run."""
+        self.unsure = False
+        """A guarded function that the handler called ended in a way that proves nothing."""
         self.proof: BaseException | None = None
         """What was raised inside ``before_effect()``."""
 
@@ -75,6 +77,11 @@ class Boundary:
             raise
         finally:
             self._inside -= 1
+        self._close_window()
+
+    def calls_a_part(self) -> None:
+        """The handler calls another guarded function. It may have acted before, so what that one says of
+        itself is no proof about the whole."""
         self._close_window()
 
     def may_act(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.problem import Refusal, refuse
@@ -13,14 +12,14 @@ from ..core.record import Answer
 from ..core.states import Mode
 from ..errors import ConfigurationError
 from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
-from .boundary import Place
-from .exchange import Exchange, Unguarded, exchange_of_call, is_given
+from .exchange import Exchange, exchange_of_call
 from .forms import in_a_loop, in_form_of, must_have_run, value_of
 from .input import Captured, capture
 from .inside import HIDDEN, Inner, Whole, stand_inside
 from .marks import GUARD, Mark, identity
 from .operation import Running, _current
 from .phased import Definition
+from .reached import Part, is_part_of_the_handler, reach
 from .rules import Rules
 from .shape import DEFINITION
 from .way import Finished
@@ -34,13 +33,19 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     check_undecorated(handler)
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
-        exchange = _exchange_of(guarded, (*args, *kwargs.values()))
+        exchange = reach(guarded, (*args, *kwargs.values()))
+        if isinstance(exchange, Part):
+            with exchange.runs():
+                return await value_of(handler(*args, **kwargs))
         if exchange is None:
             return await value_of(handler(*args, **kwargs))
         return await _run_async(engine, rules, exchange, handler, args, kwargs)
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
-        exchange = _exchange_of(guarded, (*args, *kwargs.values()))
+        exchange = reach(guarded, (*args, *kwargs.values()))
+        if isinstance(exchange, Part):
+            with exchange.runs():
+                return handler(*args, **kwargs)
         if exchange is None:
             return handler(*args, **kwargs)
         return _run(engine, rules, exchange, handler, args, kwargs)
@@ -142,17 +147,9 @@ def _undecorated(arguments: tuple[Any, ...]) -> tuple[Engine, Rules, Exchange] |
     exchange = exchange_of_call(arguments)
     if not isinstance(exchange, Exchange) or exchange.engine is None or exchange.rules is None:
         return None
-    if exchange.at_edge or _is_part_of_the_handler(exchange):
+    if exchange.at_edge or is_part_of_the_handler(exchange):
         return None
     return exchange.engine, exchange.rules, exchange
-
-
-def _is_part_of_the_handler(exchange: Exchange) -> bool:
-    """Whether the guarded handler of this request, which still runs, has made this call."""
-    running = exchange.running
-    if running is None or running.boundary.place is not Place.RUNNING:
-        return False
-    return _current.get() is running.operation
 
 
 def _run(
@@ -239,8 +236,8 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
     if inspect.iscoroutinefunction(function):
 
         async def endpoint_async(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(endpoint, (*args, *kwargs.values()))
-            if exchange is None:
+            exchange = reach(endpoint, (*args, *kwargs.values()))
+            if not isinstance(exchange, Exchange):
                 raise ConfigurationError(_PHASED_METHOD)
             if exchange.answer is not None:
                 return exchange.decided(exchange.answer)
@@ -267,8 +264,8 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
     else:
 
         def endpoint_sync(*args: Any, **kwargs: Any) -> Any:
-            exchange = _exchange_of(endpoint, (*args, *kwargs.values()))
-            if exchange is None:
+            exchange = reach(endpoint, (*args, *kwargs.values()))
+            if not isinstance(exchange, Exchange):
                 raise ConfigurationError(_PHASED_METHOD)
             if exchange.answer is not None:
                 return exchange.decided(exchange.answer)
@@ -358,46 +355,3 @@ _PHASED_METHOD = (
     "A phased function was reached by a method that is not guarded, so nothing was run: without a key it "
     "could not be resumed. Route it by POST, or add its method to the policy's `methods`."
 )
-
-
-def _exchange_of(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | None:
-    """The exchange of this request; None where the guarded function may run as it is: the middleware lets
-    this request to it pass (a GET, say), or it is a part of a handler that is guarded in the same way."""
-    exchange, mark = exchange_of_call(arguments), getattr(guarded, GUARD)
-    if isinstance(exchange, Unguarded):
-        if exchange.lets(mark, arguments):
-            return None
-        raise ConfigurationError(
-            f"{guarded.__qualname__} is guarded, but was called in a request that is not (by its method), so "
-            "nothing was run: each such request would run it once more. Call it in a guarded request (a "
-            "POST), or give this call a key of its own: idempotency.once(…)."
-        )
-    if exchange is None:
-        raise ConfigurationError(
-            f"{guarded.__qualname__} is guarded, but no IdempotencyMiddleware is around the application, or "
-            "it leaves this route alone, so nothing was run. Add it: app.add_middleware("
-            "IdempotencyMiddleware, idempotency=…, tenant=…)."
-        )
-    if exchange.engine is not mark.engine:
-        raise ConfigurationError(
-            f"{guarded.__qualname__} is guarded by another Idempotency than the middleware's, so nothing was "
-            "run: its answer would be lost. Make one Idempotency, and use it for both."
-        )
-    running = exchange.running
-    if exchange.at_edge and not is_given(exchange, arguments):
-        if mark.rules.mode not in (Mode.LEASED, Mode.REPEATABLE):
-            raise ConfigurationError(
-                f"{guarded.__qualname__} is {mark.rules.mode}, but was reached in the middle of a request "
-                "that is guarded as a whole and may have acted before, so it was not run. Give it the "
-                "request (its scope or environ) as an argument, as a handler has it, or set the middleware's "
-                'undecorated="pass".'
-            )
-        exchange.late = True
-    if running is None or exchange.at_edge or not _is_part_of_the_handler(exchange):
-        return exchange
-    return None if _as_strict(running.rules, mark.rules) else exchange
-
-
-def _as_strict(outer: Rules, inner: Rules) -> bool:
-    """Whether a handler is guarded just as the function that it calls, so that one guard does for both."""
-    return inner.mode is not Mode.PHASED and replace(outer, required=True) == replace(inner, required=True)

@@ -92,6 +92,14 @@ class Framework:
         """The request that a handler is called for; None where that is not seen."""
         return None
 
+    def routed_to(self, context: Mapping[str, Any]) -> Any:
+        """The handler that the router has chosen for a request; None where that is not seen. Starlette leaves
+        it in the scope, whatever hides the rest of it."""
+        endpoint = context.get("endpoint")
+        if isinstance(endpoint, type):
+            return getattr(endpoint, str(context.get("method", "")).lower(), None)
+        return endpoint
+
 
 UNKNOWN_FRAMEWORK = Framework()
 
@@ -118,10 +126,7 @@ class Exchange:
     rules: Rules | None = None
     """How an undecorated handler is guarded."""
     at_edge: bool = False
-    """The edge claims, and the application as a whole is the handler; until a decorated one is reached."""
-    late: bool = False
-    """A decorated function was reached that is not given the request: the application may have acted before,
-    so what becomes of that function alone frees nothing."""
+    """The edge claims, and the application as a whole is the handler; until its router's own is reached."""
 
     _paths: frozenset[str] = frozenset()
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -218,10 +223,10 @@ class Exchange:
                 streamed=streamed,
                 refusal=None if self.at_edge else self.framework.refusal(boundary.error),
                 before_effect=boundary.is_proof(),
-                late=self.late,
+                unsure=boundary.unsure,
             )
         own = self._is_own(boundary, page)
-        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, late=self.late)
+        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, unsure=boundary.unsure)
 
     def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
         if page is None:
@@ -282,21 +287,16 @@ class Unguarded:
         if handler is mark and method not in self._methods:
             return True
         found = self._routed_to()
-        return found is mark or (found is None and is_given(self, arguments, mark))
+        return found is mark or (found is None and _is_given(self, arguments, mark))
 
 
-def is_given(seen: Exchange | Unguarded, arguments: Sequence[Any], mark: object = None) -> bool:
+def _is_given(seen: Unguarded, arguments: Sequence[Any], mark: object) -> bool:
     """Whether a call is given this very request, as a handler is; and not one that a router has brought to a
     handler with another mark than ``mark``."""
-    asked = seen.framework.asked(arguments) if isinstance(seen, Exchange) else None
-    if asked is not None and isinstance(seen, Exchange) and seen.is_of(asked):
-        return True
     names = ("scope", "environ", "META", "env")
     contexts = [one for it in arguments for one in (it, *(getattr(it, name, None) for name in names))]
     given = [one for one in contexts if isinstance(one, Mapping) and one.get(SEEN) is seen]
-    handlers = [
-        one["endpoint"] for one in given if mark is not None and inspect.isroutine(one.get("endpoint"))
-    ]
+    handlers = [one["endpoint"] for one in given if inspect.isroutine(one.get("endpoint"))]
     return bool(given) and all(mark_of(one) is mark for one in handlers)
 
 

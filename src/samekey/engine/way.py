@@ -51,8 +51,8 @@ class Handled:
     """It raised inside ``before_effect()``."""
     at_edge: bool = False
     """Only the edge of an application was seen."""
-    late: bool = False
-    """The handler was reached in the middle of an application that may have acted before."""
+    unsure: bool = False
+    """A guarded function that the handler called ended without proof."""
 
     @property
     def ending(self) -> Ending:
@@ -64,7 +64,7 @@ class Handled:
             self.refusal,
             self.before_effect,
             at_edge=self.at_edge,
-            late=self.late,
+            unsure=self.unsure,
         )
 
     @property

@@ -1,0 +1,138 @@
+"""How a decorated function is reached: as the handler, which claims; as a part of what has claimed; or bare.
+
+There is one claim for each request. Whoever claimed first may have acted before it calls another guarded
+function, so that claim stays, and the function runs as a part of it. Only the handler that the router has
+chosen takes over what the edge has claimed: until it is reached, nothing of the application's own has run.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.outcome import Ending, Outcome
+from ..core.states import Mode
+from ..errors import ConfigurationError, NotExecuted
+from .bare import is_called_as_application
+from .boundary import Place
+from .exchange import Exchange, Unguarded, exchange_of_call
+from .marks import GUARD, Mark, mark_of
+from .operation import Running, _current
+from .rules import Rules
+
+logger = logging.getLogger("samekey")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A guarded function inside the run of another one, which holds the key."""
+
+    exchange: Exchange
+    running: Running
+    rules: Rules
+    """The function's own."""
+
+    @contextmanager
+    def runs(self) -> Iterator[None]:
+        """Around the call. What the function says of itself is no proof about the whole; what by its own
+        rules proves nothing, proves nothing about the whole either."""
+        boundary = self.running.boundary
+        boundary.calls_a_part()
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, NotExecuted):
+                error.is_word_of(f"a part of {self.running.operation.id}")
+            refusal = self.exchange.framework.refusal(error)
+            said = self.rules.judge(Ending(refusal, error, refusal=refusal))
+            boundary.unsure = boundary.unsure or (said is Outcome.UNKNOWN and self.rules.mode in _HELD)
+            raise
+
+
+_HELD = (Mode.LEASED, Mode.REPEATABLE)
+"""Modes that hold the key by a lease, and nothing else: no transaction, no phases."""
+
+
+def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
+    """The exchange that a guarded function is to claim for, or whose part it is; None where it may run as it
+    is: the middleware lets this request to it pass (a GET, say)."""
+    exchange, mark = exchange_of_call(arguments), getattr(guarded, GUARD)
+    if isinstance(exchange, Unguarded):
+        if exchange.lets(mark, arguments):
+            return None
+        raise ConfigurationError(
+            f"{guarded.__qualname__} is guarded, but was called in a request that is not (by its method), so "
+            "nothing was run: each such request would run it once more. Call it in a guarded request (a "
+            "POST), or give this call a key of its own: idempotency.once(…)."
+        )
+    if exchange is None:
+        raise ConfigurationError(
+            f"{guarded.__qualname__} is guarded, but no IdempotencyMiddleware is around the application, or "
+            "it leaves this route alone, so nothing was run. Add it: app.add_middleware("
+            "IdempotencyMiddleware, idempotency=…, tenant=…)."
+        )
+    if exchange.engine is not mark.engine:
+        raise ConfigurationError(
+            f"{guarded.__qualname__} is guarded by another Idempotency than the middleware's, so nothing was "
+            "run: its answer would be lost. Make one Idempotency, and use it for both."
+        )
+    running = exchange.running
+    if running is None or running.boundary.place is not Place.RUNNING:
+        return exchange
+    if exchange.at_edge:
+        if _is_the_handler(exchange, mark, arguments):
+            return exchange
+        if mark.rules.mode not in _HELD:
+            raise ConfigurationError(
+                f"{guarded.__qualname__} is {mark.rules.mode}, but was reached in the middle of a request "
+                "that is guarded as a whole and may have acted before, so it was not run. Set the "
+                'middleware\'s undecorated="pass", so that only decorated functions are guarded.'
+            )
+    elif not is_part_of_the_handler(exchange) or not _may_be_part(running.rules, mark.rules):
+        return exchange  # which says that two guards have met
+    if not _are_alike(running.rules, mark.rules):
+        _tell_once(guarded.__qualname__, exchange.endpoint)
+    return Part(exchange, running, mark.rules)
+
+
+def is_part_of_the_handler(exchange: Exchange) -> bool:
+    """Whether the guarded handler of this request, which still runs, has made this call."""
+    running = exchange.running
+    if running is None or running.boundary.place is not Place.RUNNING:
+        return False
+    return _current.get() is running.operation
+
+
+def _is_the_handler(exchange: Exchange, mark: Mark, arguments: tuple[Any, ...]) -> bool:
+    """Whether this is the function that the router has chosen, or an application itself."""
+    framework = exchange.framework
+    asked = framework.asked(arguments)
+    contexts = [exchange.context] if asked is None else [asked.context, exchange.context]
+    chosen = (framework.routed_to(context) for context in contexts)
+    return any(mark_of(one) is mark for one in chosen) or is_called_as_application(exchange, arguments)
+
+
+def _may_be_part(outer: Rules, inner: Rules) -> bool:
+    """Whether the claim of a handler does for a function that it calls: whatever ends the handler's run must
+    be good enough for the function, too."""
+    if _are_alike(outer, inner):
+        return inner.mode is not Mode.PHASED
+    return outer.mode is Mode.LEASED and inner.mode in _HELD
+
+
+def _are_alike(outer: Rules, inner: Rules) -> bool:
+    return replace(outer, required=True) == replace(inner, required=True)
+
+
+@functools.lru_cache(maxsize=1000)
+def _tell_once(name: str, endpoint: str) -> None:
+    logger.warning(
+        "%s is decorated with options of its own, but %s had claimed before it was reached, and its options "
+        "hold for the whole request. Decorate the handler of the route with them.",
+        name,
+        endpoint,
+    )
