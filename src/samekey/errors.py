@@ -203,12 +203,13 @@ class Contradicted(SamekeyError):
 
     status = 409
 
-    def __init__(self, events: Sequence[str]) -> None:
-        named = ", ".join(repr(event) for event in events)
+    def __init__(self, events: Sequence[str], described: str = "") -> None:
+        """``events``: as SOURCE:EVENT."""
+        named = described or ", ".join(repr(event) for event in events)
         super().__init__(
             f"A provider says that it happened, in an event that waits for this operation: {named}. Nothing "
-            "was changed. Find out which is true; to say that it did not happen all the same, name each of "
-            "these events: --despite EVENT."
+            "was changed. Find out which is true; to act as if it had not happened all the same, name each "
+            "of these events: --despite SOURCE:EVENT."
         )
         self.events = tuple(events)
 

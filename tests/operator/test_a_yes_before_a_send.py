@@ -335,9 +335,9 @@ def test_an_operator_may_say_otherwise_despite_events_that_he_names(world: World
     work.lose()
     told(work, "by its key")
     record, resolver = world.read(work.record), world.engine.engine.resolver
-    with pytest.raises(Contradicted, match="'yes'"):
-        world.run(lambda: resolver.apply(record, NotExecuted, OPERATOR, despite=["another"]))
-    assert world.run(lambda: resolver.apply(record, NotExecuted, OPERATOR, despite=["yes"])) is True
+    with pytest.raises(Contradicted, match="'cards:yes'"):
+        world.run(lambda: resolver.apply(record, NotExecuted, OPERATOR, despite=["cards:another"]))
+    assert world.run(lambda: resolver.apply(record, NotExecuted, OPERATOR, despite=["cards:yes"])) is True
     assert world.read(work.record).state == "failed_retryable"
     assert world.tell(work.says_yes(), "yes", **NAMED["by its key"](work)) is Resolution.DUPLICATE
     assert world.read(work.record).state == "failed_retryable"

@@ -151,7 +151,7 @@ def test_a_dry_run_foretells_a_contradiction(world: World) -> None:
     dry = resolve(world, record, "--not-executed", "--dry-run")
     assert dry.code == resolve(world, record, "--not-executed").code != 0
     assert "e1" in dry.sentence
-    despite = resolve(world, record, "--not-executed", "--despite", "e1", "--dry-run")
+    despite = resolve(world, record, "--not-executed", "--despite", "cards:e1", "--dry-run")
     assert despite.code == 0 and "failed_retryable" in despite.out
     assert before == (world.read(record), len(world.timeline(record)), states(world))
 

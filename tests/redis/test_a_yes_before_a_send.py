@@ -187,7 +187,7 @@ def test_an_operator_names_the_event_that_he_sets_aside(node: Idempotency) -> No
     record = work.read()
     assert record is not None and record.state is State.UNKNOWN
     apply, driver = node.engine.resolver.apply, node.engine.drivers.sync
-    with pytest.raises(Contradicted, match="'yes'"):
-        run(driver, lambda: apply(record, NotExecuted, OPERATOR, despite=["another"]))
-    assert run(driver, lambda: apply(record, NotExecuted, OPERATOR, despite=["yes"])) is True
+    with pytest.raises(Contradicted, match="'psp:yes'"):
+        run(driver, lambda: apply(record, NotExecuted, OPERATOR, despite=["psp:another"]))
+    assert run(driver, lambda: apply(record, NotExecuted, OPERATOR, despite=["psp:yes"])) is True
     assert work.runs()

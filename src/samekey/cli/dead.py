@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ..core.disputes import check_set_aside
 from ..core.policy import ietf
 from ..core.problem import Refusal as ProblemRefusal
 from ..core.problem import refuse
@@ -21,11 +22,14 @@ from ..evidence import Declined
 from ..stores.protocols import Actor
 from ..stores.sql.operator import DeadJob
 from .describe import described_job, next_step, print_jobs, print_timeline
+from .evidence import events_about, print_events
 from .keys import answer_from
 from .output import DryRun, Json, age, print_facts, print_json, print_table, say, sentences, tenant_name
+from .rehearsal import rehearse
 from .target import (
     DIGEST_SECRET,
     ActorName,
+    Despite,
     DigestSecret,
     EncryptionKeys,
     Reason,
@@ -158,6 +162,7 @@ def show_command(
         job, record = letter.job, letter.record
         found = store.by_id(letter.operation_id)
         jobs = _jobs_of(store, letter.operation_id)
+        events = events_about(store, letter.operation_id)
         if as_json:
             print_json(
                 {
@@ -166,6 +171,7 @@ def show_command(
                     "jobs": [
                         described_job(one) | ({"payload": _payload(one)} if payload else {}) for one in jobs
                     ],
+                    "events": events,
                 }
             )
             return
@@ -191,6 +197,7 @@ def show_command(
         if payload and job is not None:
             say("")
             say(_payload(job))
+        print_events(events)
         hint = None if record is None else next_step(record, store.now())
         if hint is not None:
             say("")
@@ -209,6 +216,7 @@ def retry_command(
     url: Url,
     letter_id: Id,
     reason: Reason,
+    despite: Despite = None,
     actor_name: ActorName = None,
     dry_run: DryRun = False,
     schema: Schema = "samekey",
@@ -230,14 +238,17 @@ def retry_command(
                 f"A {record.mode} operation may have happened, so nobody may simply run it again. Find out, "
                 f"then use samekey keys resolve {record.id}. Nothing was changed."
             )
+
+        def retry() -> Program[bool]:
+            if job is not None:
+                return store.operator.retry_dead_job(job.id, who, despite=despite or ())
+            return store.operator.retry_dead_operation(letter.operation_id, who, despite=despite or ())
+
         if dry_run:
+            rehearse(store, retry, letter.operation_id, despite or ())
             say("It would be tried again. It is a dead letter and stays one: this was a dry run.")
             return
-        if job is not None:
-            retried = store.act(lambda: store.operator.retry_dead_job(job.id, who))
-        else:
-            retried = store.act(lambda: store.operator.retry_dead_operation(letter.operation_id, who))
-        if not retried:
+        if not store.act(retry):
             raise Refusal("Somebody else was faster. Nothing was changed.")
         by = "a worker" if job is not None else "the completer"
         say(f"{letter_id} is tried again as soon as {by} takes it.")
@@ -264,6 +275,7 @@ def discard_command(
             "--body", envvar="SAMEKEY_ANSWER_BODY", help="The body of its answer; else a problem document."
         ),
     ] = None,
+    despite: Despite = None,
     actor_name: ActorName = None,
     dry_run: DryRun = False,
     schema: Schema = "samekey",
@@ -277,15 +289,15 @@ def discard_command(
         letter = _letter(store, letter_id)
         _refuse_living(letter)
         store.refuse_plain_answers()
+
+        def discard() -> Program[bool]:
+            return _discarded(store, letter, answer, who, despite or ())
+
         if dry_run:
+            rehearse(store, discard, letter.operation_id, despite or ())
             say(f"It would be given up with {answer.status}. It stays as it is: this was a dry run.")
             return
-        job = letter.job
-        if job is not None:
-            discarded = store.act(lambda: store.operator.discard_dead_job(job.id, answer, who))
-        else:
-            discarded = store.act(lambda: _discarded(store, letter, answer, who))
-        if not discarded:
+        if not store.act(discard):
             raise Refusal("Somebody else was faster. Nothing was changed.")
         record = store.record(letter.operation_id)
         if record is not None and record.answer == answer:
@@ -294,11 +306,22 @@ def discard_command(
             say(f"{letter_id} is given up; its operation stays as it is.")
 
 
-def _discarded(store: Store, letter: Letter, answer: Answer, who: Actor) -> Program[bool]:
+def _discarded(
+    store: Store, letter: Letter, answer: Answer, who: Actor, despite: Sequence[str]
+) -> Program[bool]:
+    job, operation_id = letter.job, letter.operation_id
+    if job is not None:
+        return (yield from store.operator.discard_dead_job(job.id, answer, who, despite=despite))
     if store.has_tables:
-        return store.operator.discard_dead_operation(letter.operation_id, answer, who)
+        return (yield from store.operator.discard_dead_operation(operation_id, answer, who, despite=despite))
     assert letter.record is not None
-    return store.finding.executed(letter.operation_id, answer, who, attempt=letter.record.attempt)
+    waiting = yield from store.finding.disputed_by(operation_id)
+    check_set_aside(waiting, despite)
+    return (
+        yield from store.finding.executed(
+            operation_id, answer, who, attempt=letter.record.attempt, despite=waiting
+        )
+    )
 
 
 def _refuse_living(letter: Letter) -> None:

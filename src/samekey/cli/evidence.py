@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from ..core.disputes import Yes
+from ..core.effects import Says
 from ..evidence import evidence_kind, unusable_answer
 from ..stores.sql.effects import Event
-from .output import Json, moment, print_json, print_table, say, sentences, when
+from .output import Json, moment, print_json, print_table, printable, say, sentences, when
 from .target import ActorName, Reason, Refusal, Schema, Store, Timeout, Url, actor, open_store
 
 evidence_app = typer.Typer(help="What providers have said and nobody could use yet.", no_args_is_help=True)
@@ -96,6 +99,39 @@ def described_event(event: Event) -> dict[str, Any]:
         "occurred_at": moment(event.occurred_at),
         "at": moment(event.received_at),
     }
+
+
+def events_about(store: Store, operation_id: str) -> list[dict[str, Any]]:
+    """What providers have said of an operation and nobody has used. A key store keeps who said that it
+    happened, and no more."""
+    if store.has_tables:
+        return [described_event(event) for event in store.ask(lambda: store.effects.shown(operation_id))]
+    waiting = store.ask(lambda: store.finding.disputed_by(operation_id))
+    return [described_yes(one) for one in waiting]
+
+
+def described_yes(yes: Yes) -> dict[str, Any]:
+    unknown = dict.fromkeys(("unusable", "provider_id", "occurred_at", "at"))
+    said = {"says": str(Says.EXECUTED), "state": "waiting", "about": yes.about}
+    return {"source": yes.source, "id": yes.event_id, **said, **unknown}
+
+
+def print_events(events: Sequence[dict[str, Any]]) -> None:
+    """A sentence for each; one that keeps the operation from being sent again says so."""
+    for event in events:
+        say("")
+        about = "the operation" if event["about"] is None else str(event["about"])
+        when_said = "" if event["at"] is None else f" at {event['at']}"
+        said = f"{event['source']} said {event['says']} of {about}{when_said} ({event['id']})"
+        end = "it is not used yet"
+        if event["state"] == "conflict":
+            end = "it contradicts the answer that stands"
+        elif event["unusable"] is not None:
+            end = f"its answer cannot be used: {event['unusable']}"
+        say(printable(f"{said}; {end}."))
+        if event["says"] == Says.EXECUTED and event["state"] != "conflict":
+            name = Yes(event["source"], event["id"]).name
+            say(printable(f"Until that is settled it is not sent again, unless despite {name!r}."))
 
 
 def _must_keep(store: Store) -> None:

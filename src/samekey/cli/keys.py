@@ -30,7 +30,7 @@ from .describe import (
     print_timeline,
     why_kept,
 )
-from .evidence import described_event
+from .evidence import events_about, print_events
 from .output import (
     DryRun,
     Json,
@@ -48,6 +48,7 @@ from .target import (
     DIGEST_SECRET,
     ActorName,
     CacheUrl,
+    Despite,
     DigestSecret,
     EncryptionKeys,
     Found,
@@ -177,7 +178,8 @@ def show_command(
         found = _find(store, operation_id, key, tenant, digest)
         if found.record is None and not found.timeline:
             raise Refusal("Nothing is known of it: no record, and no timeline.")
-        jobs, events = _jobs(store, found.record), _events(store, found.record)
+        jobs = _jobs(store, found.record)
+        events = [] if found.record is None else events_about(store, found.record.id)
         effects = effects_of(store, found.record)
         likely = likely_steps(store, found.record, effects)
         left = _left(store, found.record)
@@ -217,13 +219,7 @@ def show_command(
         if jobs:
             say("")
             print_jobs(jobs)
-        for event in events:
-            say("")
-            about = "the operation" if event["about"] is None else str(event["about"])
-            said = f"{event['source']} said {event['says']} of {about} at {event['at']} ({event['id']})"
-            conflict = event["state"] == "conflict"
-            end = "it contradicts the answer that stands" if conflict else "it is not used yet"
-            say(printable(f"{said}; {end}."))
+        print_events(events)
         if left:
             say("")
             say(printable(why_kept(left)))
@@ -246,13 +242,6 @@ def _find(
     if key is None or tenant is None:
         raise typer.BadParameter("a key means something only together with its tenant: --key with --tenant.")
     return store.by_key(tenant, key)
-
-
-def _events(store: Store, record: Record | None) -> list[dict[str, Any]]:
-    """What the provider has said and nobody has used."""
-    if record is None or not store.has_tables:
-        return []
-    return [described_event(event) for event in store.ask(lambda: store.effects.shown(record.id))]
 
 
 def _left(store: Store, record: Record | None) -> Sequence[tuple[str, str, str]]:
@@ -318,15 +307,7 @@ def resolve_command(
         str | None,
         typer.Option("--provider-id", envvar="SAMEKEY_PROVIDER_ID", help="The provider's own id for it."),
     ] = None,
-    despite: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--despite",
-            envvar="SAMEKEY_DESPITE",
-            metavar="EVENT",
-            help="An event by which a provider says that it happened: you set it aside. Repeatable.",
-        ),
-    ] = None,
+    despite: Despite = None,
     actor_name: ActorName = None,
     dry_run: DryRun = False,
     schema: Schema = "samekey",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from ..core.disputes import check_set_aside
 from ..core.program import Program
 from ..core.record import Record
 from ..core.states import State
-from ..errors import Contradicted
 from ..evidence import Evidence, Executed
 from ..stores.protocols import Actor
 from .target import Store
@@ -18,6 +18,25 @@ class _Rehearsed(Exception):
 
     def __init__(self, became: State | None) -> None:
         self.became = became
+
+
+def rehearse(
+    store: Store, act: Callable[[], Program[bool]], operation_id: str, despite: Sequence[str]
+) -> None:
+    """An act on a dead letter, taken back: ``Contradicted`` as in earnest. A store that cannot take back is
+    only asked what waits."""
+
+    def rehearsal() -> Program[None]:
+        yield from act()
+        raise _Rehearsed(None)
+
+    if not store.has_tables:
+        check_set_aside(store.ask(lambda: store.finding.disputed_by(operation_id)), despite)
+        return
+    try:
+        store.act(rehearsal)
+    except _Rehearsed:
+        pass
 
 
 def rehearsed(
@@ -32,9 +51,8 @@ def rehearsed(
         raise _Rehearsed(now.state if applied and now is not None else None)
 
     if not store.has_tables:
-        disputed_by = store.ask(lambda: store.finding.disputed_by(record.id))
-        if disputed_by not in (None, *despite) and not isinstance(evidence, Executed):
-            raise Contradicted([str(disputed_by)])
+        if not isinstance(evidence, Executed):
+            check_set_aside(store.ask(lambda: store.finding.disputed_by(record.id)), despite)
         return None
     try:
         store.act(rehearsal)

@@ -34,6 +34,7 @@ from ..idempotency import Idempotency
 from ..stores.protocols import Actor
 from ..stores.sql.effects import Effects
 from ..stores.sql.operator import Named, Operator, Transition
+from ..stores.sql.overruling import Moved
 
 T = TypeVar("T")
 
@@ -78,6 +79,15 @@ ActorName = Annotated[
 ]
 Reason = Annotated[
     str, typer.Option("--reason", envvar="SAMEKEY_REASON", help="Why, for the audit. Required.")
+]
+Despite = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--despite",
+        envvar="SAMEKEY_DESPITE",
+        metavar="SOURCE:EVENT",
+        help="An event by which a provider says that it happened: you set it aside. Repeatable.",
+    ),
 ]
 
 DIGEST_SECRET: Final = "samekey"  # noqa: S105 - the default of Idempotency, known to everybody
@@ -186,7 +196,10 @@ class Store:
 
     def act(self, factory: Callable[[], Program[T]]) -> T:
         """Changes something."""
-        return run(self._writer, factory)
+        try:
+            return run(self._writer, factory)
+        except Moved:
+            raise Refusal("It has just moved. Nothing was changed; look at it again.") from None
 
     def refuse_plain_answers(self) -> None:
         """An answer that an operator writes must be no easier to read than those beside it."""

@@ -50,7 +50,8 @@ from ..errors import (
 )
 from ..evidence import Declined, Executed, value_in
 from ..stores.protocols import Actor
-from ..stores.sql.effects import Event, Moved
+from ..stores.sql.effects import Event
+from ..stores.sql.overruling import Moved
 from ..stores.sql.phases import Disputed, Overtaken, Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, assert_never
 
+from ..core.disputes import Yes, check_set_aside
 from ..core.effects import Foreign, Keep, Late, Says, Settle, Unplaced, judge
 from ..core.program import Program
 from ..core.record import Record
@@ -12,7 +13,7 @@ from ..core.states import State
 from ..errors import Contradicted
 from ..evidence import Declined, Evidence, Executed, answer_for, check_about, says
 from ..stores.protocols import Actor, Finding
-from ..stores.sql.effects import Moved
+from ..stores.sql.overruling import Moved
 from .said import Misfit, Resolution, Said
 
 MOST_FREED: Final = 64
@@ -42,19 +43,26 @@ class DirectResolver:
     ) -> Program[bool]:
         check_about(finding, record)
         attempt = record.attempt
-        disputed_by = yield from self.finding.disputed_by(record.id)
-        if disputed_by not in (None, *despite) and not isinstance(finding, Executed):
-            raise Contradicted([str(disputed_by)])
+        disputes: list[Yes] | None = None
+        if not isinstance(finding, Executed):
+            disputes = yield from self.finding.disputed_by(record.id)
+            check_set_aside(disputes, despite)
         if isinstance(finding, Executed | Declined):
             answer, provider_id = answer_for(finding, record), finding.provider_id
             return (
                 yield from self.finding.executed(
-                    record.id, answer, actor, provider_id=provider_id, source=source, attempt=attempt
+                    record.id,
+                    answer,
+                    actor,
+                    provider_id=provider_id,
+                    source=source,
+                    attempt=attempt,
+                    despite=disputes,
                 )
             )
         return (
             yield from self.finding.not_executed(
-                record.id, actor, attempt=attempt, event=event, despite=disputed_by
+                record.id, actor, attempt=attempt, event=event, despite=disputes or ()
             )
         )
 
@@ -120,5 +128,6 @@ class DirectResolver:
     def _dispute(self, record: Record, said: Said) -> Program[None]:
         if not isinstance(said.evidence, Executed):
             return
-        if not (yield from self.finding.dispute(record.id, said.event_id, attempt=record.attempt)):
+        yes = Yes(said.source, said.event_id, said.about)
+        if not (yield from self.finding.dispute(record.id, yes, attempt=record.attempt)):
             raise Moved

@@ -20,7 +20,7 @@ from ..drivers.fork import anew_after_fork
 from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import CommitUncertain, StoreBusy, StoreUnavailable, TransactionConflict
-from ..stores.sql.effects import Moved
+from ..stores.sql.overruling import Moved
 
 logger = logging.getLogger("samekey")
 

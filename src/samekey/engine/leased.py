@@ -15,7 +15,7 @@ from ..core.program import Program
 from ..core.record import Answer, Lease, Record
 from ..errors import SamekeyError, StoreError
 from ..stores.keys import NOT_NOTED, Keys, Seen
-from ..stores.sql.effects import Moved
+from ..stores.sql.overruling import Moved
 from .belated import Belated
 from .flow import Flow, ask
 from .keeper import Keeper

@@ -30,7 +30,7 @@ from ..core.phases import encode_value
 from ..core.program import BEGIN, Program
 from ..core.record import Record
 from ..core.states import Mode, State
-from ..errors import ConfigurationError, Contradicted
+from ..errors import ConfigurationError
 from ..evidence import (
     Declined,
     Evidence,
@@ -42,8 +42,9 @@ from ..evidence import (
     value_in,
 )
 from ..stores.protocols import Actor, Finding
-from ..stores.sql.effects import OVER, Effects, Event, Moved
+from ..stores.sql.effects import OVER, Effects, Event
 from ..stores.sql.operator import Operator
+from ..stores.sql.overruling import Moved
 from .said import Found, Misfit, Resolution, Said, finding_of, heard, is_usable, kept_as
 
 logger = logging.getLogger("samekey")
@@ -107,27 +108,27 @@ class NotingResolver:
         found = yield from self._effects.locked(record.id)
         if found is None or found[1].attempt != record.attempt or found[1].state not in _UNSETTLED:
             return False
+        dead_job = record.mode is Mode.DEFERRED and found[1].state is State.DEAD_LETTER
+        if dead_job and says(finding) is Says.NOT_EXECUTED:
+            return False  # its handler must not run again: its job is tried again
+        overruled = False
         if not isinstance(finding, Executed):
-            yield from self._overrule(record.id, despite)
+            overruled = yield from self._effects.overrule(record.id, despite)
+        done = yield from self._applied(found[1], finding, actor)
+        if overruled and not done:
+            raise Moved  # what was set aside is not, if nothing came of it
+        return done
+
+    def _applied(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
         effects = yield from self._effects.of(record.id)
         open_phases = [e for e in effects if e.kind is EffectKind.PHASE and e.was_sent and e.outcome is None]
         if record.mode is Mode.PHASED and len(open_phases) == 1:
-            return (yield from self._settle(found[1], open_phases[0], effects, finding, actor, None))
+            return (yield from self._settle(record, open_phases[0], effects, finding, actor, None))
         if record.mode is Mode.PHASED and isinstance(finding, Executed | Declined):
             if isinstance(finding, Declined) or finding.response is not None:
                 raise ConfigurationError(NOTHING_OPEN)
-            return (yield from self._effects.go_on(found[1], actor))
-        return (yield from self._settle(found[1], None, effects, finding, actor, None))
-
-    def _overrule(self, operation_id: str, despite: Sequence[str]) -> Program[None]:
-        """An operator sets aside what providers say, event by event; what was not named contradicts."""
-        waiting = yield from self._effects.unsettled(operation_id)
-        yes = [event for event in waiting if event.says == Says.EXECUTED]
-        unnamed = [event.event_id for event in yes if event.event_id not in despite]
-        if unnamed:
-            raise Contradicted(unnamed)
-        for event in yes:
-            yield from self._effects.mark(event, "late")
+            return (yield from self._effects.go_on(record, actor))
+        return (yield from self._settle(record, None, effects, finding, actor, None))
 
     def receive(self, said: Said, operation_id: str) -> Program[Resolution | Misfit]:
         yield BEGIN

@@ -22,7 +22,7 @@ from ..core.texts import checked_text, is_storable
 from ..errors import ConfigurationError, SamekeyError, SignatureRefused, StoreBusy
 from ..evidence import Evidence, Executed, check_evidence, unusable
 from ..stores.keys import Keys
-from ..stores.sql.effects import Moved
+from ..stores.sql.overruling import Moved
 from .events import Events
 from .flow import Flow, ask
 from .reconcile import Resolver

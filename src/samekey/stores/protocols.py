@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from ..core.disputes import Yes
 from ..core.effects import Effect
 from ..core.program import Program
 from ..core.record import Answer, Record
@@ -85,11 +86,13 @@ class Finding(Protocol):
         provider_id: str | None = None,
         source: str | None = None,
         attempt: str | None = None,
+        despite: Sequence[Yes] | None = None,
         now: int | None = None,
     ) -> Program[bool]:
         """It happened, or was declined: the answer becomes final (None: it is withheld).
 
-        False if it is settled already, or ``attempt`` is given and is no longer the current one.
+        False if it is settled already, or ``attempt`` is given and is no longer the current one. ``despite``
+        is for a refusal, on a store without a table of events: as for ``not_executed``.
         """
 
     def recall(
@@ -115,24 +118,22 @@ class Finding(Protocol):
         *,
         attempt: str | None = None,
         event: str | None = None,
-        despite: str | None = None,
+        despite: Sequence[Yes] = (),
         now: int | None = None,
     ) -> Program[bool]:
         """It never happened: one retry may run. False as for ``executed``, and where a provider says that it
-        happened and nobody sets that aside (``despite``: see ``disputed_by``).
+        happened in an event that nobody sets aside (``despite``: see ``disputed_by``).
 
         ``event``: what tells the event that says so from others. A store without a table of events keeps it
         in the record (see ``freed_by``).
         """
 
-    def dispute(
-        self, operation_id: str, event: str, *, attempt: str, now: int | None = None
-    ) -> Program[bool]:
+    def dispute(self, operation_id: str, yes: Yes, *, attempt: str, now: int | None = None) -> Program[bool]:
         """An event says that it happened, and could not settle this attempt: until somebody has, the key is
         never free. A store with a table of events does this with the event. False if the record has moved."""
 
-    def disputed_by(self, operation_id: str) -> Program[str | None]:
-        """The id of that event, where the record keeps it."""
+    def disputed_by(self, operation_id: str) -> Program[list[Yes]]:
+        """All such events that wait."""
 
     def freed_by(self, operation_id: str) -> Program[list[str]]:
         """The events that have freed attempts of this operation, where the record keeps them."""

@@ -25,7 +25,7 @@ from ..engine.engine import Engine
 from ..errors import Contradicted, CorruptRecord, SamekeyError
 from ..evidence import Declined, Executed, check_finding, fault_of, is_still_unknown
 from ..stores.protocols import Actor
-from ..stores.sql.effects import Moved
+from ..stores.sql.overruling import Moved
 from .apart import Ended, TooLong
 from .slots import Piece, Slots
 

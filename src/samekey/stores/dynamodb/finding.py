@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from ...core.disputes import Yes, decode_all, encode_all, encode_yes
 from ...core.effects import Effect, decode_effect
 from ...core.program import Program, Row, Unreadable
 from ...core.record import COLUMNS, Answer, Record, decode_record
@@ -53,6 +54,7 @@ class DynamoFinding:
         provider_id: str | None = None,
         source: str | None = None,
         attempt: str | None = None,
+        despite: Sequence[Yes] | None = None,
         now: int | None = None,
     ) -> Program[bool]:
         rows = yield self._statements.statement(
@@ -62,6 +64,7 @@ class DynamoFinding:
             attempt=attempt,
             provider_id=provider_id,
             source=source,
+            despite=None if despite is None else encode_all(despite),
             actor=actor.name,
             reason=actor.reason,
             **answer_values(answer),
@@ -99,7 +102,7 @@ class DynamoFinding:
         *,
         attempt: str | None = None,
         event: str | None = None,
-        despite: str | None = None,
+        despite: Sequence[Yes] = (),
         now: int | None = None,
     ) -> Program[bool]:
         rows = yield self._statements.statement(
@@ -108,23 +111,21 @@ class DynamoFinding:
             operation_id=operation_id,
             attempt=attempt,
             event=event,
-            despite=despite,
+            despite=encode_all(despite),
             actor=actor.name,
             reason=actor.reason,
         )
         return bool(rows)
 
-    def dispute(
-        self, operation_id: str, event: str, *, attempt: str, now: int | None = None
-    ) -> Program[bool]:
+    def dispute(self, operation_id: str, yes: Yes, *, attempt: str, now: int | None = None) -> Program[bool]:
         rows = yield self._statements.statement(
-            "dispute", now, operation_id=operation_id, event=event, attempt=attempt
+            "dispute", now, operation_id=operation_id, event=encode_yes(yes), attempt=attempt
         )
         return bool(rows)
 
-    def disputed_by(self, operation_id: str) -> Program[str | None]:
+    def disputed_by(self, operation_id: str) -> Program[list[Yes]]:
         rows = yield self._statements.statement("disputed_by", None, operation_id=operation_id)
-        return str(rows[0][0]) if rows else None
+        return decode_all(str(rows[0][0])) if rows else []
 
     def give_up(
         self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None

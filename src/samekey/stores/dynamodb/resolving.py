@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Final
 
+from ...core.disputes import MORE, MOST_DISPUTES, encode_yes
 from ...core.record import decode_record, expiry_of, nobodys
 from ...core.states import Event, State, sources, target
 from .items import Item, forget_after, place, row_of, value_of
@@ -39,7 +40,17 @@ def found_executed(p: Values, now: int) -> Plan:
             **{name: p[name] for name in NO_ANSWER},
         }
 
-    return (yield from _found_out(p, now, _names(Event.FOUND_EXECUTED), change))
+    # Against a refusal each yes that waits must have been set aside.
+    despite = p["despite"]
+    return (
+        yield from _found_out(
+            p,
+            now,
+            _names(Event.FOUND_EXECUTED),
+            change,
+            lambda item: despite is None or _is_set_aside(item, despite),
+        )
+    )
 
 
 def recall(p: Values, now: int) -> Plan:
@@ -73,7 +84,7 @@ def found_not_executed(p: Values, now: int) -> Plan:
                 **_by(p),
                 "disputed": None,
             },
-            lambda item: value_of(item, "disputed") in (None, p["despite"]),
+            lambda item: _is_set_aside(item, p["despite"]),
         )
     )
 
@@ -84,14 +95,27 @@ def dispute(p: Values, now: int) -> Plan:
 
     def change(item: Item) -> dict[str, Term]:
         if value_of(item, "state") != State.FAILED_RETRYABLE:
-            return {"disputed": p["event"]}
+            return {"disputed": _with_dispute(item, p["event"])}
         state = target(Event.DISPUTE)
         queue = place(state, str(value_of(item, "pk")))
-        moved = {"state": str(state), "reconcile_after": now, "queue": queue, "due": now}
-        return {"disputed": p["event"], **moved, "forget_after": None}
+        moved: dict[str, Term] = {"state": str(state), "reconcile_after": now, "queue": queue, "due": now}
+        return {"disputed": _with_dispute(item, p["event"]), **moved, "forget_after": None}
 
     open_states = [str(state) for state in State if state not in (State.COMPLETED, State.EXPIRED)]
     return (yield from _found_out(p, now, open_states, change))
+
+
+def _with_dispute(item: Item, event: str) -> str:
+    """The events that dispute it, with this one. Of those for which there is no room it is kept that there
+    were some."""
+    events = json.loads(value_of(item, "disputed") or "[]")
+    added = event if len(events) < MOST_DISPUTES else encode_yes(MORE)
+    return json.dumps(events if added in events else [*events, added])
+
+
+def _is_set_aside(item: Item, despite: str | None) -> bool:
+    """Whether every event that disputes it is among those that somebody sets aside."""
+    return {*json.loads(value_of(item, "disputed") or "[]")} <= {*json.loads(despite or "[]")}
 
 
 def disputed_by(p: Values, now: int) -> Plan:

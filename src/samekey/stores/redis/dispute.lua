@@ -6,7 +6,7 @@ if not record or record.id ~= p.operation_id or record.attempt ~= p.attempt
     or {table:settled}[record.state] then
     return {}
 end
-local columns = {disputed = p.event}
+local columns = {disputed = with_dispute(record, p.event)}
 if record.state == {state:failed_retryable} then
     columns.state, columns.reconcile_after = {to:dispute}, clock
 end

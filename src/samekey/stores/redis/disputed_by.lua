@@ -1,4 +1,4 @@
--- The event by which a provider says that it happened, if that waits.
+-- The events by which providers say that it happened, and that wait.
 local record = load(KEYS[FIRST_RECORD])
 if not record or record.id ~= p.operation_id or not record.disputed then
     return {}

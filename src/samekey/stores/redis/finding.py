@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from ...core.disputes import Yes, decode_all, encode_all, encode_yes
 from ...core.effects import Effect, decode_effect
 from ...core.program import Program, Row, Unreadable
 from ...core.record import COLUMNS, Answer, Record, decode_record
@@ -69,6 +70,7 @@ class RedisFinding:
         provider_id: str | None = None,
         source: str | None = None,
         attempt: str | None = None,
+        despite: Sequence[Yes] | None = None,
         now: int | None = None,
     ) -> Program[bool]:
         """It happened, or was declined: the answer becomes final (None: it is withheld).
@@ -82,6 +84,7 @@ class RedisFinding:
             attempt=attempt,
             provider_id=provider_id,
             source=source,
+            despite=None if despite is None else encode_all(despite),
             **answer_values(answer),
         )
         return bool(rows)
@@ -116,7 +119,7 @@ class RedisFinding:
         *,
         attempt: str | None = None,
         event: str | None = None,
-        despite: str | None = None,
+        despite: Sequence[Yes] = (),
         now: int | None = None,
     ) -> Program[bool]:
         """It never happened: one retry may run. False as for ``executed``."""
@@ -126,21 +129,19 @@ class RedisFinding:
             operation_id=operation_id,
             attempt=attempt,
             event=event,
-            despite=despite,
+            despite=encode_all(despite),
         )
         return bool(rows)
 
-    def dispute(
-        self, operation_id: str, event: str, *, attempt: str, now: int | None = None
-    ) -> Program[bool]:
+    def dispute(self, operation_id: str, yes: Yes, *, attempt: str, now: int | None = None) -> Program[bool]:
         rows = yield self._statements.statement(
-            "dispute", now, operation_id=operation_id, event=event, attempt=attempt
+            "dispute", now, operation_id=operation_id, event=encode_yes(yes), attempt=attempt
         )
         return bool(rows)
 
-    def disputed_by(self, operation_id: str) -> Program[str | None]:
+    def disputed_by(self, operation_id: str) -> Program[list[Yes]]:
         rows = yield self._statements.statement("disputed_by", None, operation_id=operation_id)
-        return str(rows[0][0]) if rows else None
+        return decode_all(str(rows[0][0])) if rows else []
 
     def give_up(
         self, operation_id: str, actor: Actor, *, attempt: str | None = None, now: int | None = None

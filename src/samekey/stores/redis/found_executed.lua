@@ -1,9 +1,9 @@
 -- durable
 -- event: found_executed
 -- It happened (or was declined): this is its answer. The last error code stays: it tells a record that was found
--- out from one that its holder completed.
+-- out from one that its holder completed. Against a refusal each yes that waits must have been set aside (p.despite).
 local record = operation({from:found_executed})
-if not record then
+if not record or (p.despite and not set_aside(record, p.despite)) then
     return {}
 end
 change(KEYS[FIRST_RECORD], record, {

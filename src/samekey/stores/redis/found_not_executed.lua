@@ -1,9 +1,9 @@
 -- durable
 -- event: found_not_executed
--- It never happened: one retry may run. The event that says so is kept: should it come again, it frees no other. A
+-- It never happened: one retry may run. The event that says so is kept: should it come again, it frees no other. Each
 -- provider's yes that waits must have been set aside by name.
 local record = operation({from:found_not_executed})
-if not record or (record.disputed and record.disputed ~= p.despite) or (record.mode == {mode:deferred} and record.state == {state:dead_letter}) then
+if not record or not set_aside(record, p.despite) or (record.mode == {mode:deferred} and record.state == {state:dead_letter}) then
     return {}
 end
 local freed_by = record.freed_by and cjson.decode(record.freed_by) or {}

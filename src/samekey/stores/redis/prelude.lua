@@ -8,7 +8,7 @@
 --   settled   to be forgotten, by the end of retention
 --   dead      waiting for a person, by the last run
 --
--- One that is disputed (by the id of a provider's event, which says that it happened) is never free to run again.
+-- One that is disputed (by providers' events, which say that it happened) is never free to run again.
 --
 -- Only what is settled has a time to live: what is in flight or unknown is never forgotten, nor is a key after whose
 -- expiry comes "gone". All names begin with
@@ -24,6 +24,9 @@ local MARGIN = 24 * 3600 * 1000
 local KEPT = 30 * MARGIN
 -- Ids of the provider's that a record keeps: the latest, should it be tried again for ever.
 local MOST_MADE = 1000
+-- Events that a record keeps that dispute it, and what stands for all others.
+local MOST_DISPUTES = {table:most_disputes}
+local MORE_DISPUTES = {table:more_disputes}
 -- Index entries of records that have gone by themselves: so many are removed with each new one.
 local TRIMMED = 16
 
@@ -261,6 +264,38 @@ local function made_with(record, attempt)
         table.remove(made, 1)
     end
     return cjson.encode(made)
+end
+
+local function holds(list, wanted)
+    for _, one in ipairs(list) do
+        if one == wanted then
+            return true
+        end
+    end
+    return false
+end
+
+-- The events that dispute it, with this one. Of those for which there is no room it is kept that there were some.
+local function with_dispute(record, event)
+    local events = record.disputed and cjson.decode(record.disputed) or {}
+    if #events >= MOST_DISPUTES then
+        event = MORE_DISPUTES
+    end
+    if not holds(events, event) then
+        events[#events + 1] = event
+    end
+    return cjson.encode(events)
+end
+
+-- Whether every event that disputes it is among those that somebody sets aside.
+local function set_aside(record, despite)
+    local named = despite and cjson.decode(despite) or {}
+    for _, event in ipairs(record.disputed and cjson.decode(record.disputed) or {}) do
+        if not holds(named, event) then
+            return false
+        end
+    end
+    return true
 end
 
 -- What a leased handler may have sent, as it is noted with the outcome of its attempt.

@@ -19,6 +19,7 @@ from importlib.resources import files
 from typing import Final
 
 from ...core.claim import downstream_base, located_by, locating_id
+from ...core.disputes import MORE, MOST_DISPUTES, encode_yes
 from ...core.program import Query, Statement, Value
 from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
 from ...core.states import LEASE_END, Event, Mode, State, sources, target
@@ -164,6 +165,8 @@ def _expand(text: str, names: tuple[str, ...]) -> str:
         "binary": _set(BINARY),
         "heard": str(HEARD_MS),
         "for_ever": str(LAST_TIME),
+        "most_disputes": str(MOST_DISPUTES),
+        "more_disputes": f"'{encode_yes(MORE)}'",
     }
 
     def word(match: re.Match[str]) -> str:

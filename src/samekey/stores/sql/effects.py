@@ -18,6 +18,7 @@ from ...core.record import Record, decode_record
 from ...core.states import State
 from ..protocols import Actor
 from .operator import Operator, act_as, act_end
+from .overruling import Moved, overrule
 from .queries import Queries
 
 
@@ -141,6 +142,10 @@ class Effects:
         )
         if event.says == Says.EXECUTED and event.operation_id is not None:
             yield from self.undispute(event.operation_id)
+
+    def overrule(self, operation_id: str, despite: Sequence[str]) -> Program[bool]:
+        """An operator sets aside what providers say, of an operation that is locked."""
+        return overrule(self._queries, operation_id, despite)
 
     def stranded(self, *, batch: int, now: int | None = None) -> Program[list[str]]:
         """Operations that are not running any more while evidence about them waits; those that were looked at
@@ -299,7 +304,3 @@ def _event(row: Row) -> Event:
     """No operation, or no effect, is an empty text there: both are part of what tells events apart."""
     event = Event(*row)  # type: ignore[arg-type]
     return replace(event, operation_id=event.operation_id or None, about=event.about or None)
-
-
-class Moved(Exception):
-    """The record moved between looking and writing: what was written goes, and it is looked at again."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ...core.disputes import Yes
 from ...core.effects import Effect, decode_effect
 from ...core.program import BEGIN, Program, Row, Unreadable
 from ...core.record import COLUMNS, Answer, Record, decode_record, run_of
@@ -15,6 +16,7 @@ from ..keys import answer_values
 from ..protocols import Actor, Overview
 from ..readable import Tell, never_empty, readable
 from .keys import Keys
+from .overruling import Moved, overrule, waiting_yeses
 from .queries import Queries
 
 
@@ -113,6 +115,7 @@ class Operator:
         provider_id: str | None = None,
         source: str | None = None,
         attempt: str | None = None,
+        despite: Sequence[Yes] | None = None,
         now: int | None = None,
     ) -> Program[bool]:
         """It happened, or was declined: the answer becomes final (None: it is withheld).
@@ -167,7 +170,7 @@ class Operator:
         *,
         attempt: str | None = None,
         event: str | None = None,
-        despite: str | None = None,
+        despite: Sequence[Yes] = (),
         now: int | None = None,
     ) -> Program[bool]:
         """It never happened: one retry may run. False as for ``executed``.
@@ -228,13 +231,17 @@ class Operator:
             yield from self.note_act(operation_id, actor, now)
         return bool(rows)
 
-    def retry_dead_job(self, job_id: str, actor: Actor, *, now: int | None = None) -> Program[bool]:
+    def retry_dead_job(
+        self, job_id: str, actor: Actor, *, despite: Sequence[str] = (), now: int | None = None
+    ) -> Program[bool]:
         """A dead job is tried again, with all its attempts, and its operation is pending again.
 
         False if there is no such dead job, or its operation has been settled meanwhile: then the job's effect
-        must not happen after all.
+        must not happen after all. ``Contradicted`` if a provider says that it happened, unless ``despite``
+        names each event; also of the following ones.
         """
         yield BEGIN
+        overruled = yield from self._overrule_about(job_id, despite)
         yield from act_as(self._queries, actor)
         revived = yield self._queries.statement("revive_pending", now, id=job_id)
         rows = yield self._queries.statement("revive_job", now, id=job_id, revived=int(bool(revived)))
@@ -243,26 +250,37 @@ class Operator:
             yield from self.note_act(str(rows[0][0]), actor, now)
             yield from self._note_job_act(job_id, actor, now)
         yield from act_end(self._queries)
-        return bool(rows)
+        return _came_to(bool(rows), overruled)
 
     def retry_dead_operation(
-        self, operation_id: str, actor: Actor, *, now: int | None = None
+        self, operation_id: str, actor: Actor, *, despite: Sequence[str] = (), now: int | None = None
     ) -> Program[bool]:
         """A dead phased operation is left to the completer again."""
         yield BEGIN
+        overruled = yield from self._overrule(operation_id, despite)
         yield from act_as(self._queries, actor)
         rows = yield self._queries.statement("revive_phased", now, operation_id=operation_id)
         yield from act_end(self._queries)
-        return bool(rows)
+        return _came_to(bool(rows), overruled)
 
     def discard_dead_job(
-        self, job_id: str, answer: Answer, actor: Actor, *, now: int | None = None
+        self,
+        job_id: str,
+        answer: Answer,
+        actor: Actor,
+        *,
+        despite: Sequence[str] = (),
+        now: int | None = None,
     ) -> Program[bool]:
         """A dead job is given up for good; if it was to answer, its operation gets this final answer."""
         yield BEGIN
         job = yield from self.job(job_id)
         if job is None or job.state != "dead":
             return False
+        if job.answers:
+            yield from self._overrule(job.operation_id, despite)
+        else:
+            yield from self._overrule_about(job_id, despite)
         yield from act_as(self._queries, actor)
         closed = job.answers and (yield from self._close_dead(job.operation_id, answer, now))
         if not closed:
@@ -273,14 +291,43 @@ class Operator:
         return True
 
     def discard_dead_operation(
-        self, operation_id: str, answer: Answer, actor: Actor, *, now: int | None = None
+        self,
+        operation_id: str,
+        answer: Answer,
+        actor: Actor,
+        *,
+        despite: Sequence[str] = (),
+        now: int | None = None,
     ) -> Program[bool]:
         """A dead operation is given up for good, with this final answer; its dead job goes with it."""
         yield BEGIN
+        overruled = yield from self._overrule(operation_id, despite)
         yield from act_as(self._queries, actor)
         closed = yield from self._close_dead(operation_id, answer, now)
         yield from act_end(self._queries)
-        return closed
+        return _came_to(closed, overruled)
+
+    def _overrule(self, operation_id: str, despite: Sequence[str]) -> Program[bool]:
+        yield self._queries.statement("lock_operation", None, operation_id=operation_id)
+        return (yield from overrule(self._queries, operation_id, despite))
+
+    def _overrule_about(self, job_id: str, despite: Sequence[str]) -> Program[bool]:
+        """As far as this job may be meant: what a provider says of the operation's other jobs is not about
+        it."""
+        job = yield from self.job(job_id)
+        if job is None:
+            return False
+        yield self._queries.statement("lock_operation", None, operation_id=job.operation_id)
+        effects = yield from self.effects(job.operation_id)
+        others = [one.downstream_key for one in effects if one.place != job_id]
+        return (
+            yield from overrule(
+                self._queries,
+                job.operation_id,
+                despite,
+                lambda yes: yes.about is None or yes.about not in others,
+            )
+        )
 
     def _close_dead(self, operation_id: str, answer: Answer, now: int | None) -> Program[bool]:
         rows = yield self._queries.statement(
@@ -357,17 +404,14 @@ class Operator:
         yield from ()
         return []
 
-    def dispute(
-        self, operation_id: str, event: str, *, attempt: str, now: int | None = None
-    ) -> Program[bool]:
+    def dispute(self, operation_id: str, yes: Yes, *, attempt: str, now: int | None = None) -> Program[bool]:
         """Nothing here: it is noted with the event, in one transaction (``sql/effects.py``)."""
         yield from ()
         return False
 
-    def disputed_by(self, operation_id: str) -> Program[str | None]:
-        """None here, as for ``freed_by``."""
-        yield from ()
-        return None
+    def disputed_by(self, operation_id: str) -> Program[list[Yes]]:
+        """The events by which providers say that it happened, and that wait."""
+        return waiting_yeses(self._queries, operation_id)
 
     def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
         """The record of an operation, with the store's clock."""
@@ -446,6 +490,13 @@ class Operator:
         """Keys that are there, in their own order, after this scope and key."""
         rows = yield self._queries.statement("stored_keys", None, scope=after[0], key=after[1], limit=limit)
         return [Named(str(scope), str(key), str(tenant)) for scope, key, tenant in rows]
+
+
+def _came_to(done: bool, overruled: bool) -> bool:
+    """What was set aside for an act is not, if nothing came of that."""
+    if overruled and not done:
+        raise Moved
+    return done
 
 
 _ANSWER: Final = ("answer_status", "answer_headers", "answer_body")

@@ -1,0 +1,71 @@
+"""A provider's yes that waits: which events say so, and which of them an operator sets aside, each by name.
+
+While one waits that nobody has set aside, nobody may have the operation sent again, or say that it never
+happened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import ConfigurationError, Contradicted
+
+MOST_DISPUTES: Final = 32
+"""Events that one record of a key store keeps: it must stay small. Whether there were more is kept too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yes:
+    """An event by which a provider says that it happened, and which could not settle its operation."""
+
+    source: str
+    event_id: str
+    about: str | None = None
+    """The downstream key of the effect that it is about; None: it does not say."""
+
+    @property
+    def name(self) -> str:
+        """As an operator names it: two providers may number alike."""
+        return f"{self.source}:{self.event_id}"
+
+    def __str__(self) -> str:
+        return f"{self.name!r}" + ("" if self.about is None else f" about {self.about}")
+
+
+MORE: Final = Yes("samekey", "more")
+"""Stands for all further events, where a record keeps no more of them."""
+
+
+def check_set_aside(waiting: Sequence[Yes], despite: Sequence[str]) -> None:
+    """``Contradicted`` unless each is named, as SOURCE:EVENT; ``ConfigurationError`` if a name means two."""
+    for name in despite:
+        meant = {(one.source, one.event_id) for one in waiting if one.name == name}
+        if len(meant) > 1:
+            raise ConfigurationError(
+                f"{name!r} may be either of two events. Dismiss each by itself: samekey evidence dismiss. "
+                "Nothing was changed."
+            )
+    unnamed = [one for one in waiting if one.name not in despite]
+    if unnamed:
+        raise Contradicted([one.name for one in unnamed], ", ".join(map(str, unnamed)))
+
+
+def encode_yes(yes: Yes) -> str:
+    """As a key store keeps it with its record."""
+    return json.dumps([yes.source, yes.event_id, yes.about])
+
+
+def decode_yes(stored: str) -> Yes:
+    source, event_id, about = json.loads(stored)
+    return Yes(source, event_id, about)
+
+
+def encode_all(disputes: Iterable[Yes]) -> str:
+    return json.dumps([encode_yes(one) for one in disputes])
+
+
+def decode_all(stored: str) -> list[Yes]:
+    return [decode_yes(one) for one in json.loads(stored)]
