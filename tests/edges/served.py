@@ -33,7 +33,35 @@ def _may_go(name: str) -> bool:
     return (FOLDER / f"{name}.go").exists()
 
 
+class Gateway:
+    """Makes requests below /v1 anew: only what it knows of them, no key, and another path."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+            known = ("type", "asgi", "http_version", "method", "query_string", "scheme", "app", "root_path")
+            headers = [pair for pair in scope["headers"] if pair[0] in (b"content-length", b"x-tenant")]
+            made = {name: scope[name] for name in known if name in scope}
+            scope = made | {"path": scope["path"][3:], "headers": headers}
+
+        async def send_on(message: Any) -> None:
+            await send(message)
+
+        await self.app(scope, receive, send_on)
+
+
+def wsgi_gateway(environ: Any, start_response: Any) -> Any:
+    if environ["PATH_INFO"].startswith("/v1/"):
+        known = ("wsgi.", "REQUEST_METHOD", "SERVER_", "CONTENT_", "HTTP_X_TENANT")
+        made = {name: value for name, value in environ.items() if name.startswith(known)}
+        environ = made | {"SCRIPT_NAME": "", "PATH_INFO": environ["PATH_INFO"][3:]}
+    yield from flask_app.wsgi_app(environ, start_response)
+
+
 asgi_app = FastAPI(openapi_url=None)
+asgi_app.add_middleware(Gateway)
 asgi_app.add_middleware(AsgiMiddleware, idempotency=idempotency, tenant=tenant_of)
 
 
@@ -95,4 +123,5 @@ def free_sync(name: str) -> Any:
     return {"run": _ran(name)}
 
 
-wsgi_app = WsgiMiddleware(flask_app.wsgi_app, idempotency=idempotency, tenant=tenant_of)
+wsgi_gateway.app = flask_app.wsgi_app  # type: ignore[attr-defined]
+wsgi_app = WsgiMiddleware(wsgi_gateway, idempotency=idempotency, tenant=tenant_of)

@@ -102,6 +102,14 @@ def test_once_and_again(server: Server, name: str, route: str) -> None:
     assert server.runs(name) == 1
 
 
+@pytest.mark.parametrize("route", ["pay", "atomic", "free"])
+def test_a_request_that_is_made_anew_on_its_way(server: Server, name: str, route: str) -> None:
+    first, again = (server.post(f"/v1/{route}/{name}", name) for _ in range(2))
+    assert first.status_code == 200 and first.json()["run"] == 1
+    assert again.headers["idempotent-replayed"] == "true" and again.content == first.content
+    assert server.runs(name) == 1
+
+
 def test_refusals(server: Server, name: str) -> None:
     for key in (None, "a,b", "", "x" * 300, '"open'):
         got = server.post(f"/pay/{name}", key)

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from samekey import ConfigurationError
 from tests.edges.callers import call_asgi, call_wsgi
@@ -179,7 +180,7 @@ def test_what_cannot_be_placed_is_not_run(
     got = shop.send(shop.guard(app), path="/v1/pay")
     assert [one.status for one in got] == [500, 500] and shop.charges == 0 and shop.states() == []
     assert all(isinstance(one.error, ConfigurationError) for one in got)
-    assert "let it copy the scope or environ" in caplog.text
+    assert "copy the scope or environ (dict(scope)) and change the copy" in caplog.text
 
 
 def test_a_request_of_the_application_that_has_its_body_from_ours_is_not_run(shop: Shop) -> None:
@@ -240,6 +241,62 @@ def test_a_key_that_the_application_sends_on_is_not_spent(shop: Shop, kind: str)
     assert [one.status for one in got] == [200] * 3 and got[2].replayed and shop.charges == 1
     assert audits == [] and "leave the key out of its headers" in str(answers[0].error)
     assert shop.states() == ["completed"]
+
+
+def test_an_exempt_handler_may_be_sent_the_key(shop: Shop) -> None:
+    audits: list[int] = []
+    app, audit = pays(shop, "fastapi"), FastAPI()
+
+    @audit.post("/log")
+    @shop.idempotency.exempt
+    async def log() -> None:
+        audits.append(1)
+
+    class Audit:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                await call_asgi(audit, Ask().request("/log", shop.world.name))
+            await self.app(scope, receive, send)
+
+    app.mount("/audit", audit)
+    app.add_middleware(Audit)
+    got = shop.send(shop.guard(app), times=3)
+    assert [one.status for one in got] == [200] * 3 and got[2].replayed
+    assert (shop.charges, len(audits)) == (1, 3)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_handler_that_uses_a_client_of_its_own_application(shop: Shop, sync: bool) -> None:
+    """In-process, through the guard: another request with a key and an answer of its own."""
+    app = FastAPI()
+    booked: list[int] = []
+
+    @app.post("/book")
+    async def book() -> Run:
+        booked.append(1)
+        return {"booked": len(booked)}
+
+    def ask() -> Any:
+        return Ask(keys=(b"of-its-own",)).request("/book", shop.world.name)
+
+    async def pay() -> Any:
+        shop.charge()
+        return (await call_asgi(app, ask())).json()
+
+    def sync_pay() -> Any:
+        shop.charge()
+        sent = {name.decode(): value.decode() for name, value in ask().headers}
+        return TestClient(app).post("/book", headers=sent).json()
+
+    app.post("/pay")(sync_pay if sync else pay)
+    shop.guard(app)
+    for number, key in enumerate((b"first", b"second"), 1):
+        got = shop.send(app, path="/pay", keys=(key,))
+        assert [one.json() for one in got] == [{"booked": 1}] * 2 and got[1].replayed
+        assert (shop.charges, len(booked)) == (number, 1)
 
 
 def test_a_handler_may_send_its_key_on(shop: Shop) -> None:

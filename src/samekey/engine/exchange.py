@@ -256,9 +256,10 @@ def _paths(context: Mapping[str, Any]) -> frozenset[str]:
 
 _TWO_GUARDS: Final = (
     "Two guards met in one request, so this function was not run: a guarded function called another, was "
-    "called twice at once or again after it had ended, or stands below a wrapper that hides its decorator. "
-    "Guard each request once: put functools.wraps on wrappers, and keep one of the two guards (see the "
-    "middleware's `undecorated` option)."
+    "called twice at once or again after it had ended, or stands below a wrapper that hides its decorator; "
+    "or the application made a request of its own from a copy of this one's scope. Guard each request once: "
+    "put functools.wraps on wrappers, keep one of the two guards (see the middleware's `undecorated`), and "
+    f"leave {SEEN!r} and the key out of what is copied for another request."
 )
 
 
@@ -317,8 +318,8 @@ def exchange_of(asked: Asked | None) -> Exchange | Unguarded | None:
             f"{place} was reached inside {known.parts.method} {known.parts.path}, with its key, its path or "
             "its body, and nothing shows whether it is that request, so it was not run. If the application "
             "makes a request of its own there, leave the key out of its headers and give it a body of its "
-            "own; if a middleware makes the request anew, let it copy the scope or environ (dict(scope)) and "
-            "change the copy."
+            "own, or exempt its handler (@idempotency.exempt); if a middleware makes the request anew, let "
+            "it copy the scope or environ (dict(scope)) and change the copy."
         )
         logger.error("%s", message)
         raise ConfigurationError(message)
