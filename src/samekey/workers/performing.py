@@ -29,6 +29,7 @@ from ..errors import EscapedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
 from ..stores.sql.jobs import Job
 from .apart import Apart, Ended, TooLong, told
+from .lasting import will_last
 
 logger = logging.getLogger("samekey")
 
@@ -194,8 +195,8 @@ class Performer:
         """Has something recorded, again and again if need be, for as long as the lease can be kept.
 
         What came of the job must not be lost because a store, or whatever encrypts for it, is away for a
-        moment. A write that fails is tried for a while too: it may have met a lock. Only the attempt that
-        holds the job can record anything, so a try that comes too late does no harm.
+        moment. A write that fails is tried for a while too, unless its error will last: it may have met a
+        lock. Only the attempt that holds the job can record anything, so a try that comes too late does no harm.
         """
         lease = self._lease_ms / 1000
         pauses = itertools.chain(SETTLE_PAUSES, itertools.repeat(SETTLE_PAUSES[-1]))
@@ -207,6 +208,8 @@ class Performer:
             except Exception as error:
                 shorter = min(pause, lease / 4)
                 hopeless = isinstance(error, WriteFailed | Ended) and tries > len(SETTLE_PAUSES)
+                if isinstance(error, WriteFailed) and will_last(error):
+                    raise
                 if hopeless or time.monotonic() + shorter >= until:
                     raise
                 logger.warning("What came of the %s will be recorded again: %s", name_of(job), told(error))
