@@ -95,8 +95,8 @@ class PyMySQLDriver:
             raise
 
     def close(self) -> None:
-        self._statements.drop_idle()
-        self._operations.drop_idle()
+        self._statements.close()
+        self._operations.close()
 
     @property
     def database(self) -> str:

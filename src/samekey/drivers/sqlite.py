@@ -97,8 +97,8 @@ class SQLiteDriver:
         return SQLiteSession(self)
 
     def close(self) -> None:
-        self._statements.drop_idle()
-        self._pool.drop_idle()
+        self._statements.close()
+        self._pool.close()
         if self._temporary is not None:
             self._temporary()
 

@@ -1,8 +1,8 @@
 """Whether an error of a job's own write will last: then trying the same write again cannot help.
 
 A lock, a deadlock, a server that restarts: gone in a moment, and the provider need not be called again for
-it. A constraint, a table that is not there, a mistake in the code: there tomorrow as well. What nobody can tell
-counts as one that may pass.
+it. A constraint, a table that is not there, a mistake in the code: there tomorrow as well. What nobody can
+tell counts as one that may pass.
 """
 
 from __future__ import annotations

@@ -196,7 +196,8 @@ class Performer:
 
         What came of the job must not be lost because a store, or whatever encrypts for it, is away for a
         moment. A write that fails is tried for a while too, unless its error will last: it may have met a
-        lock. Only the attempt that holds the job can record anything, so a try that comes too late does no harm.
+        lock. Only the attempt that holds the job can record anything, so a try that comes too late does no
+        harm.
         """
         lease = self._lease_ms / 1000
         pauses = itertools.chain(SETTLE_PAUSES, itertools.repeat(SETTLE_PAUSES[-1]))
