@@ -7,7 +7,7 @@ import sqlite3
 from typing import Any
 
 import psycopg
-import pymysql
+import pymysql  # type: ignore[import-untyped]
 import pytest
 
 from samekey import JobContext
@@ -125,7 +125,7 @@ def test_an_attempt_whose_write_is_refused_ends_at_once(
         job_async if kind == "async" else job_sync
     )
     outbox.place("job")
-    monkeypatch.setattr(performing.asyncio, "sleep", no_pause)
+    monkeypatch.setattr("samekey.workers.performing.asyncio.sleep", no_pause)
     try:
         outbox.work(rounds=2)
     finally:
