@@ -42,6 +42,7 @@ PARAMETERS: Mapping[str, Any] = {
         "freed_by": None,
         "source": None,
         "freed": 1,
+        "happened": 1,
     },
 }
 

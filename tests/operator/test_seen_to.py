@@ -46,7 +46,7 @@ def states(world: World) -> dict[str, str]:
     ("said", "status", "becomes"),
     [
         (YES, 201, "used"),
-        (YES, 402, "conflict"),
+        (YES, 402, "used"),  # the answer was no answer against it
         (DECLINED, 402, "used"),
         (DECLINED, 201, "conflict"),
         (NotExecuted, 402, "used"),
@@ -64,7 +64,9 @@ def test_what_came_before_its_calls_own_end_does_not_wait_for_ever(
     assert world.count("evidence", f"state = '{becomes}'") == 1
     again = world.tell(said, "e1", at=1, downstream_key=record.downstream_key())  # type: ignore[arg-type]
     assert again is Resolution.DUPLICATE
-    assert world.read(record).state is State.COMPLETED
+    settled = world.read(record)
+    assert settled.state is State.COMPLETED
+    assert settled.answer is not None and settled.answer.status == (201 if said is YES else status)
 
 
 def _shown(world: World, record: Record):  # type: ignore[no-untyped-def]
@@ -93,7 +95,7 @@ def test_a_word_that_contradicts_an_answer_is_seen_when_it_comes_late_too(world:
 def test_what_somebody_must_see_to_is_not_hidden_by_what_waits(world: World) -> None:
     for number in range(5):
         heard_early(world, YES, f"early{number}", 201)
-    heard_early(world, YES, "conflict", 402)
+    heard_early(world, DECLINED, "conflict", 201)
     for _ in range(2):
         record = world.unknown()
         world.run(lambda record=record: _made(world, record))  # type: ignore[misc]
@@ -112,7 +114,7 @@ def _made(world: World, record: Record):  # type: ignore[no-untyped-def]
 
 
 def test_who_dismisses_an_event_says_why_and_is_audited(world: World) -> None:
-    record = heard_early(world, YES, "e1", 402)
+    record = heard_early(world, DECLINED, "e1", 201)
     reconcile(world)
     dismiss = ("dismiss", SOURCE, "e1", "--operation", record.id)
     assert evidence(world, *dismiss).code == 2, "without a reason"
@@ -121,7 +123,7 @@ def test_who_dismisses_an_event_says_why_and_is_audited(world: World) -> None:
     assert evidence(world, *dismiss, *why).code == 0
     act = world.timeline(record)[-1]
     assert act.actor == "ann" and act.reason is not None
-    assert act.reason == f"dismissed event e1 of {SOURCE}, which said executed: refunded by hand"
+    assert act.reason == f"dismissed event e1 of {SOURCE}, which said declined: refunded by hand"
     lines = len(world.timeline(record))
     assert evidence(world, *dismiss, *why).code == 1, "it was dismissed before"
     assert len(world.timeline(record)) == lines

@@ -74,6 +74,7 @@ def lease_values(count: int = 1) -> dict[str, Value]:
 VALUES: dict[str, Value] = {
     **claim_values(CLAIM),
     **answer_values(Answer(201, (), b"paid")),
+    "happened": 1,
     "now": None,
     "seen": "attempt 5",
     "life": 2,

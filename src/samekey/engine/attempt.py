@@ -464,7 +464,9 @@ class Run:
         policy = self.definition.rules.policy
         kept = keep(answer, Handled(answer), policy)
         expires_at = yield from ask(
-            lambda: self.ways.phases.complete(self.lease, self.operation_id, kept, actor=self._actor)
+            lambda: self.ways.phases.complete(
+                self.lease, self.operation_id, kept, status=answer.status, actor=self._actor
+            )
         )
         if expires_at is None:
             return (yield from self._overtaken())
@@ -577,6 +579,8 @@ class Run:
         """Somebody else has the operation: its record says what the client gets."""
         policy = self.definition.rules.policy
         record = yield from ask(lambda: self.ways.keys.read(self.lease.scope, self.lease.key))
+        if record is not None and record.state is State.UNKNOWN and (yield from self._word_used()):
+            record = yield from ask(lambda: self.ways.keys.read(self.lease.scope, self.lease.key))
         if record is None:
             return Finished(uncertain_answer(policy, self.operation_id, self.expires_at))
         if record.state is State.COMPLETED:
@@ -584,6 +588,14 @@ class Run:
         if record.state is State.IN_PROGRESS:
             return Finished(verdict_answer(Outstanding(record.id, record.expires_at), policy))
         return Finished(verdict_answer(Uncertain(record), policy))
+
+    def _word_used(self) -> Flow[bool]:
+        """A provider's word may wait that no answer could be made against: it settles what is unknown."""
+        try:
+            return (yield from ask(lambda: self.ways.resolver.apply_waiting(self.operation_id)))
+        except (SamekeyError, Moved) as error:
+            logger.warning("What waits about %s could not be used: %s", self, error)
+            return False
 
     def __str__(self) -> str:
         return f"operation {self.operation_id} ({self.definition.identity})"

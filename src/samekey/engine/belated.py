@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from ..core.agreement import ERRORS_FROM
 from ..core.claim import downstream_key, is_call
 from ..core.effects import Sent, SentStep
 from ..core.phases import decode_value
@@ -36,13 +37,15 @@ class Belated:
         self._keys = keys
         self._resolver = resolver
 
-    def answered(self, lease: Lease, operation_id: str, answer: Answer | None, sent: Sent) -> Program[None]:
+    def answered(
+        self, lease: Lease, operation_id: str, answer: Answer | None, status: int, sent: Sent
+    ) -> Program[None]:
         """Its handler has given this answer (None: one that cannot be kept)."""
         found = yield from self._noted(lease, operation_id, sent)
-        if found is None or (answer is not None and answer.status >= 400):
+        if found is None or status >= ERRORS_FROM:
             return  # a refusal is nothing that could happen twice
         now, record = found
-        refused = record.answer is not None and record.answer.status >= 400
+        refused = record.answer is not None and record.answer.status >= ERRORS_FROM
         if record.state in _OVER and not refused:
             if record.run != lease.attempt:
                 logger.error(

@@ -93,8 +93,8 @@ class Leased:
             kept = keep(answer, handled, policy)
             expires_at = yield from self._attempt(
                 lease,
-                lambda: self._completed(lease, operation_id, kept, provider_id, sent),
-                bare=lambda: self._completed(lease, operation_id, kept, None, NOTHING_SENT),
+                lambda: self._completed(lease, operation_id, kept, answer.status, provider_id, sent),
+                bare=lambda: self._completed(lease, operation_id, kept, answer.status),
                 otherwise=running.expires_at,
             )
             if expires_at is None:
@@ -124,11 +124,19 @@ class Leased:
     # Each outcome with what follows where others have taken the operation: what its holder knows is not lost.
 
     def _completed(
-        self, lease: Lease, operation_id: str, kept: Answer | None, provider_id: str | None, sent: Sent
+        self,
+        lease: Lease,
+        operation_id: str,
+        kept: Answer | None,
+        status: int,
+        provider_id: str | None = None,
+        sent: Sent = NOTHING_SENT,
     ) -> Program[int | None]:
-        expires_at = yield from self._keys.complete(lease, kept, provider_id=provider_id, sent=sent)
+        expires_at = yield from self._keys.complete(
+            lease, kept, provider_id=provider_id, sent=sent, status=status
+        )
         if expires_at is None:
-            yield from self._belated.answered(lease, operation_id, kept, sent)
+            yield from self._belated.answered(lease, operation_id, kept, status, sent)
         return expires_at
 
     def _lost(
@@ -193,6 +201,8 @@ class Leased:
         """Our lease ran out and somebody else has the record: it says what the client gets."""
         claim, policy = running.claim, running.rules.policy
         seen = yield from ask(lambda: self._keys.look(claim, policy))
+        if isinstance(seen, Uncertain) and (yield from self._told(seen.record)):
+            seen = yield from ask(lambda: self._keys.look(claim, policy))
         if seen is None or isinstance(seen, Seen):
             return uncertain_answer(policy, running.operation.id, None)
         return verdict_answer(seen, policy)

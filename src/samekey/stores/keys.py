@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from ..core.agreement import ERRORS_FROM
 from ..core.claim import Claim, downstream_base
 from ..core.decide import (
     Decision,
@@ -229,17 +230,26 @@ class Keys:
         *,
         provider_id: str | None = None,
         sent: Sent = NOTHING_SENT,
+        status: int | None = None,
         now: int | None = None,
     ) -> Program[int | None]:
-        """Stores the answer (None: it is withheld). Gives the expiry, or None if the lease was lost.
+        """Stores the answer (None: it is withheld; then ``status`` tells which it was). Gives the expiry, or
+        None if the lease was lost.
 
         A leased handler's own answer counts for its own run, whatever others have found out or given up
         meanwhile, as long as there is no answer and nobody has run it since.
+
+        An answer that says no is none against a provider's yes that waits: as for ``fail``, the outcome is
+        unknown then, and it gives None.
         """
-        values = {**answer_values(answer), "provider_id": provider_id}
+        said = status if answer is None else answer.status
+        refuses = said is not None and said >= ERRORS_FROM
+        values = {**answer_values(answer), "provider_id": provider_id, "happened": int(not refuses)}
         rows = yield from self._noting("complete", lease, sent, now, **values)
         if rows:
             return _int(rows[0][1])
+        if refuses and (yield from self._noting("hold", lease, sent, now, error_code=f"status_{said}")):
+            return None
         # Perhaps it is recorded already, and only the acknowledgement of that was lost.
         record = yield from self.read(lease.scope, lease.key, now=now)
         if record is not None and record.attempt == lease.attempt and record.state is State.COMPLETED:
@@ -283,13 +293,15 @@ class Keys:
         self, name: str, lease: Lease, sent: Sent, now: int | None, **values: Value
     ) -> Program[Sequence[Row]]:
         """The outcome of a leased run that others have moved and nobody has taken: its holder knows best."""
+        seen = ""
         for _ in range(ROUNDS):
             record = yield from self.read(lease.scope, lease.key, now=now)
-            if record is None or record.run != lease.attempt:
+            if record is None or record.run != lease.attempt or record.attempt == seen:
                 break
+            seen = record.attempt
             if record.mode not in _LEASED or record.state not in _LEFT:
                 break
-            rows = yield from self._noting(name, replace(lease, attempt=record.attempt), sent, now, **values)
+            rows = yield from self._noting(name, replace(lease, attempt=seen), sent, now, **values)
             if rows:
                 return rows
         return ()

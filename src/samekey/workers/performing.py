@@ -28,6 +28,7 @@ from ..engine.keeper import Keeper
 from ..errors import EscapedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
 from ..stores.sql.jobs import Job
+from ..stores.sql.phases import Disputed
 from .apart import Apart, Ended, TooLong, told
 from .lasting import will_last
 
@@ -113,8 +114,8 @@ class Performer:
             await self._settle(job, definition, context, answer, awaited)
         except LeaseLost:
             raise
-        except (NotSerialisable, EscapedTransaction, NotAwaited) as error:
-            # The effect has happened and no further attempt can give a better result.
+        except (NotSerialisable, EscapedTransaction, NotAwaited, Disputed) as error:
+            # The effect has happened and no further attempt can give a better result; the provider can.
             await self.bury(job, str(error), context.provider_id)
         except TooLong:
             # Nothing of this process's can end it: the lease is no longer kept for it.
@@ -204,7 +205,7 @@ class Performer:
         for tries, pause in enumerate(pauses, 1):
             try:
                 return await once()
-            except (LeaseLost, EscapedTransaction, NotAwaited, TooLong):
+            except (LeaseLost, EscapedTransaction, NotAwaited, TooLong, Disputed):
                 raise
             except Exception as error:
                 shorter = min(pause, lease / 4)

@@ -424,9 +424,10 @@ def complete(p: Values, now: int) -> Plan:
     """Counted from creation, the end must be computed, which DynamoDB cannot do: a look comes first."""
     pk = pk_of(p["scope"], p["key"])
     yield from pointed(p, now)
+    allowed = _held(p, Event.COMPLETE) if p["happened"] else (*_held(p, Event.COMPLETE), Absent("disputed"))
     from_completion = Is("ttl_from", "completion")
     change = _completed(p, now, pk, Plus("ttl_ms", now), Plus("kept_s", now // 1000))
-    item = yield from answered(pk, change, p, (*_held(p, Event.COMPLETE), from_completion))
+    item = yield from answered(pk, change, p, (*allowed, from_completion))
     if item is None:
         there = found((yield from one(get(pk))))
         if there is None or value_of(there, "ttl_from") != "creation":
@@ -434,7 +435,7 @@ def complete(p: Values, now: int) -> Plan:
         expiry = expiry_of(now, value_of(there, "created_at"), value_of(there, "ttl_ms"), "creation")
         change = _completed(p, now, pk, expiry, forget_after(expiry, value_of(there, "after_expiry")))
         same = Is("created_at", value_of(there, "created_at"))
-        item = yield from answered(pk, change, p, (*_held(p, Event.COMPLETE), same))
+        item = yield from answered(pk, change, p, (*allowed, same))
     return [] if item is None else [[now, value_of(item, "expires_at")]]
 
 

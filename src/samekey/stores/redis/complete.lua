@@ -1,8 +1,9 @@
 -- durable
 -- event: complete
--- The holder's answer. Nothing happens if anybody else has taken the record.
+-- The holder's answer. Nothing happens if anybody else has taken the record, or if it says no and a provider's yes
+-- waits (see hold).
 local record = held(p.attempt, {from:complete})
-if not record then
+if not record or (record.disputed and p.happened ~= 1) then
     return {}
 end
 change(KEYS[FIRST_RECORD], record, noted_with(record, {

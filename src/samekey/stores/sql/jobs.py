@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...core.agreement import ERRORS_FROM
 from ...core.claim import Claim, downstream_key
 from ...core.program import BEGIN, Program, Row, Value
 from ...core.record import Answer, Lease
@@ -19,6 +20,7 @@ from ..keys import answer_values
 from ..readable import never_empty
 from .atomic import Escaped, Opened, Taken, Written, opened_values
 from .keys import Keys
+from .phases import Disputed
 
 SUSPICIOUS = 2
 """Silences that make a suspect. One is no sign: a machine dies with all that runs on it."""
@@ -236,9 +238,14 @@ class Jobs:
         """The job is done and, if it answers, so is its operation. ``LeaseLost`` if another has it.
 
         An answer of None is one that cannot be kept: the operation is done, its answer withheld. It may run
-        inside a transaction with writes of the job's own.
+        inside a transaction with writes of the job's own. ``Disputed`` if the answer says no, and a
+        provider's yes waits: nothing of it may stand.
         """
         yield BEGIN
+        if job.answers and answer is not None and answer.status >= ERRORS_FROM:
+            waits = yield self._queries.statement("yes_waits", now, operation_id=job.operation_id)
+            if waits and waits[0][0] == 1:
+                raise Disputed(f"It answers {answer.status}, and a provider says that it happened.")
         if job.answers:
             yield from self._queries.act_as("worker")
             yield self._queries.statement(

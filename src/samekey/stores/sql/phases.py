@@ -346,13 +346,14 @@ class Phases:
         operation_id: str,
         answer: Answer | None,
         *,
+        status: int | None = None,
         actor: Actor | None = None,
         now: int | None = None,
     ) -> Program[int | None]:
         """Stores the final answer; input and phases have done their work and go."""
         yield BEGIN
         yield from self._begin_as(actor)
-        expires_at = yield from self._keys.complete(lease, answer, now=now)
+        expires_at = yield from self._keys.complete(lease, answer, status=status, now=now)
         if expires_at is not None:
             yield self._queries.statement("drop_input", now, operation_id=operation_id)
             yield self._queries.statement("drop_phases", now, operation_id=operation_id)

@@ -123,6 +123,11 @@ where id = :id and attempt = :attempt and state = 'live'
 -- then
 select {now} from {jobs} where id = :id and mark = :mark
 
+-- name: yes_waits
+-- Whether a provider's yes waits at a pending operation; nobody changes that before this transaction ends.
+select disputed from {keys} where id = :operation_id and state = 'pending'
+for update
+
 -- name: complete_operation  event: complete
 -- The final answer of a deferred operation.
 update {keys} set

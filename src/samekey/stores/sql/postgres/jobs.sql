@@ -167,6 +167,11 @@ returning {now}
 -- What tells the transaction of a job's writes from another one, at its beginning and at its end.
 select (extract(epoch from now()) * 1000000)::bigint, pg_backend_pid()::bigint
 
+-- name: yes_waits
+-- Whether a provider's yes waits at a pending operation; nobody changes that before this transaction ends.
+select disputed from {keys} where id = :operation_id::text and state = 'pending'
+for update
+
 -- name: complete_operation  event: complete
 -- The final answer of a deferred operation.
 update {keys} set

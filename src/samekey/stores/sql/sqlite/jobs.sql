@@ -116,6 +116,10 @@ update {jobs} set state = 'dead', done_at = {now}, error = :error,
 where id = :id and attempt = :attempt and state = 'live'
 returning {now}
 
+-- name: yes_waits
+-- Whether a provider's yes waits at a pending operation; nobody changes that before this transaction ends.
+select disputed from {keys} where id = :operation_id and state = 'pending'
+
 -- name: complete_operation  event: complete
 -- The final answer of a deferred operation.
 update {keys} set
