@@ -242,6 +242,21 @@ def test_a_guard_inside_that_lets_a_request_pass_leaves_it_to_the_one_outside(
     assert [one.status for one in got] == [429, 409, 409] and shop.charges == 1, got
 
 
+def test_a_duplicate_that_the_handler_sends_is_answered_as_one(shop: Shop) -> None:
+    app = FastAPI()
+    answers: list[str | None] = []
+
+    @app.post("/pay")
+    async def pay() -> Run:
+        shop.charge()
+        answers.append((await call_asgi(app, Ask().request("/pay", shop.world.name))).code)
+        return {"run": shop.charges}
+
+    got = shop.send(shop.guard(app))
+    assert [one.json() for one in got] == [{"run": 1}] * 2 and got[1].replayed and shop.charges == 1
+    assert answers == ["in_progress"]
+
+
 def test_an_application_may_call_itself_through_its_guard(shop: Shop) -> None:
     """As remote procedure calls do: the same method and path, with a key of its own or none."""
     app = FastAPI()

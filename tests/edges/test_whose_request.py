@@ -14,6 +14,7 @@ import flask
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -58,6 +59,13 @@ def by_another_method(scope: Scope) -> Scope:
 REMADE = [without_the_key, with_the_key, with_another_key, at_another_path, by_another_method]
 
 
+KINDS = [
+    *("fastapi", "fastapi-leased"),
+    *("starlette", "starlette-sync", "starlette-leased", "starlette-sync-leased"),
+    *("starlette-class", "starlette-class-leased"),
+]
+
+
 def pays(shop: Shop, kind: str) -> Any:
     """Applications with a handler at /pay, which counts."""
 
@@ -78,8 +86,22 @@ def pays(shop: Shop, kind: str) -> Any:
         handler: Any = sync_pay if "sync" in kind else pay
         if "leased" in kind:
             handler = shop.idempotency.leased(handler)
+        if "class" in kind:
+
+            class Pay(HTTPEndpoint):
+                async def post(self, request: Request) -> Response:
+                    return await pay(request)
+
+                async def patch(self, request: Request) -> Response:
+                    return await pay(request)
+
+            for name in ("post", "patch") if "leased" in kind else ():
+                setattr(Pay, name, shop.idempotency.leased(getattr(Pay, name)))
+
+            handler = Pay
         paths = ("/pay", "/v1/pay")
-        return Starlette(routes=[Route(path, handler, methods=methods) for path in paths])
+        chosen = None if "class" in kind else methods
+        return Starlette(routes=[Route(path, handler, methods=chosen) for path in paths])
     app = FastAPI()
     guarded: Any = shop.idempotency.leased(plain) if "leased" in kind else plain
     for path in ("/pay", "/v1/pay"):
@@ -114,9 +136,7 @@ class Anew:
 
 @pytest.mark.parametrize("wraps", [False, True])
 @pytest.mark.parametrize("remake", REMADE)
-@pytest.mark.parametrize(
-    "kind", ["fastapi", "fastapi-leased", "starlette", "starlette-sync", "starlette-leased"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_request_that_a_middleware_makes_anew_is_the_same(
     shop: Shop, kind: str, remake: Remake, wraps: bool
 ) -> None:
@@ -127,9 +147,10 @@ def test_a_request_that_a_middleware_makes_anew_is_the_same(
     assert got[2].replayed and shop.charges == 1
 
 
-@pytest.mark.parametrize("remake", REMADE)
-def test_a_request_that_is_made_anew_in_a_context_of_its_own(shop: Shop, remake: Remake) -> None:
-    app = pays(shop, "fastapi")
+@pytest.mark.parametrize("remake", [dict, *REMADE])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_that_is_made_anew_in_a_context_of_its_own(shop: Shop, kind: str, remake: Remake) -> None:
+    app = pays(shop, kind)
     app.add_middleware(Anew, remake=remake, wraps=True, fresh=True)
     got = shop.send(shop.guard(app), times=3, path="/v1/pay")
     assert [one.status for one in got] == [200] * 3 and got[2].replayed and shop.charges == 1

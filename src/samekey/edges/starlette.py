@@ -88,20 +88,18 @@ def _guard_handler(route: Any, decorated: bool) -> bool:
     dependant = getattr(route, "dependant", None)
     if dependant is not None:  # FastAPI asks for the function anew at each request
         return _guard_dependant(dependant, decorated)
-    if decorated:
-        return True  # it is given its request, and sees for itself
     original = getattr(route, "original_route", route)
     routing = sys.modules.get("starlette.routing")
     endpoint = original.endpoint
     if routing is None or not inspect.isroutine(_unwrapped(endpoint)):
-        return False
+        return decorated
     # Starlette's own closure calls the function; whatever stands around it stays as it is.
     inner = original.app
     for _ in range(_DEEPEST):
         if not hasattr(inner, "app"):
             break
         inner = inner.app
-    return _replace_called(inner, endpoint, routing)
+    return _replace_called(inner, endpoint, routing, decorated) or decorated
 
 
 def _guard_dependant(dependant: Any, decorated: bool) -> bool:
@@ -131,7 +129,7 @@ def _asked(request: Any) -> Asked | None:
     return Asked(request.scope, channel, body, _framework())
 
 
-def _replace_called(app: Any, endpoint: Any, routing: Any) -> bool:
+def _replace_called(app: Any, endpoint: Any, routing: Any, decorated: bool) -> bool:
     """Guards the function that an application of Starlette's ``request_response`` calls; False unless it is
     certain that this is one, and that it calls this function itself."""
     if not inspect.isfunction(app) or app.__code__ is not routing.request_response(_guard_handler).__code__:
@@ -143,7 +141,7 @@ def _replace_called(app: Any, endpoint: Any, routing: Any) -> bool:
         if stands_in(function) and own_handler(function) is own_handler(endpoint):
             return True
         if function is endpoint:
-            guarded = bound(endpoint, _in_arguments, decorated=False)
+            guarded = bound(endpoint, _in_arguments, decorated=decorated)
             cell.cell_contents = partial(called.func, guarded) if in_thread else guarded
             return True
     return False
@@ -151,9 +149,9 @@ def _replace_called(app: Any, endpoint: Any, routing: Any) -> bool:
 
 def _guard_method(endpoint: type, name: str, decorated: bool) -> bool:
     handler = getattr(endpoint, name)
-    if decorated or not _can_stand_in(handler):
+    if not _can_stand_in(handler):
         return decorated or stands_in(handler)
-    setattr(endpoint, name, bound(handler, _in_arguments, decorated=False))
+    setattr(endpoint, name, bound(handler, _in_arguments, decorated=decorated))
     return True
 
 

@@ -159,8 +159,10 @@ class Exchange:
         return self._has_key(asked) or self._is_there(asked) or find(asked.body, Exchange) is self
 
     def has_key_and_place(self, asked: Asked) -> bool:
-        """Whether a request that carries nothing would be recorded as this one is."""
-        return SEEN not in asked.context and self._has_key(asked) and self._is_there(asked)
+        """Whether a request that carries nothing would be recorded as this one is. Once a handler runs, what
+        it sends by itself is a duplicate, and answered as one."""
+        waits = self.running is None or self.at_edge
+        return waits and SEEN not in asked.context and self._has_key(asked) and self._is_there(asked)
 
     def _has_key(self, asked: Asked) -> bool:
         return bool(self.key_lines) and self._keys_in(asked) == list(self.key_lines)
