@@ -155,11 +155,11 @@ async def look_up(record: Record) -> Any:
     if purchase is None:
         return NotExecuted
     if purchase.status == "pending":
-        # The step that was begun last is the one that is asked about: money that was set aside is not taken.
-        step = record.recovery_point
-        if step not in KINDS:
+        # One step is asked about, the open one: money that was set aside is not taken.
+        asked = record.open_effect
+        if asked is None or asked.downstream_key is None:
             return StillUnknown
-        for entry in await cards.find(KINDS[step], record.downstream_key(step)):
+        for entry in await cards.find(KINDS[asked.step], asked.downstream_key):
             if is_of(entry, purchase, record):
                 return Executed(entry.id, provider_id=entry.id)
         return StillUnknown

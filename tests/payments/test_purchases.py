@@ -111,10 +111,12 @@ ASK = """
 import asyncio, sys
 from examples.payments import purchases
 from examples.payments.service import idempotency
+from samekey.core.effects import asked_about
 from samekey.drivers.run import run
 engine = idempotency.engine
 _, record = run(engine.drivers.sync, lambda: engine.keys.read_by_id(sys.argv[1]))
-print(asyncio.run(purchases.look_up(record)))
+effects = run(engine.drivers.sync, lambda: engine.store.finding.effects(record.id))
+print(asyncio.run(purchases.look_up(asked_about(record, effects))))
 """
 
 

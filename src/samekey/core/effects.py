@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from .program import Row, Value
-from .record import Record, run_of
+from .record import OpenEffect, Record, run_of
 from .states import Mode, State
 
 
@@ -445,6 +445,36 @@ def _about_now(
     if another or (record.life > 1 and not known):
         return None
     return True if word.occurred_at > sent_at + CLOCK_TOLERANCE_MS else None
+
+
+def asked_about(record: Record, effects: Sequence[Effect]) -> Record:
+    """The record as a lookup gets it: with the effect whose end is to be found out, where that is one."""
+    if record.mode is Mode.PHASED:
+        still = [one for one in effects if one.kind is EffectKind.PHASE and one.was_sent and not one.outcome]
+    else:
+        still = [one for one in effects if one.kind is EffectKind.LEASED and one.run == record.run]
+    if len(still) != 1:
+        return record
+    (one,) = still
+    found = OpenEffect(one.step, one.downstream_key, one.provider_id, one.source)
+    return replace(record, open_effect=found)
+
+
+def another_step(provider_id: str | None, record: Record, effects: Sequence[Effect]) -> str | None:
+    """The step that has this id of the provider's, if that is another than the one that is to be found out:
+    of phased work the open one, of a leased handler's several the last."""
+    if provider_id is None:
+        return None
+    if record.mode is Mode.PHASED:
+        noted = [one for one in effects if one.kind is EffectKind.PHASE]
+        meant = [one for one in noted if one.was_sent and not one.outcome]
+    else:
+        noted = [one for one in effects if one.kind is EffectKind.LEASED and one.run == record.run]
+        meant = sorted(noted, key=lambda one: int(one.place))[-1:]
+    if any(provider_id in (one.provider_id, *one.former_ids) for one in meant):
+        return None
+    others = [one for one in noted if one not in meant]
+    return next((o.step for o in others if provider_id in (o.provider_id, *o.former_ids)), None)
 
 
 def certainly_about(word: Word, record: Record, effect: Effect | None, effects: Sequence[Effect]) -> bool:

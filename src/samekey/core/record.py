@@ -62,6 +62,19 @@ def run_of(attempt: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenEffect:
+    """The one effect of an operation whose end is not known."""
+
+    step: str
+    downstream_key: str | None
+    """The key that it was sent with; None: none was asked for."""
+    provider_id: str | None
+    """The provider's id of it, where that was noted."""
+    source: str | None
+    """Whom it was sent to, where the code says so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One key in one scope, as the store holds it. Times are milliseconds by the store's clock."""
 
@@ -80,6 +93,8 @@ class Record:
     attempt: str
     attempts: int
     recovery_point: str | None
+    """Of phased work, the phase that its run came to last, whether or not that has its result: the run goes
+    on there. Which effect has none is in ``open_effect``."""
     locked_until: int | None
     answer: Answer | None
     """None while there is no final answer, and where it could not be stored (see ``withheld``)."""
@@ -99,6 +114,9 @@ class Record:
     """What follows expiry; no later setting changes it."""
     expires_at: int
     """When retention ends. Provisional until the record is settled: what is not settled never expires."""
+    open_effect: OpenEffect | None = None
+    """What a lookup is asked about: its finding is about this effect, and about no other. None: the operation
+    as a whole; nothing of it was noted, or more than one effect is open."""
 
     def downstream_key(self, step: str = "") -> str:
         """The key that this operation sends to a provider at that step: what a lookup asks for."""

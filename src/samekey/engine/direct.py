@@ -14,6 +14,7 @@ from ..errors import Contradicted
 from ..evidence import Declined, Evidence, Executed, answer_for, check_about, says
 from ..stores.protocols import Actor, Finding
 from ..stores.sql.overruling import Moved
+from .asked import check_step
 from .said import Misfit, Resolution, Said
 
 MOST_FREED: Final = 64
@@ -42,6 +43,8 @@ class DirectResolver:
         event: str | None = None,
     ) -> Program[bool]:
         check_about(finding, record)
+        if event is None:  # an event has named its effect, and was judged by that
+            check_step(finding, record, (yield from self.finding.effects(record.id)))
         attempt = record.attempt
         disputes: list[Yes] | None = None
         if not isinstance(finding, Executed):

@@ -45,6 +45,7 @@ from ..stores.protocols import Actor, Finding
 from ..stores.sql.effects import OVER, Effects, Event
 from ..stores.sql.operator import Operator
 from ..stores.sql.overruling import Moved
+from .asked import check_step
 from .said import Found, Misfit, Resolution, Said, finding_of, heard, is_usable, kept_as
 
 logger = logging.getLogger("samekey")
@@ -121,6 +122,7 @@ class NotingResolver:
 
     def _applied(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
         effects = yield from self._effects.of(record.id)
+        check_step(finding, record, effects)
         open_phases = [e for e in effects if e.kind is EffectKind.PHASE and e.was_sent and e.outcome is None]
         if record.mode is Mode.PHASED and len(open_phases) == 1:
             return (yield from self._settle(record, open_phases[0], effects, finding, actor, None))

@@ -16,13 +16,14 @@ from functools import partial
 from typing import Any
 
 from ..core.backoff import Backoff
+from ..core.effects import asked_about
 from ..core.policy import milliseconds
 from ..core.record import Record
 from ..core.states import State
 from ..drivers.run import run_async
 from ..engine.desk import LOOKUP_TIMEOUT, Lookup, LookupFailed
 from ..engine.engine import Engine
-from ..errors import Contradicted, CorruptRecord, SamekeyError
+from ..errors import ConfigurationError, Contradicted, CorruptRecord, SamekeyError
 from ..evidence import Declined, Executed, check_finding, fault_of, is_still_unknown
 from ..stores.protocols import Actor
 from ..stores.sql.overruling import Moved
@@ -177,7 +178,8 @@ class Reconciler:
         lookup = self._engine.lookup_for(record.endpoint)
         if lookup is None:
             return await self._later(record, tries, "there is no lookup for this endpoint")
-        finding = await self._ask(lookup, record)
+        effects = await run_async(driver, lambda: self._resolver.finding.effects(record.id))
+        finding = await self._ask(lookup, asked_about(record, effects))
         if isinstance(finding, Executed | Declined) and (fault := fault_of(finding, record)) is not None:
             # Asking again does not help, and what it says is not nothing: a person must use it.
             said = type(finding).__name__
@@ -191,6 +193,8 @@ class Reconciler:
         except Contradicted as error:
             # Asking again does not help: one of the two is wrong, and a person must find out which.
             return await self._give_up(record, f"the lookup contradicts the provider's own event. {error}")
+        except ConfigurationError as error:
+            return await self._give_up(record, f"what the lookup said cannot be used: {error}")
         if not applied:
             return Looked(record, record.state, "somebody else settled it meanwhile")
         named = finding if isinstance(finding, type) else type(finding)
