@@ -18,7 +18,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -324,22 +323,6 @@ def test_generators_are_refused_and_never_taken_for_done(shop: Shop) -> None:
         with pytest.raises(NotExecuted):
             shop.idempotency.once(tenant=shop.world.name, key="k", run=pieces)
     assert shop.charges == 0
-
-
-@pytest.mark.parametrize("own", ["dispatch and post", "dispatch"])
-def test_an_endpoint_that_dispatches_by_itself(shop: Shop, own: str) -> None:
-    class Pay(HTTPEndpoint):
-        async def dispatch(self) -> None:
-            shop.charge()
-            await JSONResponse({})(self.scope, self.receive, self.send)
-
-    class PayWithPost(Pay):
-        async def post(self, request: Request) -> Response:
-            raise AssertionError("never called")
-
-    endpoint = Pay if own == "dispatch" else PayWithPost
-    _, again = shop.send(shop.guard(Starlette(routes=[Route("/pay", endpoint)])))
-    assert again.replayed and shop.charges == 1
 
 
 @pytest.mark.parametrize("status", [408, 429])

@@ -511,6 +511,8 @@ class _Guarded:
             return
         if exchange.answer is not None:
             await self._deliver(exchange.answer)
+        elif self._start is not None and exchange.running is None:
+            await self._pass_held({"type": "http.response.body", "body": b"", "more_body": False})
         elif not exchange.let_go():
             if self._page is None and self._handled is None:
                 raise_again = await self._app_raised(silence := RuntimeError(_SILENCE))
@@ -580,6 +582,10 @@ class _Guarded:
             return
         elif exchange.answer is not None:
             await self._deliver(exchange.answer)
+        elif exchange.stream_due:
+            self._hold(message)
+        elif exchange.running is None and self._start is not None:
+            await self._pass_held(message)
         elif exchange.running is None and message["type"] != "http.response.start":
             await self._send(message)  # an early hint, say: it decides nothing
         elif exchange.running is None:
@@ -599,6 +605,27 @@ class _Guarded:
             await self._collect(message)
         else:
             await self._send(message)
+
+    def _hold(self, message: Message) -> None:
+        """A generator has been called, and claims at its first step: what is sent before waits for that."""
+        if message["type"] == "http.response.start":
+            self._start = message
+        else:
+            self._chunks.append(bytes(message.get("body", b"")))
+            self._size += len(self._chunks[-1])
+
+    async def _pass_held(self, message: Message) -> None:
+        """Nobody has claimed after all: what was held is the client's."""
+        if not self._exchange.let_go():
+            await self._capture(message)
+            return
+        held, self._start = self._start, None
+        assert held is not None
+        self._pass()
+        await self._send(held)
+        for chunk in self._chunks:
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._send(message)
 
     async def _collect(self, message: Message) -> None:
         if self._start is None:

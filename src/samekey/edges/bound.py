@@ -7,14 +7,17 @@ exchange; one that an application makes by itself does not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from ..engine.decorate import at_handler
+from ..engine.decorate import at_handler, undecorated
 from ..engine.exchange import Asked, Exchange, current_exchange, exchange_of, reached
 from ..engine.forms import in_form_of, value_of
 from ..engine.marks import mark_of, put_in_place
+from ..engine.streams import claiming_stream
 
 Finds = Callable[[tuple[Any, ...], dict[str, Any]], Asked | None]
 """Gives the request that a call is for; None where it cannot be seen. It may take from the arguments what the
@@ -36,6 +39,21 @@ def bound(handler: Any, finds: Finds, *, decorated: bool) -> Any:
             return guarded(*args, **kwargs)
 
     return put_in_place(in_form_of(handler, run_async, run_sync), handler)
+
+
+def bound_stream(handler: Any, finds: Finds) -> Any:
+    """``bound`` for an undecorated generator. Its own decorators run when it is called, before it claims."""
+
+    @functools.wraps(handler)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        asked = finds(args, kwargs)
+        with _within(asked, None):
+            found, given = undecorated((*args, *kwargs.values())), handler(*args, **kwargs)
+        if found is None:
+            return given
+        return claiming_stream(given, found[2], partial(_within, asked, None), kwargs)
+
+    return put_in_place(call, handler)
 
 
 @contextmanager

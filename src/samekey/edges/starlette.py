@@ -10,12 +10,13 @@ import logging
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 from ..core.record import Answer, Headers
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
-from ..engine.marks import own_handler, stands_in
-from .bound import bound
+from ..engine.marks import mark_of, own_handler, stands_in
+from ..engine.streams import is_stream
+from .bound import bound, bound_stream
 from .guards import NO_ROUTE, Found, Route
 from .wrapped import _DEEPEST, behind, routes_of
 
@@ -73,13 +74,31 @@ def _by_method(route: Any, endpoint: Any, method: str, template: str) -> Found:
     """A class-based endpoint is guarded method by method."""
     if not isinstance(endpoint, type):
         return Route(endpoint, template, guard_handler=partial(_guard_handler, route))
-    handler = getattr(endpoint, method.lower(), None)
-    endpoints = sys.modules.get("starlette.endpoints")
-    if endpoints is None or getattr(endpoint, "dispatch", None) is not endpoints.HTTPEndpoint.dispatch:
-        return Route(endpoint if handler is None else handler, template)  # it may call whatever it wants
+    handler, dispatch = (getattr(endpoint, name, None) for name in (method.lower(), "dispatch"))
+    if mark_of(dispatch) is not None:
+        return Route(dispatch, template)
+    if not _reaches_its_methods(endpoint):
+        # It may call whatever it wants; start-up says what to do about it.
+        return Route(endpoint if mark_of(handler) is None else handler, template)
     if handler is None:
         return NO_ROUTE
     return Route(handler, template, guard_handler=partial(_guard_method, endpoint, method.lower()))
+
+
+def _reaches_its_methods(endpoint: type) -> bool:
+    """Whether a class-based endpoint dispatches as Starlette does, in the end."""
+    known = getattr(sys.modules.get("starlette.endpoints"), "HTTPEndpoint", None)
+    if known is None or not issubclass(endpoint, known):
+        return False
+    before = endpoint.__mro__[: endpoint.__mro__.index(known)]
+    own = [inspect.unwrap(vars(one)["dispatch"]) for one in before if "dispatch" in vars(one)]
+    return all(
+        one is known.dispatch or {"super", "dispatch"} <= set(getattr(one, "__code__", _NO_CODE).co_names)
+        for one in own
+    )
+
+
+_NO_CODE: Final = (lambda: None).__code__
 
 
 def _guard_handler(route: Any, decorated: bool) -> bool:
@@ -104,15 +123,18 @@ def _guard_handler(route: Any, decorated: bool) -> bool:
 
 def _guard_dependant(dependant: Any, decorated: bool) -> bool:
     asked_for = getattr(dependant, "request_param_name", None)
-    if not _can_stand_in(dependant.call):
-        return decorated or stands_in(dependant.call)
+    if stands_in(dependant.call):
+        return True
     name = asked_for or _REQUEST
 
     def finds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _asked(kwargs.get(name) if asked_for else kwargs.pop(name, None))
 
     dependant.request_param_name = name
-    dependant.call = bound(dependant.call, finds, decorated=decorated)
+    if is_stream(dependant.call):
+        dependant.call = bound_stream(dependant.call, finds)
+    else:
+        dependant.call = bound(dependant.call, finds, decorated=decorated)
     return True
 
 
@@ -149,17 +171,9 @@ def _replace_called(app: Any, endpoint: Any, routing: Any, decorated: bool) -> b
 
 def _guard_method(endpoint: type, name: str, decorated: bool) -> bool:
     handler = getattr(endpoint, name)
-    if not _can_stand_in(handler):
-        return decorated or stands_in(handler)
-    setattr(endpoint, name, bound(handler, _in_arguments, decorated=decorated))
+    if not stands_in(handler):
+        setattr(endpoint, name, bound(handler, _in_arguments, decorated=decorated))
     return True
-
-
-def _can_stand_in(handler: Any) -> bool:
-    """Whether a function can be put in the place of a handler, and has not been yet."""
-    function = _unwrapped(handler)
-    streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-    return inspect.isroutine(function) and not streams and not stands_in(handler)
 
 
 def _unwrapped(function: Any) -> Any:

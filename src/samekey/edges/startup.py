@@ -137,6 +137,12 @@ def _said_of(one: Declared, said: Mapping[str, RouteGuard], root: str) -> RouteG
 def _hidden(one: Declared, methods: Iterable[str]) -> Iterator[str]:
     """The decorators of an undecorated handler may authenticate, so it must be seen how they call it."""
     view_class = getattr(one.handler, "view_class", None)  # Flask's, which is guarded method by method
+    if isinstance(one.handler, type) and hasattr(one.handler, "dispatch") and methods:
+        yield (
+            f"{one}: the class has a dispatch of its own, and it cannot be seen where that has authenticated "
+            "the caller, so the key might decide before. Have it call super().dispatch(), or decorate what "
+            "does the work: @idempotency.leased above its post, or above its dispatch."
+        )
     for method in () if one.opaque else sorted(methods):
         names = (method.lower(), "dispatch_request")
         handler = next((getattr(view_class, name) for name in names if hasattr(view_class, name)), None)

@@ -69,7 +69,7 @@ def _claiming(handler: Any, inner: Inner | None = None) -> Any:
     """A function that claims, and calls the handler; also as the innermost one below decorators."""
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
-        found = _undecorated((*args, *kwargs.values()))
+        found = undecorated((*args, *kwargs.values()))
         if found is None:
             if inner is not None:
                 inner.check()
@@ -78,7 +78,7 @@ def _claiming(handler: Any, inner: Inner | None = None) -> Any:
         return await _run_async(*found, handler, args, kwargs, whole)
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
-        found = _undecorated((*args, *kwargs.values()))
+        found = undecorated((*args, *kwargs.values()))
         if found is None:
             if inner is not None:
                 inner.check()
@@ -104,7 +104,7 @@ def _around(handler: Any, inner: Inner | Literal["hidden"]) -> Any:
         return inner
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
-        found = _undecorated((*args, *kwargs.values()))
+        found = undecorated((*args, *kwargs.values()))
         if found is None:
             return await value_of(handler(*args, **kwargs))
         engine, _, exchange = found
@@ -122,7 +122,7 @@ def _around(handler: Any, inner: Inner | Literal["hidden"]) -> Any:
             return value
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
-        found = _undecorated((*args, *kwargs.values()))
+        found = undecorated((*args, *kwargs.values()))
         if found is None:
             return handler(*args, **kwargs)
         engine, _, exchange = found
@@ -142,7 +142,7 @@ def _around(handler: Any, inner: Inner | Literal["hidden"]) -> Any:
     return in_form_of(handler, run_async, run_sync)
 
 
-def _undecorated(arguments: tuple[Any, ...]) -> tuple[Engine, Rules, Exchange] | None:
+def undecorated(arguments: tuple[Any, ...]) -> tuple[Engine, Rules, Exchange] | None:
     """What the edge says of this request; None where it lets it pass, or a guard has claimed already."""
     exchange = exchange_of_call(arguments)
     if not isinstance(exchange, Exchange) or exchange.engine is None or exchange.rules is None:

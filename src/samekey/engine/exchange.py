@@ -128,6 +128,9 @@ class Exchange:
     at_edge: bool = False
     """The edge claims, and the application as a whole is the handler; until its router's own is reached."""
 
+    stream_due: bool = False
+    """The handler is a generator: it was called, and has not given its first piece, nor claimed."""
+
     _paths: frozenset[str] = frozenset()
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False

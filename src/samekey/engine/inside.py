@@ -128,6 +128,9 @@ def innermost(handler: Any) -> tuple[Any, list[Put]] | None:
     that has no decorators. No places: it cannot be seen how they call it."""
     handler = own_handler(handler)
     wrappers, function = list[Any](), getattr(handler, "__func__", handler)
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - whether it is a function of its own
+    if is_function(call) and getattr(function, "__wrapped__", None) is None:
+        function = call  # an object, which may have decorators on what is called
     while (inner := _wrapped_by(function)) is not None and len(wrappers) < _MOST:
         wrappers.append(function)
         function = inner

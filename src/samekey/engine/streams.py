@@ -1,0 +1,114 @@
+"""Handlers that are generators: FastAPI calls them, begins to answer, and only then runs their first line.
+
+Such a handler claims at its first step, below authentication and validation. From its call until it has
+given its first piece the edge holds the answer back (``Exchange.stream_due``). With that piece it has
+returned: what fails later has broken its answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+
+from ..core.record import Answer
+from .exchange import Exchange
+from .operation import Running, _current
+
+Within = Callable[[], AbstractContextManager[None]]
+"""Enters the request that it is called for. At each step: whoever drives a generator has its own context."""
+
+
+def is_stream(handler: Any) -> bool:
+    """Whether calling it gives a generator, as FastAPI sees it: through partials, wrappers and objects."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = inspect.unwrap(handler)
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - whether it is a generator
+    return any(
+        inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, call)
+    )
+
+
+def claiming_stream(given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any]) -> Any:
+    """A generator in the place of one that has not begun: it claims before that one's first step."""
+    exchange.stream_due = True
+    make = _steps_async if inspect.isasyncgen(given) else _steps
+    return make(given, exchange, within, arguments)
+
+
+@contextmanager
+def _step(begun: Running, within: Within) -> Iterator[None]:
+    """Around one step of the handler's own."""
+    token = _current.set(begun.operation)
+    try:
+        with within():
+            yield
+    finally:
+        _current.reset(token)
+
+
+def _steps(given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any]) -> Iterator[Any]:
+    engine, rules = exchange.engine, exchange.rules
+    assert engine is not None and rules is not None
+    try:
+        begun = exchange.answer or engine.begin(exchange, rules)
+        if isinstance(begun, Answer):
+            exchange.answer = begun
+            return
+        if not begun.boundary.enter(exchange.framework.noted(arguments)):
+            engine.unwanted(begun)
+        try:
+            with _step(begun, within):
+                piece = next(given, _END)
+        except BaseException as error:
+            if begun.boundary.raised(error):
+                engine.finish(begun, exchange.handled(None))
+            raise
+        if begun.boundary.returned():
+            engine.finish(begun, exchange.handled(None))
+        exchange.stream_due = False
+        while piece is not _END:
+            yield piece
+            with _step(begun, within):
+                piece = next(given, _END)
+    finally:
+        exchange.stream_due = False
+        given.close()
+
+
+async def _steps_async(
+    given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any]
+) -> AsyncIterator[Any]:
+    """``_steps`` for async generators."""
+    engine, rules = exchange.engine, exchange.rules
+    assert engine is not None and rules is not None
+    try:
+        begun = exchange.answer or await engine.begin_async(exchange, rules)
+        if isinstance(begun, Answer):
+            exchange.answer = begun
+            return
+        if not begun.boundary.enter(exchange.framework.noted(arguments)):
+            await engine.unwanted_async(begun)
+        try:
+            with _step(begun, within):
+                piece = await anext(given, _END)
+        except BaseException as error:
+            if begun.boundary.raised(error):
+                await engine.finish_async(begun, exchange.handled(None))
+            raise
+        if begun.boundary.returned():
+            await engine.finish_async(begun, exchange.handled(None))
+        exchange.stream_due = False
+        while piece is not _END:
+            yield piece
+            with _step(begun, within):
+                piece = await anext(given, _END)
+    finally:
+        exchange.stream_due = False
+        await given.aclose()
+
+
+_END: Final[Any] = object()

@@ -1,0 +1,216 @@
+"""Endpoints that are no plain functions: objects, generators, classes. Each claims where its framework calls
+it: after authentication and validation, on a replay too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI, Header, HTTPException, Response
+from fastapi.responses import StreamingResponse
+from fastapi.sse import EventSourceResponse
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from samekey import NotExecuted, current_operation
+from samekey.edges.startup import problems
+from tests.edges.callers import Got
+from tests.edges.shop import Shop
+
+TOKEN = ((b"authorization", b"good"), (b"content-type", b"application/json"))
+ORDER = b'{"amount": 1}'
+
+
+class Order(BaseModel):
+    amount: int
+
+
+def authenticate(authorization: str = Header("")) -> None:
+    if authorization != "good":
+        raise HTTPException(401)
+
+
+def statuses(got: list[Got]) -> list[int]:
+    return [one.status for one in got]
+
+
+def endpoints(shop: Shop) -> dict[str, Any]:
+    class Async:
+        async def __call__(self, order: Order) -> dict[str, int]:
+            shop.charge()
+            return {"amount": order.amount}
+
+    class Sync:
+        def __call__(self, order: Order) -> dict[str, int]:
+            shop.charge()
+            return {"amount": order.amount}
+
+    class Stream:
+        async def __call__(self, order: Order) -> AsyncIterator[dict[str, str]]:
+            shop.charge()
+            yield {"operation": current_operation().id}
+
+    async def pieces(order: Order) -> AsyncIterator[dict[str, str]]:
+        shop.charge()
+        yield {"operation": current_operation().id}
+        yield {"operation": current_operation().id}
+
+    def pieces_in_threads(order: Order) -> Iterator[dict[str, str]]:
+        shop.charge()
+        yield {"operation": current_operation().id}
+        yield {"operation": current_operation().id}
+
+    async def nothing(order: Order) -> AsyncIterator[int]:
+        shop.charge()
+        for number in range(0):
+            yield number
+
+    return {
+        "async object": Async(),
+        "sync object": Sync(),
+        "object that streams": Stream(),
+        "generator": pieces,
+        "sync generator": pieces_in_threads,
+        "generator of nothing": nothing,
+    }
+
+
+KINDS = [
+    "async object",
+    "sync object",
+    "object that streams",
+    "generator",
+    "sync generator",
+    "generator of nothing",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_authentication_and_validation_come_before_the_key(shop: Shop, kind: str) -> None:
+    app = FastAPI()
+    app.post("/pay", dependencies=[Depends(authenticate)])(endpoints(shop)[kind])
+    guarded = shop.guard(app)
+    assert statuses(shop.send(guarded, body=ORDER)) == [401, 401] and shop.states() == []
+    assert statuses(shop.send(guarded, body=b"{}", headers=TOKEN)) == [422, 422] and shop.states() == []
+    paid = shop.send(guarded, body=ORDER, headers=TOKEN)
+    assert statuses(paid) == [200, 200] and paid[1].replayed and paid[0].body == paid[1].body
+    assert shop.charges == 1 and shop.states() == ["completed"]
+    assert statuses(shop.send(guarded, body=ORDER)) == [401, 401]
+
+
+@pytest.mark.parametrize("response", [StreamingResponse, EventSourceResponse])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_generators_of_other_responses(shop: Shop, response: Any, kind: str) -> None:
+    app = FastAPI()
+
+    async def pieces() -> AsyncIterator[str]:
+        shop.charge()
+        yield "one"
+        yield "two"
+
+    def pieces_in_threads() -> Iterator[str]:
+        shop.charge()
+        yield "one"
+        yield "two"
+
+    handler = pieces if kind == "async" else pieces_in_threads
+    app.post("/pay", dependencies=[Depends(authenticate)], response_class=response)(handler)
+    guarded = shop.guard(app)
+    assert statuses(shop.send(guarded)) == [401, 401]
+    first, again = shop.send(guarded, headers=TOKEN)
+    assert first.status == 200 and b"one" in first.body and b"two" in first.body and shop.charges == 1
+    # Server-sent events have no end, so they are not kept.
+    assert (again.code == "result_unavailable") if response is EventSourceResponse else again.replayed
+    assert statuses(shop.send(guarded)) == [401, 401]
+
+
+@pytest.mark.parametrize("when", ["before the first piece", "after it"])
+@pytest.mark.parametrize("error", [KeyError, NotExecuted])
+def test_a_generator_that_fails(shop: Shop, when: str, error: type[Exception]) -> None:
+    app = FastAPI()
+
+    @app.post("/pay")
+    async def pieces() -> AsyncIterator[dict[str, int]]:
+        shop.charge()
+        if when == "before the first piece":
+            raise error
+        yield {"one": 1}
+        raise error
+
+    shop.send(shop.guard(app), times=3)
+    said = error is NotExecuted and when == "before the first piece"
+    assert (shop.charges, shop.states()) == ((3, ["failed_retryable"]) if said else (1, ["unknown"]))
+
+
+def test_a_generator_whose_key_is_optional_and_was_not_sent(shop: Shop) -> None:
+    app = FastAPI()
+    app.post("/pay")(endpoints(shop)["generator"])
+    got = shop.send(shop.guard(app), keys=(), body=ORDER, headers=TOKEN)
+    assert statuses(got) == [200, 200] and shop.charges == 2 and shop.states() == []
+
+
+def test_a_rate_limit_of_a_dependency_burns_no_key(shop: Shop) -> None:
+    def limited() -> None:
+        raise HTTPException(429)
+
+    app = FastAPI()
+    app.post("/pay", dependencies=[Depends(limited)])(endpoints(shop)["async object"])
+    got = shop.send(shop.guard(app), body=ORDER, headers=TOKEN)
+    assert statuses(got) == [429, 429] and shop.states() == []
+
+
+class Authenticated(HTTPEndpoint):
+    async def dispatch(self) -> None:
+        if Request(self.scope).headers.get("authorization") != "good":
+            await JSONResponse({}, 401)(self.scope, self.receive, self.send)
+        else:
+            await super().dispatch()
+
+
+def test_a_class_that_authenticates_where_it_dispatches(shop: Shop) -> None:
+    class Pay(Authenticated):
+        async def post(self, request: Request) -> Any:
+            shop.charge()
+            return JSONResponse({"operation": current_operation().id})
+
+    app = Starlette(routes=[Route("/pay", Pay)])
+    assert problems(app, shop.idempotency.engine) == []
+    guarded = shop.guard(app)
+    assert statuses(shop.send(guarded)) == [401, 401] and shop.states() == []
+    paid = shop.send(guarded, headers=TOKEN)
+    assert statuses(paid) == [200, 200] and paid[1].replayed and shop.charges == 1
+    assert statuses(shop.send(guarded)) == [401, 401]
+
+
+def test_a_class_that_dispatches_by_itself(shop: Shop) -> None:
+    """It may authenticate anywhere, so it must be decorated: where it dispatches, or its method."""
+
+    class Pay(HTTPEndpoint):
+        async def dispatch(self) -> None:
+            shop.charge()
+            await JSONResponse({})(self.scope, self.receive, self.send)
+
+    class Posts(Pay):
+        async def post(self, request: Request) -> Response:
+            raise AssertionError("never called")
+
+    for endpoint in (Pay, Posts):
+        (found,) = problems(Starlette(routes=[Route("/pay", endpoint)]), shop.idempotency.engine)
+        assert "a dispatch of its own" in found and "above its dispatch" in found
+        exempt = {"/pay": "exempt"}
+        app = Starlette(routes=[Route("/pay", endpoint)])
+        assert problems(app, shop.idempotency.engine, exempt) == []  # type: ignore[arg-type]
+
+    class Decorated(HTTPEndpoint):
+        @shop.idempotency.leased
+        async def dispatch(self) -> None:
+            await Pay.dispatch(self)  # type: ignore[arg-type]
+
+    guarded = shop.guard(Starlette(routes=[Route("/pay", Decorated, methods=["POST"])]))
+    _, again = shop.send(guarded)
+    assert again.replayed and shop.charges == 1
