@@ -108,10 +108,10 @@ class Leased:
                 bare=lambda: self._keys.lose(lease, NOT_NOTED),
                 otherwise=running.expires_at,
             )
-        elif outcome is Outcome.FAIL or sent.steps or running.attempts > 1:
-            # A key is as if it had never been used only if nothing was ever sent under it: else a word of the
-            # provider's about this attempt would be taken for one about the next. Nor is it freed without
-            # what was noted: then its lease runs out, and it is unknown.
+        elif outcome is Outcome.FAIL or running.operation.known or running.attempts > 1:
+            # A key is as if it had never been used only if nothing was ever sent under it, by whichever name:
+            # else a word of the provider's about this attempt would find nothing, or be taken for one about
+            # the next. Nor is it freed without what was noted: then its lease runs out, and it is unknown.
             held = yield from self._attempt(
                 lease, lambda: self._failed(lease, operation_id, handled.error_code, sent), otherwise=True
             )

@@ -53,6 +53,8 @@ class Operation:
         self._noted: list[tuple[str, str]] = []
         """The provider's ids that were noted and not taken back, each after its step, in their order."""
         self._sent: dict[str, SentStep] = {}
+        self.known = False
+        """Whether the handler has it in its hands, and may have told others its id."""
 
     @property
     def provider_id(self) -> str | None:
@@ -283,4 +285,5 @@ def current_operation() -> Operation:
             "current_operation() was called where no guarded operation is running: outside a decorated "
             "handler."
         )
+    operation.known = True
     return operation
