@@ -9,7 +9,10 @@ import asyncio
 import contextvars
 import functools
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import flask
@@ -599,6 +602,36 @@ def test_a_replay_is_no_failure_to_an_unknown_framework(shop: Shop) -> None:
     got = shop.send(guarded, times=3)
     assert statuses(got) == [200] * 3 and got[2].replayed and shop.charges == 1
     assert compensations == []
+
+
+def test_a_replay_in_a_pool_whose_workers_catch_exceptions_only(shop: Shop) -> None:
+    @shop.idempotency.leased
+    def pay() -> bytes:
+        shop.charge()
+        return b"paid"
+
+    compensations: list[Exception] = []
+    with ThreadPool(1) as pool, ThreadPoolExecutor(1) as executor:
+
+        def app(environ: Any, start_response: Any) -> Any:
+            run = contextvars.copy_context().run
+            if environ["PATH_INFO"] == "/pool":
+                body = pool.apply_async(run, (pay,)).get(10)
+            else:
+                try:
+                    body = executor.submit(run, pay).result(10)
+                except Exception as error:
+                    compensations.append(error)
+                    raise
+            start_response("201 Created", [])
+            return [body]
+
+        guarded = shop.guard_wsgi(app, undecorated="pass")
+        worker = pool.apply(threading.get_ident)
+        for number, path in enumerate(("/pool", "/executor"), 1):
+            got = shop.send(guarded, times=4, path=path, keys=(path.encode(),))
+            assert statuses(got) == [201] * 4 and got[3].replayed and shop.charges == number
+        assert pool.apply(threading.get_ident) == worker and compensations == []
 
 
 def test_a_replay_is_no_failure_to_a_dependency(shop: Shop) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import flask
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from flask.views import MethodView
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
@@ -220,6 +220,46 @@ def test_methods_of_an_object_are_known_again(idempotency: Idempotency) -> None:
     assert problems(Starlette(routes=good), idempotency.engine) == []
     bad = [Route("/bad", payments.pay, methods=["POST"]), Route("/read", payments.pay)]
     assert only(problems(Starlette(routes=bad), idempotency.engine)).startswith("POST /bad (")
+
+
+def test_one_function_on_two_routes_with_its_guard_and_without(idempotency: Idempotency) -> None:
+    """The one is guarded by its decorator, the other as the middleware says, or not at all."""
+
+    async def pay() -> str:
+        return "paid"
+
+    app = FastAPI()
+    app.post("/pay")(idempotency.leased(pay))
+    app.post("/admin/pay")(pay)
+    for undecorated in ("guard", "pass"):
+        assert problems(app, idempotency.engine, undecorated=undecorated) == []
+    assert problems(app, idempotency.engine, {"/admin/pay": "exempt"}) == []
+
+    async def order() -> str:
+        return "ordered"
+
+    idempotency.leased(order)
+    app.post("/order")(order)
+    assert only(problems(app, idempotency.engine)).startswith("POST /order (")
+    assert problems(app, idempotency.engine, {"/order": "exempt"}) == []
+
+
+@pytest.mark.parametrize("decorated", [True, False])
+def test_a_decorated_dependency(idempotency: Idempotency, decorated: bool) -> None:
+    @idempotency.leased
+    async def charge() -> int:
+        return 1
+
+    def basket(charged: int = Depends(charge)) -> int:
+        return charged
+
+    async def pay(charged: int = Depends(basket)) -> int:
+        return charged
+
+    app = FastAPI()
+    app.post("/pay")(idempotency.leased(pay) if decorated else pay)
+    found = only(problems(app, idempotency.engine))
+    assert "its dependency test_a_decorated_dependency.<locals>.charge is decorated" in found
 
 
 # ------------------------------------------------------------------ methods

@@ -23,7 +23,16 @@ from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
 from ..engine.boundary import Place
-from ..engine.exchange import SEEN, Answered, Asked, Exchange, Unguarded, current_exchange, passed
+from ..engine.exchange import (
+    SEEN,
+    Answered,
+    AnsweredInThread,
+    Asked,
+    Exchange,
+    Unguarded,
+    current_exchange,
+    passed,
+)
 from ..engine.gate import tenant_of
 from ..engine.operation import Running, _current
 from ..engine.way import Finished, Handled, with_expiry
@@ -336,7 +345,7 @@ def _is_sign(error: BaseException) -> bool:
     """Whether it is our own sign that nothing may run, alone or in a task group's wrapping."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_sign, error.exceptions))
-    return isinstance(error, Answered)
+    return isinstance(error, Answered | AnsweredInThread)
 
 
 def _is_cancelled() -> bool:

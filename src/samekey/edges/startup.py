@@ -8,7 +8,7 @@ that says what to change. It runs no handler and touches no store.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,16 +34,17 @@ def problems(
 ) -> list[str]:
     """Every declaration that would have no effect, as a sentence with its fix.
 
-    ``app`` is what the middleware wraps, the others are its options. ``root`` is the
-    prefix that a mount or the server has taken off by then, where that is known (``root_path``,
-    ``SCRIPT_NAME``): paths in ``routes`` may begin with it.
+    ``app`` is what the middleware wraps, the others are its options. ``root`` is the prefix that a mount or
+    the server has taken off by then, where that is known (``root_path``, ``SCRIPT_NAME``): paths in
+    ``routes`` may begin with it.
     """
     said = dict(routes or {})
     reached = list(walk(app, Place()))
     _learn_shapes(reached)
     found = [*_second_middleware(reached, said)]
+    guarded = guarded_on(reached)
     for one in _by_handler(reached):
-        found.extend(wrong_with(one, idempotency, said, root, undecorated))
+        found.extend(wrong_with(one, idempotency, said, guarded, root, undecorated))
     found.extend(_routes_without_effect(reached, idempotency, said, root))
     return found
 
@@ -79,6 +80,8 @@ class Declared:
     handler: Any
     methods: frozenset[str]
     opaque: bool = False
+    route: Any = None
+    """As the framework has it."""
 
     def __str__(self) -> str:
         changing = sorted(self.methods - READ_ONLY) or sorted(self.methods)
@@ -86,22 +89,37 @@ class Declared:
 
 
 def _by_handler(reached: Iterable[Reached]) -> Iterator[Declared]:
-    grouped: dict[tuple[str, tuple[int, int]], tuple[Any, set[str], bool]] = {}
+    grouped: dict[tuple[str, tuple[int, int]], tuple[Reached, set[str]]] = {}
     for one in reached:
-        handler = plain(one.handler)
-        grouped.setdefault((one.path, identity(handler)), (handler, set(), one.opaque))[1].add(one.method)
-    for (path, _), (handler, methods, opaque) in grouped.items():
-        yield Declared(path, handler, frozenset(methods), opaque)
+        grouped.setdefault((one.path, identity(plain(one.handler))), (one, set()))[1].add(one.method)
+    for one, methods in grouped.values():
+        yield Declared(one.path, plain(one.handler), frozenset(methods), one.opaque, one.route)
+
+
+Guarded = Mapping[tuple[int, int], Collection[tuple[str, str]]]
+"""By the identity of a bare function, the methods and paths that lead to it through its guard."""
+
+
+def guarded_on(reached: Iterable[Reached]) -> Guarded:
+    """Where functions are routed with their guard: such a one may be routed without it as well, elsewhere."""
+    found: dict[tuple[int, int], set[tuple[str, str]]] = {}
+    for one in reached:
+        mark = mark_of(one.handler)
+        for function in _chain(mark.function) if isinstance(mark, Mark) else ():
+            found.setdefault(identity(function), set()).add((one.method, one.path))
+    return found
 
 
 def wrong_with(
     one: Declared,
     idempotency: Engine,
     said: Mapping[str, RouteGuard],
+    guarded: Guarded,
     root: str = "",
     undecorated: Undecorated = "guard",
 ) -> Iterator[str]:
     """What is wrong with how one handler is declared."""
+    yield from _guarded_dependencies(one)
     of_path = _said_of(one, said, root)
     mark = mark_of(one.handler)
     if mark is None:
@@ -112,7 +130,7 @@ def wrong_with(
                 "which cannot be seen to call it, so nothing may guard it. Decorate this function "
                 "itself, or have it call the guarded one by a name that it holds."
             )
-        elif one.methods - READ_ONLY and _is_bare(one.handler, idempotency):
+        elif one.methods - READ_ONLY and of_path != "exempt" and _is_bare(one, idempotency, guarded):
             yield (
                 f"{one}: the route calls the function itself, past its decorator, so nothing guards it. The "
                 "decorators stand in the wrong order: write the route's (@app.post) above samekey's, so that "
@@ -185,15 +203,38 @@ def _decorated(
         )
 
 
-def _is_bare(handler: Any, idempotency: Engine) -> bool:
-    """Whether a handler without a mark is, or wraps, a function that was declared."""
+def _is_bare(one: Declared, idempotency: Engine, guarded: Guarded) -> bool:
+    """Whether a handler without a mark is, or wraps, a function that was declared, and that no other route
+    leads to through its guard: then the two are meant so."""
+    here = {(method, one.path) for method in one.methods}
+    known = [identity(each) for each in _chain(one.handler) if identity(each) in idempotency.declared]
+    return any(not set(guarded.get(each, ())) - here for each in known)
+
+
+def _chain(handler: Any) -> Iterator[Any]:
+    """A function, and whatever it says that it wraps."""
     seen: set[tuple[int, int]] = set()
     while handler is not None and identity(handler) not in seen:
-        if identity(handler) in idempotency.declared:
-            return True
         seen.add(identity(handler))
+        yield handler
         handler = getattr(handler, "__wrapped__", None)
-    return False
+
+
+def _guarded_dependencies(one: Declared) -> Iterator[str]:
+    """FastAPI's: a dependency that is decorated would take the request's key before the handler."""
+    route = getattr(one.route, "starlette_route", None) or one.route
+    waiting = list(getattr(getattr(route, "dependant", None), "dependencies", ()))
+    seen: set[int] = set()
+    while waiting:
+        dependant = waiting.pop()
+        waiting += [each for each in dependant.dependencies if id(each) not in seen]
+        seen.update(map(id, dependant.dependencies))
+        if isinstance(mark_of(dependant.call), Mark):
+            yield (
+                f"{one}: its dependency {_name(dependant.call)} is decorated, so it would take the request's "
+                "key before the handler. Decorate the handler, and let it call that function; or give the "
+                "dependency a key of its own: idempotency.once(…)."
+            )
 
 
 def _second_middleware(reached: Iterable[Reached], said: Mapping[str, RouteGuard]) -> Iterator[str]:

@@ -63,7 +63,7 @@ from .desk import Lookup
 from .direct import DirectResolver
 from .errands import Errands
 from .events import Events
-from .exchange import Answered, Exchange, Unguarded, current_exchange
+from .exchange import Answered, Exchange, Unguarded, current_exchange, sign
 from .flow import Flow, Pause, ask, drive, drive_async
 from .gate import binding_of, claim_of, event_of, stale_answer, tenant_of
 from .input import Captured
@@ -251,7 +251,7 @@ class Engine:
         run."""
         self.drive(self._way(begun).give_back(begun))
         self.found(begun)
-        raise Answered(_TOO_LATE)
+        raise sign(_TOO_LATE)
 
     async def unwanted_async(self, begun: Running) -> NoReturn:
         """``unwanted`` for async code."""

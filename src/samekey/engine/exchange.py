@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..core.fingerprint import RequestParts
@@ -66,6 +68,27 @@ class Answered(BaseException):
     Not an ``Exception``: nothing has failed, so what an application does about failures (a refund, an alert,
     a retry) must not be done.
     """
+
+
+class AnsweredInThread(Exception):
+    """``Answered``, for a thread whose own code may catch no more than an ``Exception``: it would end, and
+    whoever waits for its result would wait for ever."""
+
+
+_CARRIERS: Final = frozenset(
+    {"concurrent.futures.thread", "anyio._backends._asyncio", "asyncio.base_events", "asyncio.runners"}
+)
+"""Whatever is called by these is told to whoever waits for it, of whichever kind it is."""
+
+
+def sign(message: str, home: int | None = None) -> BaseException:
+    """Says that the key has decided. ``home`` is the thread in which the edge waits, where that is known."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and threading.get_ident() != home:
+        if frame.f_globals.get("__name__") in _CARRIERS:
+            break
+        frame = frame.f_back
+    return AnsweredInThread(message) if frame is None else Answered(message)
 
 
 class Framework:
@@ -132,6 +155,7 @@ class Exchange:
     """The handler is a generator: it was called, and has not given its first piece, nor claimed."""
 
     _paths: frozenset[str] = frozenset()
+    _home: int = field(default_factory=threading.get_ident)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
     _claiming: bool = False
@@ -214,7 +238,10 @@ class Exchange:
 
     def decided(self, answer: Answer) -> Any:
         self.answer = answer
-        return self.framework.respond(answer)
+        try:
+            return self.framework.respond(answer)
+        except Answered as said:
+            raise sign(str(said), self._home) from None
 
     def handled(self, page: Answer | None, *, streamed: bool = False) -> Handled:
         """How the handler ended, by its boundary, with the answer that the application made of it."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ..core.policy import Policy
 from ..edges.guards import NO_ROUTE
-from ..edges.startup import Declared, wrong_with
+from ..edges.startup import Declared, Guarded, guarded_on, wrong_with
 from ..edges.walk import READ_ONLY, Guard, Place, Reached, named_paths, plain, walk
 from ..engine.marks import Mark, mark_of
 from ..engine.rules import Rules
@@ -95,8 +95,9 @@ def coverage(app: Any) -> list[RouteCoverage]:
         raise ConfigurationError(f"A {type(app).__name__} is no ASGI or WSGI application.")
     found: dict[tuple[str, str, str], RouteCoverage] = {}
     reached = [one for one in walk(app, Place()) if one.method not in READ_ONLY]
+    guarded = guarded_on(reached)
     for one in [*reached, *named_paths(reached)]:
-        row = _judge(one)
+        row = _judge(one, guarded)
         found.setdefault((row.path, row.method, row.handler), row)
     return [found[key] for key in sorted(found)]
 
@@ -110,9 +111,9 @@ def is_allowed(route: RouteCoverage, allowed: Collection[str]) -> bool:
 # What a middleware would do with a route
 
 
-def _judge(reached: Reached) -> RouteCoverage:
+def _judge(reached: Reached, guarded: Guarded) -> RouteCoverage:
     mark = mark_of(reached.handler)
-    refused = _refused_at_start(reached)
+    refused = _refused_at_start(reached, guarded)
     if refused is not None:
         return _row(reached, How.BROKEN, why=refused, edge=reached.guards[-1].policy)
     active = [guard for guard in reached.guards if reached.method in guard.policy.methods]
@@ -157,13 +158,16 @@ _LOST: Final = (
 )
 
 
-def _refused_at_start(reached: Reached) -> str | None:
+def _refused_at_start(reached: Reached, guarded: Guarded) -> str | None:
     """Why a middleware around this route would not let the application start."""
-    one = Declared(reached.path, plain(reached.handler), frozenset({reached.method}))
+    one = Declared(
+        reached.path, plain(reached.handler), frozenset({reached.method}), reached.opaque, reached.route
+    )
     for guard in reached.guards:
         said = guard.middleware._guards
         wrong = next(
-            wrong_with(one, guard.middleware._engine, said._routes, undecorated=said.undecorated), None
+            wrong_with(one, guard.middleware._engine, said._routes, guarded, undecorated=said.undecorated),
+            None,
         )
         if wrong is not None:
             return wrong
