@@ -87,6 +87,18 @@ class Belated:
         if found is not None:
             yield from self._tell(lease, operation_id, step, Executed(result, step.provider_id), found[0])
 
+    def job_done(
+        self, lease: Lease, operation_id: str, step: SentStep, answer: Answer | None, *, answers: bool
+    ) -> Program[None]:
+        """A job has ended so, and another worker has taken it, or it is dead. No answer: it gives none
+        (``answers``: one that cannot be kept)."""
+        found = yield from self._noted(lease, operation_id, Sent((step,)))
+        if found is None or (answer is not None and answer.status >= ERRORS_FROM):
+            return
+        given = answer if answers else Answer(200)
+        evidence = None if given is None else Executed(given, step.provider_id)
+        yield from self._tell(lease, operation_id, step, evidence, found[0])
+
     def _noted(self, lease: Lease, operation_id: str, sent: Sent) -> Program[tuple[int, Record] | None]:
         """The operation, with the provider's ids noted; None if it is gone."""
         yield from self._keys.note_former(lease, operation_id, sent)

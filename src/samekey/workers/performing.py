@@ -17,11 +17,14 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from ..core.backoff import Backoff
+from ..core.claim import downstream_key
+from ..core.effects import Sent, SentStep
 from ..core.policy import milliseconds
 from ..core.program import BEGIN, Program
 from ..core.record import Answer, Lease
 from ..core.replayable import replayable
 from ..drivers.run import run_async, run_in, run_in_async
+from ..engine.belated import Belated
 from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import Keeper
@@ -77,6 +80,7 @@ class Performer:
         self._apart = apart
         self._keeper = keeper
         self._lease_ms = lease_ms
+        self._belated = Belated(engine.keys, engine.resolver)
         self.left: dict[str, str | None] = {}
         """The provider's ids of jobs that were cancelled, by the job's id."""
 
@@ -88,8 +92,6 @@ class Performer:
         self._keeper.watch(lease, 2 * milliseconds(definition.timeout) + self._lease_ms)
         try:
             await self._attempt(job, definition, context, envelope.payload)
-        except LeaseLost:
-            logger.warning("Another worker has taken the %s; this result was dropped", name_of(job))
         except asyncio.CancelledError:
             self.left[job.id] = context.provider_id
             raise
@@ -113,7 +115,8 @@ class Performer:
             answer = self._answer(result) if job.answers else None
             await self._settle(job, definition, context, answer, awaited)
         except LeaseLost:
-            raise
+            logger.warning("Another worker has taken the %s; this result came late", name_of(job))
+            await self._tell(job, context.provider_id, answer)
         except (NotSerialisable, EscapedTransaction, NotAwaited, Disputed) as error:
             # The effect has happened and no further attempt can give a better result; the provider can.
             await self.bury(job, str(error), context.provider_id)
@@ -137,12 +140,39 @@ class Performer:
             )
         except LeaseLost:
             logger.warning("Another worker has taken the %s", name_of(job))
+            await self._note(job, provider_id)
             return
         if settled:
             logger.warning("The %s was done after all: the provider had said so", name_of(job))
             self._engine.events.emit("reconcile.resolved", mode="deferred")
             return
         self._engine.events.emit("dead_letter", mode="deferred")
+
+    async def _tell(self, job: Job, provider_id: str | None, answer: Answer | None) -> None:
+        """What this run has done is known to nobody else: others who have the job are told."""
+        lease, step = self._sent_by(job, provider_id)
+
+        def done() -> Program[None]:
+            return self._belated.job_done(lease, job.operation_id, step, answer, answers=job.answers)
+
+        await self._patiently(job, lambda: run_async(self._driver, done), self._kept_until())
+
+    async def _note(self, job: Job, provider_id: str | None) -> None:
+        """What the provider has made for a run that others have followed still finds its operation."""
+        if provider_id is None:
+            return
+        lease, step = self._sent_by(job, provider_id)
+
+        def made() -> Program[None]:
+            return self._engine.keys.note_former(lease, job.operation_id, Sent((step,)))
+
+        await self._patiently(job, lambda: run_async(self._driver, made), self._kept_until())
+
+    def _sent_by(self, job: Job, provider_id: str | None) -> tuple[Lease, SentStep]:
+        step = Envelope.decode(job.payload).step
+        source = self._engine.jobs.source_of(job.name)
+        sent = SentStep(step, downstream_key(job.scope, job.key, step), provider_id, source)
+        return Lease(job.scope, job.key, job.attempt, self._lease_ms), sent
 
     async def _bury(self, job: Job, error: str, provider_id: str | None) -> bool:
         return await run_async(self._driver, lambda: self.buried(job, _kept(error), provider_id))
@@ -265,13 +295,14 @@ class Performer:
             return
         pause = _pause_ms(definition.backoff, job.attempts)
 
-        async def once() -> None:
-            await run_async(
+        async def once() -> bool:
+            return await run_async(
                 self._driver,
                 lambda: self._outbox.retry(job, pause_ms=pause, error=error, provider_id=provider_id),
             )
 
-        await self._patiently(job, once, self._kept_until())
+        if not await self._patiently(job, once, self._kept_until()):
+            await self._note(job, provider_id)
 
 
 async def _write(context: JobContext, connection: Any, longest: timedelta) -> None:

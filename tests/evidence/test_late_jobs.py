@@ -1,0 +1,108 @@
+"""The late result of a job is heard: another worker has taken it meanwhile, or it is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from samekey import Executed, Resolution, Response, current_operation
+from samekey.asgi import IdempotencyMiddleware
+from samekey.core.states import State
+from samekey.stores.sql.jobs import Job
+from samekey.workers.outbox import OutboxWorker
+from tests.evidence.conftest import HOUR, Node
+from tests.taking import begin
+
+
+class Orders:
+    """A deferred order whose job is paused in its function."""
+
+    def __init__(self, node: Node, *, fails: bool = False) -> None:
+        self.node, self.runs = node, 0
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        idempotency = node.idempotency
+
+        @idempotency.deferred
+        async def order(_: Request) -> JSONResponse:
+            await current_operation().enqueue("charge", {})
+            return JSONResponse({}, 202)
+
+        @idempotency.job("charge", source="cards")
+        async def charge(job: Any, _: Any) -> Response:
+            self.runs += 1
+            self.entered.set()
+            await asyncio.to_thread(self.go_on.wait, 60)
+            job.provider_id = "ch_1"
+            if fails:
+                raise TimeoutError
+            return Response(201, {"id": "ch_1"})
+
+        self.app = Starlette(routes=[Route("/order", order, methods=["POST"])])
+        self.app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=lambda _: "acme")
+        assert self.post()[0] == 202
+        self.worker = threading.Thread(target=lambda: asyncio.run(self._work()))
+        self.worker.start()
+        assert self.entered.wait(60)
+
+    async def _work(self) -> None:
+        try:
+            worker = OutboxWorker(self.node.idempotency.engine)
+            await worker.run_once()
+            await worker.drain()
+        finally:
+            await self.node.idempotency.engine.drivers.aio.close()
+
+    def post(self) -> tuple[int, Any]:
+        with TestClient(self.app) as client:
+            answer = client.post("/order", json={}, headers={"Idempotency-Key": "k"})
+            return answer.status_code, answer.json()
+
+    def taken_over(self) -> Job:
+        """Its lease ends, and another worker has it."""
+        outbox, later = self.node.idempotency.engine.outbox, self.node.clock() + HOUR
+        (job,) = self.node.run(lambda: begin(outbox, now=later))
+        return job
+
+    def bury(self, job: Job) -> None:
+        outbox = self.node.idempotency.engine.outbox
+        resolver = self.node.idempotency.engine.resolver
+        self.node.run(lambda: outbox.bury(job, error="it never answered"))
+        self.node.run(lambda: resolver.apply_waiting(job.operation_id))
+
+    def finish(self) -> None:
+        self.go_on.set()
+        self.worker.join(60)
+
+
+@pytest.mark.parametrize("dead_first", [True, False], ids=["dead before", "dead after"])
+def test_the_late_success_of_a_job_is_its_end_once_it_is_dead(sql_node: Node, dead_first: bool) -> None:
+    orders = Orders(sql_node)
+    other = orders.taken_over()
+    if dead_first:
+        orders.bury(other)
+    orders.finish()
+    if not dead_first:
+        assert sql_node.state("k") is State.PENDING  # the other run may say more
+        orders.bury(other)
+    assert sql_node.state("k") is State.COMPLETED
+    assert orders.post() == (201, {"id": "ch_1"})
+    assert orders.runs == 1
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+def test_what_a_late_run_has_made_finds_its_operation(sql_node: Node, fails: bool) -> None:
+    orders = Orders(sql_node, fails=fails)
+    other = orders.taken_over()
+    orders.finish()
+    said = Executed(Response(201, {"id": "ch_1"}), "ch_1")
+    assert sql_node.tell(said, tenant="acme", provider_id="ch_1") is Resolution.KEPT
+    orders.bury(other)
+    assert sql_node.state("k") is State.COMPLETED
