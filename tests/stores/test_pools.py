@@ -151,3 +151,39 @@ def test_what_is_in_use_when_a_pool_closes_is_closed_when_it_comes_back() -> Non
         pool.take()
     pool.give_back(again)
     assert again.open and pool.take() is again
+
+
+class Interrupted:
+    """A signal whose handler raises, at the n-th question whether a connection is usable."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def usable(self, line: Line) -> bool:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return line.open
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_signal_that_raises_takes_no_place_along(at: int) -> None:
+    made: list[Line] = []
+
+    def connect() -> Line:
+        made.append(Line())
+        return made[-1]
+
+    pool = Pool(connect, Line.close, size=1, timeout=0.01, usable=Interrupted(at).usable)
+    interrupted = 0
+    for _ in range(3):
+        line = None
+        try:
+            line = pool.take()
+            pool.give_back(line)
+        except KeyboardInterrupt:
+            interrupted += 1
+    assert interrupted == 1
+    assert pool.in_use == 0
+    again = pool.take()
+    assert [one for one in made if one.open] == [again], "what was taken along is closed"

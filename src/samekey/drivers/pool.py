@@ -73,14 +73,21 @@ class Pool(Generic[C]):
         """A connection that nobody else uses until it is given back. ``StoreBusy`` if none is free."""
         if self._places is not None and not self._places.acquire(timeout=self._timeout):
             raise _none_free(self._timeout)
+        connection: C | None = None
         try:
             connection = self._idle_or_new()
             with self._lock:
                 self._lent[id(connection)] = self._closings
             return connection
         except BaseException:
-            if self._places is not None:
-                self._places.release()
+            # Also a signal's, that comes when there is a connection and nobody has it yet.
+            try:
+                if connection is not None:
+                    with self._lock:
+                        self._lent.pop(id(connection), None)
+                    self._close(connection)
+            finally:
+                self._free_place()
             raise
 
     def _idle_or_new(self) -> C:
@@ -89,7 +96,12 @@ class Pool(Generic[C]):
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 return self._connect()
-            if self._usable(connection):
+            try:
+                usable = self._usable(connection)
+            except BaseException:
+                self._close(connection)
+                raise
+            if usable:
                 return connection
             self._close(connection)
 
@@ -99,7 +111,11 @@ class Pool(Generic[C]):
             known = id(connection) in self._lent
         if not known:
             return  # it was given back, or it is the parent's
-        keep = self._usable(connection)
+        try:
+            keep = self._usable(connection)
+        except BaseException:
+            self.let_go(connection)  # a signal's, say: nobody else comes back for it
+            raise
         with self._lock:
             since = self._lent.pop(id(connection), None)
             if since is None:

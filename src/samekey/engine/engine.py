@@ -299,12 +299,22 @@ class Engine:
 
     def finish(self, running: Running, handled: Handled) -> Finished:
         """Judges how the handler ended, and makes that durable. Once; for sync code."""
-        outcome = running.judge(handled)
+        try:
+            outcome = running.judge(handled)
+        except BaseException:
+            # A signal's, say. Nobody keeps it alive: its lease runs out, and then its mode decides.
+            if running.lease is not None:
+                self.keeper.forget(running.lease)
+            raise
         try:
             return self.drive(self._way(running).finish(running, handled))
         finally:
             self._abandoned.discard(running)
             self._tell_end(running, outcome)
+
+    def back_out(self, begun: Running) -> None:
+        """Gives back what was claimed for a function that was not called. Sync code."""
+        self.drive(self._way(begun).give_back(begun))
 
     async def finish_async(self, running: Running, handled: Handled) -> Finished:
         """``finish`` for async code; also for a sync handler under an async edge.

@@ -49,14 +49,15 @@ class Leased:
         lease = record.lease(claim.lease_ms)
         try:
             self._keeper.watch(lease, max_run_of(rules))
+            running = Running(claim, rules, Operation(claim, record.id), lease=lease)
+            running.expires_at = record.expires_at
+            running.attempts = record.attempts
+            running.reused = decision.reused
+            return running
         except BaseException:
+            # Also a signal's: what nobody has in hand must not be kept alive for its longest run.
             yield from given_back(self._keys, self._keeper, lease)
             raise
-        running = Running(claim, rules, Operation(claim, record.id), lease=lease)
-        running.expires_at = record.expires_at
-        running.attempts = record.attempts
-        running.reused = decision.reused
-        return running
 
     def give_back(self, running: Running) -> Flow[None]:
         assert running.lease is not None

@@ -94,22 +94,37 @@ class Once:
         """Sync."""
         engine, rules = self._engine, self.rules
         connection = None if rules.connection is None else rules.connection(self.exchange.context)
-        begun = engine.drive(engine.claim_key(self.exchange, rules, self.tenant, self.key, connection))
-        if not isinstance(begun, Running):
-            return _earlier(begun)
-        begun.sync = True
-        token = _current.set(begun.operation)
-        begun.boundary.enter()
+        begun = token = None
         try:
-            result = must_have_run(function())
-            begun.boundary.returned(result)
-            handled = self._handled(result)
-        except BaseException as error:
-            engine.finish(begun, _broken_off(begun, error))
-            raise
+            try:
+                begun = engine.drive(
+                    engine.claim_key(self.exchange, rules, self.tenant, self.key, connection)
+                )
+                if not isinstance(begun, Running):
+                    return _earlier(begun)
+                begun.sync = True
+                token = _current.set(begun.operation)
+                begun.boundary.enter()
+            except BaseException:
+                if token is not None:
+                    _current.reset(token)
+                if isinstance(begun, Running):
+                    engine.back_out(begun)  # a signal's: the function was not called
+                raise
+            try:
+                result = must_have_run(function())
+                begun.boundary.returned(result)
+                handled = self._handled(result)
+            except BaseException as error:
+                engine.finish(begun, _broken_off(begun, error))
+                raise
+            finally:
+                _current.reset(token)
+            return self._result(result, handled, engine.finish(begun, handled))
         finally:
-            _current.reset(token)
-        return self._result(result, handled, engine.finish(begun, handled))
+            # Whichever way out this is, nobody runs it any more, so nobody keeps its lease alive.
+            if isinstance(begun, Running) and begun.lease is not None:
+                engine.keeper.forget(begun.lease)
 
     async def run_async(self, function: Callable[[], Any]) -> Any:
         """Async; the function may be either."""
