@@ -123,6 +123,8 @@ def test_a_tombstone_is_left_by_a_new_life_the_reaper_or_the_providers_word_that
     for before, event, after in edges():
         if before is State.EXPIRED and event is Event.RECALL:
             assert after is State.COMPLETED
+        elif before is State.EXPIRED and event is Event.DISPUTE:
+            assert after is State.UNKNOWN
         elif before is State.EXPIRED and event is not Event.REAP:
             assert (None, event, after) in edges(), f"{event} treats a tombstone unlike a new key"
 

@@ -368,6 +368,15 @@ def _one_of(word: Word, effects: Sequence[Effect]) -> Effect | None:
     return next((effect for effect in sent if effect.downstream_key == word.about), None)
 
 
+def unburied(record: Record) -> Record:
+    """The tombstone of what never had an answer, as it was before the reaper came: to a yes it must not
+    matter whether that was by. After ``gone`` nothing runs in any case."""
+    failed = record.completed_at is None and record.after_expiry != "gone"
+    if record.state is State.EXPIRED and failed:
+        return replace(record, state=State.FAILED_RETRYABLE)
+    return record
+
+
 def is_before(word: Word, record: Record) -> bool:
     """Whether it happened before the operation began, in whichever life of its key, and however often it has
     run. A former life that left no trace ended a whole retention earlier, which bounds the tolerance."""

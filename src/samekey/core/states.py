@@ -145,6 +145,8 @@ TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
     (State.IN_PROGRESS, Event.DISPUTE): State.UNKNOWN,
     (State.FAILED_RETRYABLE, Event.DISPUTE): State.UNKNOWN,
     (State.UNKNOWN, Event.DISPUTE): State.UNKNOWN,
+    # The tombstone of what failed: it must not matter whether the reaper was by.
+    (State.EXPIRED, Event.DISPUTE): State.UNKNOWN,
     (State.PENDING, Event.TIME_OUT): State.COMPLETED,
     (State.UNKNOWN, Event.FOUND_EXECUTED): State.COMPLETED,
     (State.DEAD_LETTER, Event.FOUND_EXECUTED): State.COMPLETED,

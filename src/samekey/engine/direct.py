@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from ..core.disputes import Yes, check_set_aside
-from ..core.effects import Foreign, Keep, Late, Says, Settle, Unplaced, judge
+from ..core.effects import Foreign, Keep, Late, Says, Settle, Unplaced, judge, unburied
 from ..core.program import Program
 from ..core.record import Record
 from ..core.states import State
@@ -80,9 +80,13 @@ class DirectResolver:
             return Resolution.DUPLICATE
         effects = yield from self.finding.effects(operation_id)
         past = (yield from self.finding.past_ids(operation_id)) if record.life > 1 else ()
-        verdict = judge(said.word(now), record, effects, (), past)
+        as_it_was = unburied(record) if isinstance(said.evidence, Executed) else record
+        verdict = judge(said.word(now), as_it_was, effects, (), past)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
+        if as_it_was is not record and not isinstance(verdict, Late):
+            yield from self._dispute(record, said)
+            raise Moved  # it is unknown now, and judged as such
         if said.fault is not None and not isinstance(verdict, Late):
             yield from self._dispute(record, said)
             return Misfit(said.fault)
@@ -125,7 +129,7 @@ class DirectResolver:
     def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
         """Nothing is kept, but a yes keeps this operation from running again."""
         found = yield from self.finding.clocked(operation_id)
-        if found is not None and found[1].state not in (State.COMPLETED, State.EXPIRED):
+        if found is not None and unburied(found[1]).state not in (State.COMPLETED, State.EXPIRED):
             yield from self._dispute(found[1], said)
 
     def _dispute(self, record: Record, said: Said) -> Program[None]:

@@ -25,6 +25,7 @@ from ..core.effects import (
     choose,
     judge,
     placed,
+    unburied,
 )
 from ..core.phases import encode_value
 from ..core.program import BEGIN, Program
@@ -155,9 +156,13 @@ class NotingResolver:
         word = placed(said.word(now if earlier is None else earlier.received_at), record, effects)
         said = replace(said, about=word.about)
         past = yield from self._past(record)
-        verdict = judge(word, record, effects, others, past)
+        as_it_was = unburied(record) if isinstance(said.evidence, Executed) else record
+        verdict = judge(word, as_it_was, effects, others, past)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
+        if as_it_was is not record and not isinstance(verdict, Late):
+            yield from self._effects.dispute(as_it_was)
+            record = replace(record, state=State.UNKNOWN)
         if isinstance(verdict, Settle) and not is_usable(verdict.word):
             verdict = Keep()
         match verdict:
@@ -244,7 +249,7 @@ class NotingResolver:
         found = yield from self._effects.locked(operation_id)
         if found is None:
             return
-        now, record = found
+        now, record = found[0], unburied(found[1])
         said = said.about_this(record)
         earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
         if earlier is None or earlier.state not in OVER:

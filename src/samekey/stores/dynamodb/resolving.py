@@ -94,15 +94,20 @@ def dispute(p: Values, now: int) -> Plan:
     will be."""
 
     def change(item: Item) -> dict[str, Term]:
-        if value_of(item, "state") != State.FAILED_RETRYABLE:
+        if value_of(item, "state") not in (State.FAILED_RETRYABLE, State.EXPIRED):
             return {"disputed": _with_dispute(item, p["event"])}
         state = target(Event.DISPUTE)
         queue = place(state, str(value_of(item, "pk")))
         moved: dict[str, Term] = {"state": str(state), "reconcile_after": now, "queue": queue, "due": now}
         return {"disputed": _with_dispute(item, p["event"]), **moved, "forget_after": None}
 
-    open_states = [str(state) for state in State if state not in (State.COMPLETED, State.EXPIRED)]
-    return (yield from _found_out(p, now, open_states, change))
+    def allowed(item: Item) -> bool:
+        """Of tombstones, that of what never had an answer."""
+        failed = value_of(item, "completed_at") is None and value_of(item, "after_expiry") != "gone"
+        return failed or bool(value_of(item, "state") != State.EXPIRED)
+
+    open_states = [str(state) for state in State if state is not State.COMPLETED]
+    return (yield from _found_out(p, now, open_states, change, allowed))
 
 
 def _with_dispute(item: Item, event: str) -> str:

@@ -174,7 +174,7 @@ where operation_id = :operation_id and state in ('waiting', 'ambiguous') order b
 update {keys} set
     state = case when :freed = 1 and state in ({from:dispute}) then {to:dispute} else state end,
     reconcile_after = case when :freed = 1 and state in ({from:dispute}) then {now} else reconcile_after end, disputed = 1
-where id = :operation_id and state not in ('completed', 'expired')
+where id = :operation_id and state <> 'completed' and (state <> 'expired' or :freed = 1)
 
 -- name: undispute
 -- Unless another yes waits.

@@ -172,7 +172,7 @@ where operation_id = :operation_id::text and state in ('waiting', 'ambiguous') o
 update {keys} set
     state = case when :freed::bigint = 1 and state in ({from:dispute}) then {to:dispute} else state end,
     reconcile_after = case when :freed::bigint = 1 and state in ({from:dispute}) then {now} else reconcile_after end, disputed = 1
-where id = :operation_id::text and state not in ('completed', 'expired') and {durable}
+where id = :operation_id::text and state <> 'completed' and (state <> 'expired' or :freed::bigint = 1) and {durable}
 
 -- name: undispute
 -- Unless another yes waits.
