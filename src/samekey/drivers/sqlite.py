@@ -267,14 +267,15 @@ class SQLiteSession:
             connection = self._driver.take()
             try:
                 _run(connection, "begin immediate")
+                self._changes = connection.total_changes
+                self._held = connection
             except sqlite3.Error as error:
                 self._driver.give_back(connection)
                 raise _translate(error) from error
             except BaseException:
+                # A signal's, say: a transaction that nobody has in hand would lock everybody out.
                 self._driver.let_go(connection)
                 raise
-            self._changes = connection.total_changes
-            self._held = connection
         return self._held
 
     def _leave(self, held: HandlerConnection) -> None:
