@@ -351,7 +351,7 @@ class Run:
             written = yield from ask(write)
         except BaseException as error:
             if isinstance(error, StoreError | Moved) or not isinstance(error, Exception):
-                # It happened, and only this process knows: it keeps trying to say so until its lease ends,
+                # It happened, and only this process knows: it keeps trying to say so for a while,
                 # also where the event loop that asked for it ends now.
                 self._recording = True
                 self.ways.keeper.record_later(self.lease, write)

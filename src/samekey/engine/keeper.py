@@ -34,6 +34,10 @@ SHORTEST_PAUSE = 0.05
 AT_ONCE = 250
 """Leases in one statement: one that takes long, or fails, concerns no more of them."""
 
+TRIED_FOR = 600.0
+"""Seconds for which an outcome that could not be recorded is tried at least: nobody else knows it, and most
+outages of a store are over by then. What waits is bounded by ``late.MOST``."""
+
 Leases = Callable[[Sequence[Lease]], Program[set[str]]]
 
 
@@ -108,11 +112,12 @@ class Keeper:
         factory: Callable[[], Program[Any]],
         otherwise: Callable[[], Program[Any]] | None = None,
     ) -> None:
-        """Tries an outcome again until the lease would have ended; the lease is not renewed for it.
+        """Tries an outcome again for a while. The lease is not renewed for it: once it has ended, the outcome
+        is unknown to others, and still the truth.
 
         ``otherwise`` is what is recorded if the store refuses that for good.
         """
-        self._late.record(factory, lease.duration_ms / 1000, otherwise)
+        self._late.record(factory, max(TRIED_FOR, lease.duration_ms / 1000), otherwise)
 
     def give_back_later(self, lease: Lease, factory: Callable[[], Program[bool]]) -> None:
         """Gives back a claim that may have landed though nobody heard of it; nothing runs under it."""

@@ -166,7 +166,7 @@ class Late:
         """One try. False if the store could not be reached; everything else is settled or put back here."""
         if item.until <= time.monotonic():
             if not item.gives_back:
-                logger.error("An outcome could not be recorded before its lease ended")
+                logger.error("An outcome could not be recorded in time: others have to find it out")
             return True
         try:
             done = run(self._driver, item.factory)

@@ -174,8 +174,8 @@ class Leased:
         """Records an outcome. The one exception to "durable before sent" is made here.
 
         The handler has run, so its answer is the truth whether or not the store can be reached. The
-        client gets it, recording goes on in the background until the lease ends, and a retry meanwhile
-        finds the lease and does not run. What the handler noted beside its outcome matters less than that:
+        client gets it, recording goes on in the background, and a retry meanwhile finds the lease, or an
+        unknown outcome, and does not run. What the handler noted beside its outcome matters less than that:
         where the store will not have the one with the other, the ``bare`` outcome is recorded.
         """
         try:
