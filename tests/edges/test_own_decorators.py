@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from samekey import current_operation
+from samekey import NotExecuted, current_operation
 from samekey.edges.startup import problems
 from samekey.errors import ConfigurationError
 from tests.edges.callers import Got
@@ -266,6 +267,28 @@ def test_the_answer_is_that_of_the_decorators(shop: Shop) -> None:
     assert statuses(got) == [400, 400] and got[1].replayed and shop.charges == 1
     got = shop.send(guarded, path="/again", keys=(b"a",))
     assert statuses(got) == [200, 200] and got[1].replayed and shop.charges == 3
+
+
+def test_the_word_of_the_last_try_says_nothing_about_the_first(shop: Shop) -> None:
+    def tried_again(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper() -> Any:
+            with contextlib.suppress(TimeoutError):
+                return function()
+            return function()
+
+        return wrapper
+
+    app = flask.Flask(__name__)
+
+    @app.post("/pay")
+    @tried_again
+    def pay() -> Any:
+        shop.charge()
+        raise TimeoutError if shop.charges % 2 else NotExecuted
+
+    shop.send(shop.guard_wsgi(app), times=3)
+    assert shop.charges == 2 and shop.states() == ["unknown"]
 
 
 def test_where_it_cannot_be_seen_how_a_decorator_calls_its_function(shop: Shop) -> None:

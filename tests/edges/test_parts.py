@@ -10,7 +10,7 @@ from typing import Any
 
 import flask
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -175,6 +175,35 @@ def test_the_stricter_of_the_two_rules_holds(shop: Shop, make: Make) -> None:
     help_out = shop.idempotency.leased(failing("error", make))
     shop.send(make(shop, help_out, False, on_error="retry"), times=3)
     assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+@pytest.mark.parametrize("said", ["raised", "returned"])
+def test_a_refusal_after_a_function_has_returned_frees_nothing(shop: Shop, said: str) -> None:
+    @shop.idempotency.leased
+    async def charge() -> None:
+        shop.charge()
+
+    async def pay(request: Request) -> Response:
+        await charge()
+        if said == "raised":
+            raise HTTPException(429)
+        return JSONResponse({}, 503)
+
+    shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]
+
+
+def test_a_refusal_of_a_function_that_its_view_hands_on_is_its_word(shop: Shop) -> None:
+    @shop.idempotency.leased
+    async def charge() -> Response:
+        shop.charge()
+        return JSONResponse({}, 503)
+
+    async def pay(request: Request) -> Response:
+        return await charge()
+
+    app = shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])]))
+    assert statuses(shop.send(app)) == [503, 503] and shop.charges == 2
 
 
 def test_two_functions_in_one_request_and_options_of_their_own(

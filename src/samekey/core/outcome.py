@@ -16,7 +16,7 @@ changes what the client sees, never what is recorded.
 | raised anything else, with `on_error="retry"`                         | by its kind        |
 | any of these that would free the key, after a provider's id was noted | `unknown`          |
 | any of these that would free the key, with a 2xx or 3xx page over it  | `unknown`          |
-| any of these that would free the key, after a part of it was unknown  | `unknown`          |
+| any of these that would free the key, after a part that would not     | `unknown`          |
 | was never reached: the claim is given back                            | released           |
 | died, or its lease ended                                              | `unknown`          |
 
@@ -79,7 +79,7 @@ class Ending:
     at_edge: bool = False
     """Only the edge of an application is seen: a router may have answered, and no handler."""
     unsure: bool = False
-    """A guarded function that it called ended in a way that by that one's own rules proves nothing."""
+    """A guarded function that it called ended in a way that by that one's own rules frees no key."""
 
     @property
     def answer_failed(self) -> bool:

@@ -47,7 +47,8 @@ class Boundary:
         self.sent_all = False
         """A bare ASGI application has sent its whole answer, and may still run."""
         self.unsure = False
-        """A guarded function that the handler called ended in a way that proves nothing."""
+        """A guarded function that the handler called ended in a way that would not free its own key; or the
+        handler is called again by a decorator of its own."""
         self.proof: BaseException | None = None
         """What was raised inside ``before_effect()``."""
 

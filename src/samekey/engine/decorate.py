@@ -35,8 +35,8 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         exchange = reach(guarded, (*args, *kwargs.values()))
         if isinstance(exchange, Part):
-            with exchange.runs():
-                return await value_of(handler(*args, **kwargs))
+            with exchange.runs() as gave:
+                return gave(await value_of(handler(*args, **kwargs)))
         if exchange is None:
             return await value_of(handler(*args, **kwargs))
         return await _run_async(engine, rules, exchange, handler, args, kwargs)
@@ -44,8 +44,8 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     def run_sync(*args: Any, **kwargs: Any) -> Any:
         exchange = reach(guarded, (*args, *kwargs.values()))
         if isinstance(exchange, Part):
-            with exchange.runs():
-                return handler(*args, **kwargs)
+            with exchange.runs() as gave:
+                return gave(handler(*args, **kwargs))
         if exchange is None:
             return handler(*args, **kwargs)
         return _run(engine, rules, exchange, handler, args, kwargs)
@@ -171,6 +171,8 @@ def _run(
     if again is None and not boundary.enter(exchange.framework.noted(kwargs)):
         engine.unwanted(begun)
     within = whole is not None and whole.join(begun)  # then the run ends with the decorators around it
+    if again is not None:
+        boundary.unsure = True  # what was done the first time is not undone by whatever it ends in now
     try:
         value = handler(*as_wsgi(exchange, boundary, args), **kwargs)
         if inspect.isawaitable(value) and not within:
@@ -214,6 +216,8 @@ async def _run_async(
     if again is None and not boundary.enter(exchange.framework.noted(kwargs)):
         await engine.unwanted_async(begun)
     within = whole is not None and whole.join(begun)
+    if again is not None:
+        boundary.unsure = True
     if is_bare:
         args, kwargs = as_asgi(exchange, boundary, args, kwargs)
     try:

@@ -26,7 +26,7 @@ _CACHE: Final = type(functools.lru_cache(lambda: None))
 HIDDEN: Final = (
     "it has decorators of its own, and it cannot be seen how they call it, so the key might decide before "
     "they have authenticated the caller. Decorate the innermost function, @login_required above "
-    "@idempotency.leased, or declare the route exempt."
+    '@idempotency.leased, or leave the route alone: declare it exempt, or set undecorated="pass".'
 )
 _MOST: Final = 64
 """Decorators around decorators."""

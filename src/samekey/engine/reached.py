@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,20 +37,30 @@ class Part:
     """The function's own."""
 
     @contextmanager
-    def runs(self) -> Iterator[None]:
-        """Around the call. What the function says of itself is no proof about the whole; what by its own
-        rules proves nothing, proves nothing about the whole either."""
-        boundary = self.running.boundary
+    def runs(self) -> Iterator[Callable[[Any], Any]]:
+        """Around the call; what it gives is told here. What the function says of itself is no proof about the
+        whole; and where by its own rules its key would not be free, that of the whole is not either."""
+        boundary, framework = self.running.boundary, self.exchange.framework
         boundary.calls_a_part()
+
+        def gave(value: Any) -> Any:
+            status = framework.own_status(value, None)
+            self._note(Ending(200 if status is None else status))
+            return value
+
         try:
-            yield
+            yield gave
         except BaseException as error:
             if isinstance(error, NotExecuted):
                 error.is_word_of(f"a part of {self.running.operation.id}")
-            refusal = self.exchange.framework.refusal(error)
-            said = self.rules.judge(Ending(refusal, error, refusal=refusal))
-            boundary.unsure = boundary.unsure or (said is Outcome.UNKNOWN and self.rules.mode in _HELD)
+            refusal = framework.refusal(error)
+            self._note(Ending(refusal, error, refusal=refusal))
             raise
+
+    def _note(self, ending: Ending) -> None:
+        frees = self.rules.judge(ending) in (Outcome.FAIL, Outcome.RELEASE)
+        if not frees and self.rules.mode in _HELD:
+            self.running.boundary.unsure = True
 
 
 _HELD = (Mode.LEASED, Mode.REPEATABLE)
