@@ -199,15 +199,25 @@ def test_jobs_that_are_to_run_or_to_be_seen_keep_their_operation(world: World) -
         assert world.count("jobs") == 0 and world.find(record) is None
 
 
-def test_a_phase_without_a_result_keeps_its_operation(world: World) -> None:
-    """Nobody knows what became of it, or it stands: a second life would send the same key again."""
+def test_an_effect_that_stands_keeps_its_operation(world: World) -> None:
+    """A second life would send its downstream key again."""
     phased = world.phased(at=OLD, ttl=HOUR)
-    world.run(lambda: world.keys.fail(phased.lease(MINUTE), "code", now=world.now + OLD))
+    lease, moment = phased.lease(MINUTE), world.now + OLD
+    made = {"provider_id": "ch_1", "source": None, "now": moment}
+    world.run(lambda: world.phases.write_effect(lease, phased.id, 0, "charge", b"1", **made))
+    world.run(lambda: world.keys.fail(lease, "code", now=moment))
     assert reap(world) == 0 and reap(world, soft=True) == 0
     again = claim_of(phased.key, Mode.PHASED, MINUTE, DAY, TENANT, phased.endpoint)
     decision = world.run(lambda: world.keys.claim(again, ietf(), now=world.now))
     assert isinstance(decision, Execute) and not decision.reused
     assert (decision.record.id, decision.record.life) == (phased.id, 1), "it goes on where it was"
+
+
+def test_an_effect_that_was_not_carried_out_keeps_nothing(world: World) -> None:
+    """Only proof has freed the key; otherwise a table would grow by every client that never came back."""
+    phased = world.phased(at=OLD, ttl=HOUR)
+    world.run(lambda: world.keys.fail(phased.lease(MINUTE), "code", now=world.now + OLD))
+    assert reap(world) == 1
 
 
 @pytest.mark.parametrize("state", ["conflict", "ambiguous"])

@@ -173,8 +173,9 @@ _OVER: Final = (
 
 _OPEN_JOB: Final = "j.state in ('live', 'dead')"
 """It is to run, or an operator must see it."""
-_OPEN_PHASE: Final = "k.state <> 'completed'"
-"""Any recovery point of what has no answer: an effect without a result, or one that stands."""
+_OPEN_PHASE: Final = "k.state <> 'completed' and p.kind = 'effect' and p.done = 1"
+"""An effect that stands, of an operation that has no answer. One without a result does not keep a key that is
+free: only proof that it was not carried out has freed it."""
 _OPEN_WORD: Final = (
     "(v.state in ('ambiguous', 'conflict') or (v.state = 'waiting' and k.state <> 'completed'))"
 )
