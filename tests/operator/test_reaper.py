@@ -203,8 +203,8 @@ def test_an_effect_that_stands_keeps_its_operation(world: World) -> None:
     """A second life would send its downstream key again."""
     phased = world.phased(at=OLD, ttl=HOUR)
     lease, moment = phased.lease(MINUTE), world.now + OLD
-    made = {"provider_id": "ch_1", "source": None, "now": moment}
-    world.run(lambda: world.phases.write_effect(lease, phased.id, 0, "charge", b"1", **made))
+    write = world.phases.write_effect
+    world.run(lambda: write(lease, phased.id, 0, "charge", b"1", provider_id="ch_1", source=None, now=moment))
     world.run(lambda: world.keys.fail(lease, "code", now=moment))
     assert reap(world) == 0 and reap(world, soft=True) == 0
     again = claim_of(phased.key, Mode.PHASED, MINUTE, DAY, TENANT, phased.endpoint)
