@@ -29,7 +29,7 @@
         ├── OutcomeUnknown          raise it: nobody can tell, a retry must not run
         ├── CommitRefused           atomic work tried to end its transaction and was stopped
         ├── UnfinishedWork          atomic work returned while a statement was under way; rolled back
-        ├── FailedTransaction       atomic work went on after a statement that had failed; rolled back
+        ├── FailedTransaction       atomic work went on after a statement that failed or was interrupted
         ├── EscapedTransaction      atomic work ended its own transaction
         ├── OperationOver           what an operation lent was used after its end
         │   └── TransactionGone     the database itself had rolled back; nothing was sent after that
@@ -265,11 +265,13 @@ class UnfinishedWork(HandlerError):
 
 
 class FailedTransaction(HandlerError):
-    """A statement of the handler's failed and the handler went on. Everything was rolled back."""
+    """A statement of the handler's failed, or was interrupted, and the handler went on. Everything was rolled
+    back."""
 
-    def __init__(self) -> None:
+    def __init__(self, sentence: str | None = None) -> None:
         super().__init__(
-            "A statement of the handler's failed, and the handler went on. PostgreSQL refuses everything "
+            sentence
+            or "A statement of the handler's failed, and the handler went on. PostgreSQL refuses everything "
             "after that up to the end of the transaction, so everything was rolled back. Let the error leave "
             "the handler, or put a statement that may fail into a savepoint: with connection.transaction()."
         )

@@ -17,7 +17,7 @@ from lab.processes import wait_until
 from lab.servers import mariadb
 from samekey import current_operation
 from samekey.asgi import IdempotencyMiddleware
-from samekey.errors import HandlerError
+from samekey.errors import FailedTransaction
 from tests.edges.apps import tenant_of
 from tests.edges.callers import AsgiClient
 from tests.outbox.world import Outbox, order
@@ -82,7 +82,7 @@ def test_an_enqueue_that_was_cancelled_on_its_way_never_shares_its_key(
     got = client.send(order("k"))
     assert got.status >= 500, "nobody knows whether alice's job was written, so nothing stands"
     if store == "mariadb":
-        assert isinstance(got.error, HandlerError) and "op.enqueue('charge') was cancelled" in str(got.error)
+        assert isinstance(got.error, FailedTransaction) and "was interrupted" in str(got.error)
     assert outbox.jobs() == []
 
     hurried = False

@@ -1,4 +1,9 @@
-"""A sync session lent to async code: every statement in a thread, one after the other."""
+"""A sync session lent to async code: every statement in a thread, one after the other.
+
+Nobody can call back a statement that a thread has begun. If its caller is cancelled (a deadline of the
+handler's own, a task group) it is carried out all the same, and the handler thinks that it was not. So from
+then on nothing of the handler's is sent any more, and nothing is committed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..core.program import Row, Statement
-from ..errors import CommitRefused, OperationOver
+from ..errors import CommitRefused, FailedTransaction, OperationOver
+from .caller import is_handlers
 from .protocol import Session
 from .threads import Lane
 from .turn import Turn
@@ -41,6 +47,7 @@ class ThreadedSession(Generic[S]):
         self._take_turn = turn
         self._turn: Turn | None = None
         self._ended = False
+        self._interrupted = False
         self._one_at_a_time = asyncio.Lock()
         self._connection = AsyncConnection(self)
 
@@ -49,17 +56,17 @@ class ThreadedSession(Generic[S]):
         return self._connection
 
     def wrote(self) -> bool | None:
-        return self._session.wrote()
+        return self._interrupted or self._session.wrote()
 
     def in_transaction(self) -> bool:
         return self._session.in_transaction()
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        return await self._use(lambda: self._session.execute(statement))
+        return await self._use(lambda: self._session.execute(statement), handlers=is_handlers())
 
     async def lend(self, work: Callable[[Any], T]) -> T:
         """Does something with the connection that the handler sees."""
-        return await self._use(lambda: self._session.lend(work))
+        return await self._use(lambda: self._session.lend(work), handlers=True)
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         """Rolls back, and calls ``then``, if the handler has not ended by that time.
@@ -82,6 +89,9 @@ class ThreadedSession(Generic[S]):
         self._end_turn()
 
     async def commit(self) -> None:
+        if self._interrupted:
+            await self.rollback()
+            raise FailedTransaction(INTERRUPTED)
         await self._end(self._session.commit)
 
     async def rollback(self) -> None:
@@ -95,30 +105,36 @@ class ThreadedSession(Generic[S]):
         else:
             self._lane.leave(self._session.rollback, after=self._end_turn)
 
-    async def _use(self, work: Callable[[], T]) -> T:
-        self._refuse_if_over()
+    async def _use(self, work: Callable[[], T], *, handlers: bool) -> T:
+        self._refuse_if_over(handlers)
         await self._one_at_a_time.acquire()
         try:
+            self._refuse_if_over(handlers)
             await self._begin()
         except BaseException:
             self._one_at_a_time.release()
             raise
         # Held until the thread is done, also where the caller is cancelled before that.
-        return await self._lane.run(work, after=self._one_at_a_time.release)
+        return await self._lane.run(work, missed=self._interrupt, after=self._one_at_a_time.release)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
 
     async def _begin(self) -> None:
-        self._refuse_if_over()
         if self._take_turn is not None and self._turn is None:
             self._turn = await self._take_turn()
             try:
-                self._refuse_if_over()  # it may have been ended while this waited
+                self._refuse_if_over(False)  # it may have been ended while this waited
             except OperationOver:
                 self._end_turn()
                 raise
 
-    def _refuse_if_over(self) -> None:
+    def _refuse_if_over(self, handlers: bool) -> None:
+        """What we send ourselves only finds out how it stands: the end is a rollback in any case."""
         if self._ended:
             raise OperationOver
+        if self._interrupted and handlers:
+            raise FailedTransaction(INTERRUPTED)
 
     async def _end(self, how: Callable[[], None]) -> None:
         """A caller that is cancelled meanwhile does not keep the transaction from being ended."""
@@ -171,6 +187,11 @@ class AsyncConnection:
         _refuse()
 
 
+INTERRUPTED = (
+    "A statement of the handler's was interrupted (a time-out around it, a task group that failed). It is "
+    "carried out all the same, since nobody can call it back; so nothing more is sent, and everything is "
+    "rolled back. Let the time-out leave the handler: a retry with the same key runs again."
+)
 COMMIT_REFUSED = (
     "samekey commits this transaction together with the answer, so the handler must not end it, nor close "
     "its connection. Remove the commit, rollback or close; to undo everything, raise an error."

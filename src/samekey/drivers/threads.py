@@ -75,12 +75,14 @@ class Lane:
         work: Callable[[], T],
         *,
         undo: Callable[[T], object] | None = None,
+        missed: Callable[[], object] | None = None,
         after: Callable[[], object] | None = None,
     ) -> T:
         """Does something in a thread. ``StoreBusy`` if none was free in time; then it is never done.
 
-        ``undo``: what becomes of the result if the caller was cancelled meanwhile. ``after``: called in the
-        event loop once the thread is done with it, or it is certain that none will begin.
+        ``undo``: what becomes of the result if the caller was cancelled meanwhile. ``missed``: called if the
+        caller was cancelled and it is done all the same. ``after``: called in the event loop once the thread
+        is done with it, or it is certain that none will begin.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -94,8 +96,11 @@ class Lane:
             return await answer
         except asyncio.CancelledError:
             _forget(answer)
-            if not job.cancel() and undo is not None:
-                self._threads().submit(_undo, job, undo)
+            if not job.cancel():
+                if missed is not None:
+                    missed()
+                if undo is not None:
+                    self._threads().submit(_undo, job, undo)
             raise
         finally:
             timer.cancel()

@@ -17,6 +17,7 @@ from ..core.states import Mode
 from ..errors import (
     CommitUncertain,
     EscapedTransaction,
+    FailedTransaction,
     OperationOver,
     StoreError,
     StreamedAnswer,
@@ -99,7 +100,7 @@ class Anonymous:
         except StoreError as error:
             uncertain = error if isinstance(error, CommitUncertain) else StoreError("rolled back")
             return Finished(unavailable(policy, uncertain))
-        except (TransactionGone, EscapedTransaction, UnfinishedWork) as error:
+        except (TransactionGone, EscapedTransaction, UnfinishedWork, FailedTransaction) as error:
             return Finished(refuse(Refusal(500, "The operation was not committed."), policy), error)
         except OperationOver:  # it ran too long
             return Finished(unavailable(policy, StoreError("rolled back")))

@@ -441,7 +441,7 @@ class ClaimedAtomic(_Atomic):
                 yield Rollback(session)
                 return (yield from self._decide_again(running))
             yield Commit(session)
-        except (TransactionGone, UnfinishedWork) as error:
+        except (TransactionGone, UnfinishedWork, FailedTransaction) as error:
             return (yield from self._refuse_to_commit(running, error))
         except Exception as error:
             yield from self._undo(running, None)

@@ -211,17 +211,14 @@ class Running:
         return self.operation._boundary
 
     @contextmanager
-    def counts_job(self, name: str) -> Iterator[None]:
+    def counts_job(self) -> Iterator[None]:
         """Around the writing of a job. Its place is taken before anything is sent, and given back only where
-        the store has said no: what was interrupted on its way may stand, so nothing of this run may."""
+        the store has said no: what was interrupted on its way may stand."""
         self.operation.enqueued += 1
         try:
             yield
         except Exception:
             self.operation.enqueued -= 1
-            raise
-        except BaseException:
-            self.operation._steps.interrupted(f"op.enqueue({name!r})")
             raise
 
     def judge(self, handled: Handled) -> Outcome:

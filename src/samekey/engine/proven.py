@@ -26,6 +26,7 @@ from ..core.states import State
 from ..errors import (
     CommitUncertain,
     EscapedTransaction,
+    FailedTransaction,
     SamekeyError,
     StoreError,
     TransactionGone,
@@ -119,6 +120,8 @@ class ProvenAtomic(ClaimedAtomic):
         except CommitUncertain as error:
             logger.warning("%s; finding out what became of it", error)
             return (yield from self._find_out(running, lease, answer))
+        except FailedTransaction as error:
+            return (yield from self._refuse_to_commit(running, error))
         except SamekeyError as error:
             # COMMIT was not sent, or the server said no: nothing stands.
             yield Rollback(session)

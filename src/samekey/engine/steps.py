@@ -13,11 +13,6 @@ class Steps:
 
     def __init__(self) -> None:
         self._begun: list[tuple[str, Any]] = []
-        self._interrupted: str | None = None
-
-    def interrupted(self, name: str) -> None:
-        """A step was cancelled while it was being sent: nobody knows whether it has happened."""
-        self._interrupted = self._interrupted or name
 
     def note(self, name: str, step: Any) -> None:
         """Remembers a step; what is no coroutine, in sync code, is over already."""
@@ -29,11 +24,6 @@ class Steps:
 
         ``before``: only of the steps that came before this one; those that run beside it are not meant.
         """
-        if self._interrupted is not None:
-            return StepNotAwaited(
-                f"{self._interrupted} was cancelled while it was being written, so nobody knows whether it "
-                "stands, and everything was rolled back. Put no time-out around it: samekey's own ends it."
-            )
         for name, step in self._begun:
             if name == before:
                 break
