@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fastapi
+import flask
 import pytest
 
 from samekey import OutcomeUnknown
@@ -92,3 +93,29 @@ def test_a_call_that_gives_a_running_task_proves_nothing(shop: Shop) -> None:
 
     shop.loop.run(call())
     assert shop.charges == 1
+
+
+@pytest.mark.parametrize("decorated", [True, False])
+@pytest.mark.parametrize("framework", ["fastapi", "flask"])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_forgotten_await_after_the_effect_frees_nothing(
+    shop: Shop, framework: str, decorated: bool
+) -> None:
+    async def send_mail() -> None:
+        raise AssertionError
+
+    def pay() -> Any:
+        shop.charge()
+        return send_mail()
+
+    handler = shop.idempotency.leased(pay) if decorated else pay
+    if framework == "fastapi":
+        api = fastapi.FastAPI()
+        api.post("/pay")(handler)
+        got = shop.send(shop.guard(api), times=3)
+    else:
+        app = flask.Flask("shop")
+        app.post("/pay")(handler)
+        got = shop.send(shop.guard_wsgi(app), times=3)
+    assert shop.charges == 1
+    assert [one.status for one in got] == [409, 409, 409]

@@ -373,11 +373,68 @@ def test_once_async_takes_a_lambda_that_gives_a_coroutine(idempotency: Idempoten
 
 
 def test_a_coroutine_that_nobody_awaits_is_not_taken_for_a_result(idempotency: Idempotency) -> None:
-    work = Calls("async", 7)
-    with pytest.raises(NotExecuted, match="once_async"):
-        idempotency.once(tenant="acme", key="k1", run=work.coroutine)
-    assert work.count == 0
+    """Calling an async function, or a generator, only makes it: nothing has run."""
+    ran: list[int] = []
+
+    def rows() -> Iterator[int]:
+        ran.append(1)
+        yield 1
+
+    for _ in range(2):
+        with pytest.raises(NotExecuted, match="once_async"):
+            idempotency.once(tenant="acme", key="k1", run=rows)
+    assert not ran
     assert state_of(idempotency.engine.url, "k1") == "failed_retryable"
+
+
+def test_what_a_function_gives_is_no_proof_that_it_did_nothing(
+    idempotency: Idempotency, loop: LoopThread
+) -> None:
+    """It acts, and gives a coroutine that somebody forgot to await, or a generator of rows."""
+    charges: list[str] = []
+
+    async def send_mail() -> None:
+        charges.append("mail")
+
+    def book() -> Any:
+        charges.append("book")
+        return send_mail()
+
+    def list_rows() -> Any:
+        charges.append("rows")
+        return (row for row in (1, 2))
+
+    async def call(function: Any, key: str) -> Any:
+        return await idempotency.once_async(tenant="acme", key=key, run=function)
+
+    @idempotency.once_per(tenant=lambda: "acme", key=lambda: "k4")
+    def decorated() -> Any:
+        return list_rows()
+
+    for _ in range(3):
+        with pytest.raises(OutcomeUnknown):
+            idempotency.once(tenant="acme", key="k1", run=book)
+        with pytest.raises(OutcomeUnknown):
+            idempotency.once(tenant="acme", key="k2", run=list_rows)
+        with pytest.raises(OutcomeUnknown):
+            loop.run(call(list_rows, "k3"))
+        with pytest.raises(OutcomeUnknown):
+            decorated()
+    assert charges == ["book", "rows", "rows", "rows"]
+
+
+def test_an_object_whose_call_is_async(idempotency: Idempotency, loop: LoopThread) -> None:
+    class Booking:
+        made = 0
+
+        async def __call__(self, number: int) -> int:
+            self.made += 1
+            return number
+
+    booking = Booking()
+    once = idempotency.once_per(tenant=lambda _: "acme", key=lambda n: f"n{n}", name="booking")(booking)
+    assert [loop.run(once(7)) for _ in range(2)] == [7, 7]
+    assert booking.made == 1
 
 
 def test_a_cancelled_call_is_recorded(idempotency: Idempotency, loop: LoopThread) -> None:

@@ -176,7 +176,9 @@ def _run(
     try:
         value = handler(*as_wsgi(exchange, boundary, args), **kwargs)
         if inspect.isawaitable(value) and not within:
-            must_have_run(value)  # a generator may be an answer, a coroutine that nobody awaits may not
+            must_have_run(
+                value, handler
+            )  # a generator may be an answer, a coroutine that nobody awaits may not
     except BaseException as error:
         if not within and boundary.raised(error):
             engine.finish(begun, exchange.handled(None))

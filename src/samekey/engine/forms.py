@@ -27,7 +27,7 @@ def in_form_of(
             return await run_async(*args, **kwargs)
 
         return around_async
-    if _hides_async(handler):
+    if hides_async(handler):
 
         @functools.wraps(handler)
         def around_either(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,8 @@ async def value_of(given: Any) -> Any:
     return await given if inspect.isawaitable(given) else given
 
 
-def _hides_async(handler: Any) -> bool:
+def hides_async(handler: Any) -> bool:
+    """Whether a coroutine comes of it although it is no async function itself."""
     function = handler
     while isinstance(function, functools.partial):
         function = function.func
@@ -65,22 +66,34 @@ def in_a_loop() -> bool:
     return True
 
 
-def must_have_run(value: Any) -> Any:
-    """What a sync function returned. A coroutine or a generator has not run yet, and nobody would run it; any
-    other awaitable may run already."""
+def must_have_run(value: Any, function: Any) -> Any:
+    """What a sync call of a function returned. A coroutine or a generator has not run yet, and nobody would
+    run it. That is no proof that nothing was done, unless calling the function cannot have run a line of its
+    own: an ordinary function may have acted before it returned."""
     if not (inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)):
         return value
     advice = (
         "Guard the function that does the work itself: an async one declared with async def (in a call: "
         "await once_async(…)), and no generator."
     )
-    if not _never_started(value):
-        raise OutcomeUnknown(
-            f"The function gave {type(value).__name__}, which may run already and is not waited for. {advice}"
-        )
-    if inspect.iscoroutine(value) or inspect.isgenerator(value):
+    unused = _never_started(value)
+    if unused and (inspect.iscoroutine(value) or inspect.isgenerator(value)):
         value.close()
+    if not (unused and _only_makes(function)):
+        raise OutcomeUnknown(
+            f"The function gave {type(value).__name__}, which is not waited for; what the function has done "
+            f"before, and whether that runs, is not known. {advice}"
+        )
     raise NotExecuted(f"The function gave {type(value).__name__}, so nothing was run. {advice}")
+
+
+def _only_makes(function: Any) -> bool:
+    """Whether calling it only makes a coroutine or a generator, by its code: marks can be set on anything."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    kinds = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    return code is not None and bool(code.co_flags & kinds)
 
 
 def _never_started(value: Any) -> bool:

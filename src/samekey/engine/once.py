@@ -48,7 +48,7 @@ from ..errors import (
 from ..evidence import CALL_DECLINED, CALL_RETURNED
 from .boundary import Place
 from .exchange import Exchange
-from .forms import must_have_run
+from .forms import hides_async, must_have_run
 from .operation import Running, _current
 from .options import OnceOptions
 from .rules import Rules, rules_from
@@ -90,8 +90,8 @@ class Once:
         self.key = _storable(key)
         self._unserialisable: NotSerialisable | None = None
 
-    def run(self, function: Callable[[], Any]) -> Any:
-        """Sync."""
+    def run(self, function: Callable[[], Any], of: Any = None) -> Any:
+        """Sync. ``of``: the function that it calls and does nothing else, if there is one."""
         engine, rules = self._engine, self.rules
         connection = None if rules.connection is None else rules.connection(self.exchange.context)
         begun = token = None
@@ -112,7 +112,7 @@ class Once:
                     engine.back_out(begun)  # a signal's: the function was not called
                 raise
             try:
-                result = must_have_run(function())
+                result = must_have_run(function(), of or function)
                 begun.boundary.returned(result)
                 handled = self._handled(result)
             except BaseException as error:
@@ -139,7 +139,7 @@ class Once:
         begun.boundary.enter()
         try:
             result = function()
-            result = await result if inspect.isawaitable(result) else must_have_run(result)
+            result = await result if inspect.isawaitable(result) else must_have_run(result, function)
             begun.boundary.returned(result)
             handled = self._handled(result)
         except BaseException as error:
@@ -208,7 +208,7 @@ def decorator(
                 options=options,
             )
 
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function) or hides_async(function):
 
             @functools.wraps(function)
             async def guarded_async(*args: Any, **kwargs: Any) -> Any:
@@ -218,7 +218,7 @@ def decorator(
 
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            return once(args, kwargs).run(lambda: function(*args, **kwargs))
+            return once(args, kwargs).run(lambda: function(*args, **kwargs), function)
 
         return guarded
 
