@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from samekey import OutcomeUnknown, current_operation
 from samekey.engine.options import TransactionOptions
 from samekey.errors import CommitRefused, NothingWritten
 from tests.edges.apps import FRAMEWORKS, Kind, Setup
-from tests.edges.callers import Got
+from tests.edges.callers import Got, LoopThread
 from tests.edges.conftest import Build
 from tests.edges.scenarios import Ask
+from tests.edges.shop import Shop
 from tests.edges.world import Act, Raise, Reply, Store, Stores, World
 
 every_kind = pytest.mark.parametrize("kind", FRAMEWORKS)
@@ -141,3 +147,37 @@ def test_a_handler_may_not_commit_by_itself(
     client = builder(kind, store, world)
     got = client.send(Ask().request("/atomic", world.name))
     assert got.status == 500 and store.effects(world) == 0
+
+
+@pytest.mark.parametrize("keys", [(b"k1",), ()])
+def test_atomic_work_that_goes_on_after_a_part_of_it_has_failed(
+    both: Stores, loop: LoopThread, keys: tuple[bytes, ...]
+) -> None:
+    """The function alone would have been rolled back; half of what it wrote must not stand."""
+    store = both.get()
+    shop = Shop(store, loop)
+
+    async def insert(number: int) -> None:
+        connection = current_operation().connection
+        if store.dialect == "postgres":
+            await connection.execute("insert into effects values ($1, $2)", shop.world.name, number)
+        else:
+            await connection.execute(store.insert, (shop.world.name, number))
+
+    @shop.idempotency.atomic(required=False)
+    async def debit() -> None:
+        await insert(1)
+        raise KeyError("the credit failed")
+
+    @shop.idempotency.atomic(required=False)
+    async def pay(_request: Request) -> Response:
+        await insert(2)
+        with suppress(KeyError):
+            await debit()
+        shop.charge()
+        return JSONResponse({"status": "declined"})
+
+    app = shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])]))
+    got = shop.send(app, keys=keys)
+    assert [one.status for one in got] == [500, 500] and shop.charges == 2
+    assert store.effects(shop.world) == 0 and shop.states() == []

@@ -24,7 +24,7 @@ from ..errors import (
     TransactionGone,
     UnfinishedWork,
 )
-from .atomic import RAN_TOO_LONG, STREAMED
+from .atomic import PART_FAILED, RAN_TOO_LONG, STREAMED
 from .exchange import Exchange
 from .flow import Commit, Flow, Open, Rollback
 from .leased import max_run_of
@@ -95,6 +95,10 @@ class Anonymous:
         if running.outcome is not Outcome.REMEMBER or handled.error is not None or not keeps:
             yield Rollback(running.session)
             return Finished(undone(handled, policy), handled.propagated)
+        if running.part_failed:
+            yield Rollback(running.session)
+            rolled_back = refuse(Refusal(500, "The operation was rolled back."), policy)
+            return Finished(rolled_back, FailedTransaction(PART_FAILED))
         try:
             yield Commit(running.session)
         except StoreError as error:

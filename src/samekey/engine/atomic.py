@@ -90,6 +90,13 @@ RAN_TOO_LONG = (
 )
 
 
+PART_FAILED = (
+    "A guarded function that the handler called raised an error, and the handler went on. What the function "
+    "had written cannot be told from the rest, so everything was rolled back. Let the error leave the "
+    "handler, or call an undecorated function inside a savepoint of your own."
+)
+
+
 class _Atomic(ABC):
     """The decisions that both kinds share."""
 
@@ -119,6 +126,8 @@ class _Atomic(ABC):
             escaped = yield from self._undo(running, keep(answer, handled, policy), remember=True)
             sent = with_expiry(answer, policy, running.expires_at)
             return escaped or Finished(sent, handled.propagated)
+        if running.part_failed:
+            return (yield from self._refuse_to_commit(running, FailedTransaction(PART_FAILED)))
         return (yield from self._commit(running, handled, answer))
 
     @abstractmethod

@@ -184,6 +184,8 @@ class Running:
     opened: Opened | None = None
     unfinished: UnfinishedWork | None = None
     """The handler ended while a statement of its own was under way; everything is rolled back."""
+    part_failed: bool = False
+    """A guarded function that shares the transaction raised: what it had written is not undone by itself."""
     expires_at: int = field(default=0)
     attempts: int = 1
     reused: bool = False

@@ -55,6 +55,7 @@ class Part:
                 error.is_word_of(f"a part of {self.running.operation.id}")
             refusal = framework.refusal(error)
             self._note(Ending(refusal, error, refusal=refusal))
+            self.running.part_failed = True
             raise
 
     def _note(self, ending: Ending) -> None:
