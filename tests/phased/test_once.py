@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import threading
 import warnings
@@ -421,6 +422,26 @@ def test_what_a_function_gives_is_no_proof_that_it_did_nothing(
         with pytest.raises(OutcomeUnknown):
             decorated()
     assert charges == ["book", "rows", "rows", "rows"]
+
+
+def test_a_sync_adapter_of_an_async_function_is_sync(idempotency: Idempotency) -> None:
+    """As queues have them: the wrapper waits for the coroutine itself."""
+    made: list[int] = []
+
+    def run_it(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any) -> Any:
+            return asyncio.run(function(*args))
+
+        return wrapper
+
+    @idempotency.once_per(tenant=lambda _: "acme", key=lambda n: f"n{n}")
+    @run_it
+    async def pay(number: int) -> int:
+        made.append(number)
+        return number
+
+    assert [pay(7), pay(7)] == [7, 7] and made == [7]
 
 
 def test_an_object_whose_call_is_async(idempotency: Idempotency, loop: LoopThread) -> None:

@@ -27,7 +27,7 @@ def in_form_of(
             return await run_async(*args, **kwargs)
 
         return around_async
-    if hides_async(handler):
+    if _hides_async(handler):
 
         @functools.wraps(handler)
         def around_either(*args: Any, **kwargs: Any) -> Any:
@@ -47,14 +47,18 @@ async def value_of(given: Any) -> Any:
     return await given if inspect.isawaitable(given) else given
 
 
-def hides_async(handler: Any) -> bool:
-    """Whether a coroutine comes of it although it is no async function itself."""
+def _hides_async(handler: Any) -> bool:
+    """Whether a coroutine may come of it although it is no async function itself."""
     function = handler
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
-    call = getattr(type(function), "__call__", None)  # noqa: B004 - whether it is async
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    return inspect.iscoroutinefunction(function) or has_async_call(function)
+
+
+def has_async_call(function: Any) -> bool:
+    """Whether it is an object with an async ``__call__``."""
+    return inspect.iscoroutinefunction(getattr(type(function), "__call__", None))  # noqa: B004
 
 
 def in_a_loop() -> bool:

@@ -48,7 +48,7 @@ from ..errors import (
 from ..evidence import CALL_DECLINED, CALL_RETURNED
 from .boundary import Place
 from .exchange import Exchange
-from .forms import hides_async, must_have_run
+from .forms import has_async_call, must_have_run
 from .operation import Running, _current
 from .options import OnceOptions
 from .rules import Rules, rules_from
@@ -208,7 +208,7 @@ def decorator(
                 options=options,
             )
 
-        if inspect.iscoroutinefunction(function) or hides_async(function):
+        if inspect.iscoroutinefunction(function) or has_async_call(function):
 
             @functools.wraps(function)
             async def guarded_async(*args: Any, **kwargs: Any) -> Any:
