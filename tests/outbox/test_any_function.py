@@ -12,7 +12,7 @@ import pytest
 
 from samekey import Executed, JobContext, OutcomeUnknown, Response
 from samekey.core.record import Record
-from samekey.errors import ConnectionLost
+from samekey.errors import ConfigurationError, ConnectionLost
 from samekey.workers import performing
 from samekey.workers.reconciler import Reconciler
 from tests.outbox.world import NO_PAUSE, Outbox, order
@@ -227,3 +227,17 @@ def test_an_error_that_cannot_be_told_is_a_failure_like_any_other(
     assert (dead.state, dead.attempts) == ("dead", 2)
     assert f"{error.__name__} (which cannot be told" in (dead.error or "")
     assert not worker.slots.apart.hanging
+
+
+def test_a_generator_is_no_function_of_a_job(outbox: Outbox) -> None:
+    """It would be done without a line of it having run."""
+
+    def mail(_job: Any, _payload: Any) -> Any:
+        yield 1
+
+    async def stream(_job: Any, _payload: Any) -> Any:
+        yield 1
+
+    for function in (mail, stream, functools.partial(mail, 1)):
+        with pytest.raises(ConfigurationError, match="is a generator"):
+            outbox.idempotency.job("mail")(function)

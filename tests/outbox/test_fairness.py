@@ -244,6 +244,58 @@ def test_after_an_outage_lapsed_leases_are_left_to_those_who_live(
     assert {job.state for job in outbox.jobs()} == {"done"}, "long before the outage: nobody lives there"
 
 
+def test_a_worker_without_room_hears_of_an_outage_by_its_own_leases(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not look while it is full, and is the first to look when the outage is over."""
+    go_on, away = threading.Event(), threading.Event()
+
+    @outbox.idempotency.job("busy")
+    async def busy(_job: JobContext, _payload: Any) -> None:
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+
+    outbox.idempotency.job("job")(lambda job, _: None)
+    outbox.place("job")
+    [held] = outbox.take()
+    outbox.place("busy")
+    worker = outbox.worker(lease=timedelta(seconds=60), concurrency=1)
+    outbox.run(worker.run_once())
+    assert not worker.has_room
+    renew, asked = worker._keeper._renew, threading.Event()
+
+    def refuse(leases: Any) -> Any:
+        asked.set()
+        if away.is_set():
+            raise StoreUnavailable("away")
+        return renew(leases)
+
+    monkeypatch.setattr(worker._keeper, "_renew", refuse)
+    away.set()
+    for watch in worker._keeper._watched.values():  # its next renewal is due
+        watch.due = 0
+    with worker._keeper._wake:
+        worker._keeper._wake.notify()
+    assert asked.wait(20)
+    away.clear()
+    Clock(outbox).lapse(held.id, ago_ms=1)
+    go_on.set()
+    outbox.run(worker_round(worker))
+    outbox.run(worker_round(worker))
+    assert {job.name: job.state for job in outbox.jobs()} == {"busy": "done", "job": "live"}
+
+
+def test_a_worker_that_has_just_begun_leaves_what_others_hold(outbox: Outbox) -> None:
+    outbox.idempotency.job("job")(lambda job, _: None)
+    outbox.place("job")
+    [held] = outbox.take()
+    outbox.place("job")
+    Clock(outbox).lapse(held.id, ago_ms=3_600_000)
+    worker = outbox.worker(lease=timedelta(seconds=60), new=True)
+    outbox.run(worker_round(worker))
+    assert sorted(job.state for job in outbox.jobs()) == ["done", "live"], "the store may have been away"
+
+
 class Clock:
     """The store's own, and this process's, which a test moves."""
 

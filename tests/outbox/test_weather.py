@@ -73,3 +73,14 @@ def test_old_outages_are_forgotten() -> None:
     weather = seen(*((at, at + 1) for at in range(0, 10_000, 50)))
     weather.patience(10_000)
     assert len(weather._bad) <= 2
+
+
+def test_who_begins_does_not_know_what_was_before() -> None:
+    """An outage of any length may just be over: what ran out long ago is left alone for a lease, too."""
+    weather = Weather(LEASE, began=1000)
+    assert weather.patience(1000) > 365 * 86400 and weather.patience(1029) > 365 * 86400
+    assert weather.patience(1030) == 0
+    weather.good(1031)
+    weather.bad(1031)
+    weather.good(1033)
+    assert weather.patience(1033) == 2 + LEASE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import secrets
 from collections.abc import Callable
@@ -60,6 +61,12 @@ class JobRegistry:
                 "count the jobs of an operation by them, so two jobs could share one."
             )
         checked_text("The name of a job", definition.name)
+        function = inspect.unwrap(definition.function)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"The function of the job {definition.name!r} is a generator (it has a yield), so calling it "
+                "would run nothing of it. Let it do its work and return."
+            )
         if definition.source is not None:
             checked_text("source", definition.source)
         if definition.max_attempts < 1 or definition.timeout <= timedelta(0):

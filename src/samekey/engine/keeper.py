@@ -64,8 +64,12 @@ class Keeper:
     the moment. ``held`` tells which: it gives the attempts that are still there.
     """
 
-    def __init__(self, driver: Driver, renew: Leases, held: Leases) -> None:
+    def __init__(
+        self, driver: Driver, renew: Leases, held: Leases, heard: Callable[[bool], None] = lambda _there: None
+    ) -> None:
         self._driver = driver
+        self._heard = heard
+        """Told after each renewal whether the store answered, in the keeper's own thread."""
         self._renew = renew
         self._held = held
         self._late = Late(driver)
@@ -190,11 +194,14 @@ class Keeper:
     def _ask(self, program: Leases, watches: list[_Watch]) -> set[str] | None:
         """None if the store did not answer."""
         try:
-            return run(self._driver, lambda: program([watch.lease for watch in watches]))
+            answer = run(self._driver, lambda: program([watch.lease for watch in watches]))
         except Exception as error:
             said = error if isinstance(error, SamekeyError) else repr(error)
             logger.warning("samekey could not renew its leases and will try again: %s", said)
+            self._heard(False)
             return None
+        self._heard(True)
+        return answer
 
 
 def _held_for(lease: Lease) -> float:

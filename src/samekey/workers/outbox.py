@@ -59,14 +59,19 @@ class OutboxWorker:
         lease: timedelta = LEASE,
         grace: timedelta = GRACE,
         changed: Callable[[], None] = lambda: None,
+        new: bool = False,
     ) -> None:
+        """``new``: its process has just begun, and cannot know whether the store was away before: what others
+        hold is left to them for a lease."""
         self._engine = idempotency
         self._driver = idempotency.drivers.aio
         self._outbox = idempotency.outbox
         self._lease = lease
         self._lease_ms = milliseconds(lease)
         self._grace = grace
-        self._keeper = Keeper(idempotency.drivers.sync, self._outbox.renew, self._outbox.held)
+        began = time.monotonic() if new else None
+        self._weather = Weather(lease.total_seconds(), began)
+        self._keeper = Keeper(idempotency.drivers.sync, self._outbox.renew, self._outbox.held, self._heard)
         self.slots = Slots(concurrency, changed, self._hangs)
         self._performer = Performer(idempotency, self.slots.apart, self._keeper, self._lease_ms)
         self._held: dict[asyncio.Task[Any], Job] = {}
@@ -78,7 +83,6 @@ class OutboxWorker:
         self._started = 0
         self._depths = Depths()
         self._unreadable: dict[str, tuple[float, str]] = {}
-        self._weather = Weather(lease.total_seconds())
         self._reminded: dict[str, float] = {}
         self.next_due_ms: int | None = None
         """Until there is something to take for which there is room, as the last look saw it."""
@@ -116,6 +120,11 @@ class OutboxWorker:
             # jobs must not be run a second time beside them.
             self._weather.bad(time.monotonic())
             raise
+
+    def _heard(self, there: bool) -> None:
+        """The keeper has asked the store: also while there is no room, and so no look."""
+        now = time.monotonic()
+        self._weather.good(now) if there else self._weather.bad(now)
 
     async def _look(self) -> int:
         self.next_due_ms, self.took = None, 0

@@ -322,6 +322,7 @@ class WorkerService:
             lease=services.lease,
             grace=services.grace,
             changed=woken.set,
+            new=True,
         )
 
         async def look() -> float:

@@ -8,13 +8,23 @@ put a dead worker's jobs off by as long as they last, and no longer.
 
 from __future__ import annotations
 
+import threading
+
+UNHEARD_OF = 10 * 365 * 86400.0
+"""Seconds: longer than any outage."""
+
 
 class Weather:
-    """Of one store. Times are seconds of a clock that never goes back."""
+    """Of one store. Times are seconds of a clock that never goes back. Safe in threads.
 
-    def __init__(self, lease: float) -> None:
+    ``began``: when a process began that has not seen what was before: as far as it knows, an outage of any
+    length.
+    """
+
+    def __init__(self, lease: float, began: float | None = None) -> None:
         self._lease = lease
-        self._bad: list[tuple[float, float]] = []
+        self._lock = threading.RLock()
+        self._bad: list[tuple[float, float]] = [] if began is None else [(began - UNHEARD_OF, began)]
         """Outages, oldest first, as far back as they matter."""
         self._since: float | None = None
         """When the outage began that is not over."""
@@ -23,31 +33,34 @@ class Weather:
 
     def good(self, now: float) -> None:
         """The store has answered."""
-        if self._since is not None:
-            self._bad.append((self._since, now))
-            self._since = None
-            self.patience(now)  # which forgets what is too long ago
-        self._good = now
+        with self._lock:
+            if self._since is not None:
+                self._bad.append((self._since, now))
+                self._since = None
+                self.patience(now)  # which forgets what is too long ago
+            self._good = now
 
     def bad(self, now: float) -> None:
         """It has not. It has been away since some moment between its last answer and now, as likely
         before the middle as after it; a guess that always errs to one side would add up."""
-        if self._since is None:
-            earliest = now - self._lease / 3  # those who hold leases ask more often than that
-            answered = earliest if self._good is None else max(earliest, self._good)
-            self._since = (answered + now) / 2
+        with self._lock:
+            if self._since is None:
+                earliest = now - self._lease / 3  # those who hold leases ask more often than that
+                answered = earliest if self._good is None else max(earliest, self._good)
+                self._since = (answered + now) / 2
 
     def patience(self, now: float) -> float:
         """How long ago a lease must have run out for its holder to be given up: zero in lasting good weather,
         else as far back as makes a lease of good weather in sum."""
-        outages = [*self._bad, *([] if self._since is None else [(self._since, now)])]
-        missing, until = self._lease, now
-        for place in range(len(outages) - 1, -1, -1):
-            began, ended = outages[place]
-            calm = until - ended
-            if calm >= missing:
-                del self._bad[: place + 1]
-                return 0.0 if place == len(outages) - 1 else now - until + missing
-            missing -= calm
-            until = began
-        return now - until + missing if outages else 0.0
+        with self._lock:
+            outages = [*self._bad, *([] if self._since is None else [(self._since, now)])]
+            missing, until = self._lease, now
+            for place in range(len(outages) - 1, -1, -1):
+                began, ended = outages[place]
+                calm = until - ended
+                if calm >= missing:
+                    del self._bad[: place + 1]
+                    return 0.0 if place == len(outages) - 1 else now - until + missing
+                missing -= calm
+                until = began
+            return now - until + missing if outages else 0.0
