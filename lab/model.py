@@ -116,7 +116,7 @@ class Model:
         provider_id: str | None = None,
     ) -> int | None:
         """The current attempt's result counts however late it comes; any other attempt's does not."""
-        entry = self._current(key, attempt)
+        entry = self._current(key, attempt) or self._last(key, attempt)
         if entry is None or entry.state == "expired":
             return None
         if entry.state == "completed":
@@ -144,6 +144,8 @@ class Model:
         entry = self._current(key, attempt)
         if entry is None or entry.state == "completed":
             return None
+        if entry.state != "in_progress":
+            entry.attempt += "-"  # news to whoever is asking about it: what they find out is older
         entry.state, entry.locked_until, entry.error_code = "unknown", None, code
         entry.provider_id = provider_id or entry.provider_id
         return entry.expires_at
@@ -191,6 +193,14 @@ class Model:
     def _current(self, key: str, attempt: str) -> Entry | None:
         entry = self.entries.get(key)
         return entry if entry is not None and entry.attempt == attempt else None
+
+    def _last(self, key: str, attempt: str) -> Entry | None:
+        """What this attempt has run last with effects outside, and nobody runs now."""
+        entry = self.entries.get(key)
+        if entry is None or entry.attempt.rstrip("-") != attempt:
+            return None
+        leased = entry.mode in ("leased", "repeatable")
+        return entry if leased and entry.state in ("unknown", "failed_retryable") else None
 
     def _over(self, entry: Entry, now: int) -> bool:
         """Only what is settled can expire; the unknown and what is in flight never do. And nothing is over

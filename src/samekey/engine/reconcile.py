@@ -22,6 +22,7 @@ from ..core.effects import (
     Says,
     Settle,
     Unplaced,
+    asked_about,
     choose,
     judge,
     placed,
@@ -113,16 +114,20 @@ class NotingResolver:
         dead_job = record.mode is Mode.DEFERRED and found[1].state is State.DEAD_LETTER
         if dead_job and says(finding) is Says.NOT_EXECUTED:
             return False  # its handler must not run again: its job is tried again
+        effects = yield from self._effects.of(record.id)
+        if record.open_effect not in (None, asked_about(found[1], effects).open_effect):
+            return False  # it was asked about another one, or about one of which less was known
         overruled = False
         if not isinstance(finding, Executed):
             overruled = yield from self._effects.overrule(record.id, despite)
-        done = yield from self._applied(found[1], finding, actor)
+        done = yield from self._applied(found[1], effects, finding, actor)
         if overruled and not done:
             raise Moved  # what was set aside is not, if nothing came of it
         return done
 
-    def _applied(self, record: Record, finding: Evidence, actor: Actor) -> Program[bool]:
-        effects = yield from self._effects.of(record.id)
+    def _applied(
+        self, record: Record, effects: Sequence[Effect], finding: Evidence, actor: Actor
+    ) -> Program[bool]:
         check_step(finding, record, effects)
         open_phases = [e for e in effects if e.kind is EffectKind.PHASE and e.was_sent and e.outcome is None]
         if record.mode is Mode.PHASED and len(open_phases) == 1:

@@ -179,7 +179,8 @@ class Reconciler:
         if lookup is None:
             return await self._later(record, tries, "there is no lookup for this endpoint")
         effects = await run_async(driver, lambda: self._resolver.finding.effects(record.id))
-        finding = await self._ask(lookup, asked_about(record, effects))
+        record = asked_about(record, effects)
+        finding = await self._ask(lookup, record)
         if isinstance(finding, Executed | Declined) and (fault := fault_of(finding, record)) is not None:
             # Asking again does not help, and what it says is not nothing: a person must use it.
             said = type(finding).__name__

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...core.claim import located_by
 from ...core.program import Row
-from ...core.record import expiry_of, run_of
+from ...core.record import expiry_of, nobodys, run_of
 from ...core.states import LEASE_END, Event, Mode, State, sources, target
 from ...errors import StoreError
 from .items import (
@@ -541,14 +541,25 @@ def hold(p: Values, now: int) -> Plan:
     pk, state = pk_of(p["scope"], p["key"]), target(Event.DISPUTE)
     yield from pointed(p, now)
     change = {**_unknown(p, now, pk, state), **noted(p)}
-    return (yield from _ended(update(pk, change, *_held(p, Event.DISPUTE), Present("disputed")), now))
+    return (yield from _noted_by_holder(p, now, change, *_held(p, Event.DISPUTE), Present("disputed")))
 
 
 def lose(p: Values, now: int) -> Plan:
     pk, state = pk_of(p["scope"], p["key"]), target(Event.LOSE)
     yield from pointed(p, now)
     change = {**_unknown(p, now, pk, state), **provider(p), **noted(p)}
-    return (yield from _ended(update(pk, change, *_held(p, Event.LOSE)), now))
+    return (yield from _noted_by_holder(p, now, change, *_held(p, Event.LOSE)))
+
+
+def _noted_by_holder(p: Values, now: int, change: Mapping[str, Term], *conditions: Condition) -> Plan:
+    """What its holder notes of an outcome that others may be asking about by now is news to them."""
+    pk, running = pk_of(p["scope"], p["key"]), [str(State.IN_PROGRESS)]
+    rows = yield from _ended(update(pk, change, *conditions, Among("state", running)), now)
+    if rows:
+        return rows
+    others = [str(state) for state in State if state is not State.IN_PROGRESS]
+    news = {**change, "attempt": nobodys(p["attempt"])}
+    return (yield from _ended(update(pk, news, *conditions, Among("state", others)), now))
 
 
 def _unknown(p: Values, now: int, pk: str, state: State) -> dict[str, Term]:

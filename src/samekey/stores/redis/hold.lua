@@ -6,6 +6,6 @@ if not record or not record.disputed then
     return {}
 end
 change(KEYS[FIRST_RECORD], record, noted_with(record, {
-    state = {to:dispute}, locked_until = false, error_code = p.error_code, reconcile_after = clock,
+    attempt = noted_by(record), state = {to:dispute}, locked_until = false, error_code = p.error_code, reconcile_after = clock,
 }))
 return {{clock, number(record.expires_at)}}

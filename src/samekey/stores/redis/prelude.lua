@@ -243,6 +243,12 @@ local function nobodys(record)
     return record.attempt .. '-'
 end
 
+-- The id that it has once its holder has noted something: of an outcome that others may be asking about by now, that
+-- is news to them.
+local function noted_by(record)
+    return record.state == {state:in_progress} and record.attempt or nobodys(record)
+end
+
 -- The run that an attempt id, as its holder had it or as others have left it, stands for.
 local function run_of(attempt)
     return attempt and string.gsub(attempt, '-+$', '') or nil

@@ -17,7 +17,7 @@ from typing import Final
 
 from ...core.program import Dialect, Program, Query, Statement, Style, Value
 from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
-from ...core.states import LEASE_END, Event, Mode, sources, target
+from ...core.states import LEASE_END, Event, Mode, State, sources, target
 from ...errors import ConfigurationError
 from ..law import check, events_of
 
@@ -211,6 +211,7 @@ def _column(dialect: Dialect, name: str) -> str:
 
 
 def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
+    nobodys = "concat(attempt, '-')" if dialect == "mysql" else "attempt || '-'"
     lease_end = " ".join(f"when '{mode}' then '{state}'" for mode, state in LEASE_END.items())
     words = {
         "record": ", ".join(COLUMNS),
@@ -227,7 +228,8 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "open:p": _OPEN_PHASE,
         "open:v": _OPEN_WORD,
         "for_ever": str(LAST_TIME),
-        "nobodys": "concat(attempt, '-')" if dialect == "mysql" else "attempt || '-'",
+        "nobodys": nobodys,
+        "noted": f"case when state = '{State.IN_PROGRESS}' then attempt else {nobodys} end",
         "schema": schema,
     }
     if dialect == "postgres":

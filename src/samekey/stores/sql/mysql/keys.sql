@@ -5,6 +5,7 @@
 -- {record}   the columns of a record, in the order of core/record.py
 -- {expiry}   when the record ends if it is settled now
 -- {kept}     something of its operation is left: a job to run or to be seen, a phase, a provider's word
+-- {noted}    the attempt id of a record that its holder has noted something of
 -- {over}     its retention is over, nothing of its operation is left, and something may follow
 -- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
 -- -- then    what follows on the same connection; the last rows that there are count
@@ -159,9 +160,10 @@ where scope = :scope and `key` = :key and attempt = :attempt and state in ({from
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: lose  event: lose
--- The holder cannot tell what happened.
+-- The holder cannot tell what happened. What it notes of an outcome that others may be asking about by now is news
+-- to them: {noted}.
 update {keys} set
-    state = {to:lose}, locked_until = null, error_code = :error_code, reconcile_after = {now},
+    attempt = {noted}, state = {to:lose}, locked_until = null, error_code = :error_code, reconcile_after = {now},
     provider_id = coalesce(:provider_id, provider_id), mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:lose})
 -- then
@@ -179,7 +181,7 @@ delete from {keys} where id in (:locked)
 -- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
 -- somebody has found out.
 update {keys} set
-    state = {to:dispute}, locked_until = null, error_code = :error_code, reconcile_after = {now}, mark = :mark
+    attempt = {noted}, state = {to:dispute}, locked_until = null, error_code = :error_code, reconcile_after = {now}, mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt
     and state in ({from:dispute}) and disputed = 1
 -- then

@@ -7,6 +7,7 @@
 -- {expiry}   when the record ends if it is settled now: {expiry:k} of the table k
 -- {kept}     something of its operation is left: a job to run or to be seen, a phase, a provider's word
 -- {over}     its retention is over, nothing of its operation is left, and something may follow
+-- {noted}    the attempt id of a record that its holder has noted something of
 -- {durable}  true; makes sure that this commit is not one of synchronous_commit = off
 
 -- name: reserve  event: claim
@@ -150,9 +151,10 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
 returning {now}, expires_at
 
 -- name: lose  event: lose
--- The holder cannot tell what happened.
+-- The holder cannot tell what happened. What it notes of an outcome that others may be asking about by now is news
+-- to them: {noted}.
 update {keys} set
-    state = {to:lose}, locked_until = null, error_code = :error_code::text, reconcile_after = {now},
+    attempt = {noted}, state = {to:lose}, locked_until = null, error_code = :error_code::text, reconcile_after = {now},
     provider_id = coalesce(:provider_id::text, provider_id)
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:lose}) and {durable}
@@ -169,7 +171,7 @@ returning {now}, expires_at
 -- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
 -- somebody has found out.
 update {keys} set
-    state = {to:dispute}, locked_until = null, error_code = :error_code::text, reconcile_after = {now}
+    attempt = {noted}, state = {to:dispute}, locked_until = null, error_code = :error_code::text, reconcile_after = {now}
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
     and state in ({from:dispute}) and disputed = 1 and {durable}
 returning {now}, expires_at

@@ -6,6 +6,7 @@
 -- {record}   the columns of a record, in the order of core/record.py
 -- {expiry}   when the record ends if it is settled now
 -- {kept}     something of its operation is left: a job to run or to be seen, a phase, a provider's word
+-- {noted}    the attempt id of a record that its holder has noted something of
 -- {over}     its retention is over, nothing of its operation is left, and something may follow
 -- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
 
@@ -111,9 +112,10 @@ where scope = :scope and key = :key and attempt = :attempt and state in ({from:f
 returning {now}, expires_at
 
 -- name: lose  event: lose
--- The holder cannot tell what happened.
+-- The holder cannot tell what happened. What it notes of an outcome that others may be asking about by now is news
+-- to them: {noted}.
 update {keys} set
-    state = {to:lose}, locked_until = null, error_code = :error_code, reconcile_after = {now},
+    attempt = {noted}, state = {to:lose}, locked_until = null, error_code = :error_code, reconcile_after = {now},
     provider_id = coalesce(:provider_id, provider_id)
 where scope = :scope and key = :key and attempt = :attempt and state in ({from:lose})
 returning {now}, expires_at
@@ -128,7 +130,7 @@ returning {now}, expires_at
 -- The holder would free the key, but a provider says that it happened, and that word waits: nobody runs it before
 -- somebody has found out.
 update {keys} set
-    state = {to:dispute}, locked_until = null, error_code = :error_code, reconcile_after = {now}
+    attempt = {noted}, state = {to:dispute}, locked_until = null, error_code = :error_code, reconcile_after = {now}
 where scope = :scope and key = :key and attempt = :attempt
     and state in ({from:dispute}) and disputed = 1
 returning {now}, expires_at
