@@ -34,17 +34,19 @@ def _may_go(name: str) -> bool:
 
 
 class Gateway:
-    """Makes requests below /v1 anew: only what it knows of them, no key, and another path."""
+    """Makes requests below /v1 and /v2 anew: only what it knows of them, no key, and another path. It says
+    what it has taken off the path of /v1."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
-            known = ("type", "asgi", "http_version", "method", "query_string", "scheme", "app", "root_path")
+        if scope["type"] == "http" and scope["path"].startswith(("/v1/", "/v2/")):
+            root = scope["path"][:3] if scope["path"].startswith("/v1/") else ""
+            known = ("type", "asgi", "http_version", "method", "query_string", "scheme", "app")
             headers = [pair for pair in scope["headers"] if pair[0] in (b"content-length", b"x-tenant")]
             made = {name: scope[name] for name in known if name in scope}
-            scope = made | {"path": scope["path"][3:], "headers": headers}
+            scope = made | {"root_path": root, "path": scope["path"][3:], "headers": headers}
 
         async def send_on(message: Any) -> None:
             await send(message)
@@ -53,10 +55,11 @@ class Gateway:
 
 
 def wsgi_gateway(environ: Any, start_response: Any) -> Any:
-    if environ["PATH_INFO"].startswith("/v1/"):
+    if environ["PATH_INFO"].startswith(("/v1/", "/v2/")):
+        root = environ["PATH_INFO"][:3] if environ["PATH_INFO"].startswith("/v1/") else ""
         known = ("wsgi.", "REQUEST_METHOD", "SERVER_", "CONTENT_", "HTTP_X_TENANT")
         made = {name: value for name, value in environ.items() if name.startswith(known)}
-        environ = made | {"SCRIPT_NAME": "", "PATH_INFO": environ["PATH_INFO"][3:]}
+        environ = made | {"SCRIPT_NAME": root, "PATH_INFO": environ["PATH_INFO"][3:]}
     yield from flask_app.wsgi_app(environ, start_response)
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI, Header, HTTPException, Response
+from fastapi import Depends, FastAPI, Header, HTTPException
 from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel
@@ -172,45 +172,94 @@ class Authenticated(HTTPEndpoint):
             await super().dispatch()
 
 
-def test_a_class_that_authenticates_where_it_dispatches(shop: Shop) -> None:
-    class Pay(Authenticated):
+def classes(shop: Shop) -> dict[str, Any]:
+    """Classes that dispatch by themselves: they may authenticate anywhere, and act without their methods."""
+
+    class Calls(Authenticated):
         async def post(self, request: Request) -> Any:
             shop.charge()
             return JSONResponse({"operation": current_operation().id})
 
-    app = Starlette(routes=[Route("/pay", Pay)])
-    assert problems(app, shop.idempotency.engine) == []
-    guarded = shop.guard(app)
-    assert statuses(shop.send(guarded)) == [401, 401] and shop.states() == []
-    paid = shop.send(guarded, headers=TOKEN)
-    assert statuses(paid) == [200, 200] and paid[1].replayed and shop.charges == 1
-    assert statuses(shop.send(guarded)) == [401, 401]
+    class Answers(HTTPEndpoint):
+        async def dispatch(self) -> None:
+            if self.scope["method"] != "POST":
+                await super().dispatch()
+                return
+            shop.charge()
+            await JSONResponse({})(self.scope, self.receive, self.send)
+
+        async def get(self, request: Request) -> Any:
+            return JSONResponse({})
+
+    class Posts(Answers):
+        async def post(self, request: Request) -> Any:
+            raise AssertionError("never called")
+
+    class ByName(HTTPEndpoint):
+        async def dispatch(self) -> None:
+            await HTTPEndpoint.dispatch(self)
+
+        async def post(self, request: Request) -> Any:
+            shop.charge()
+            return JSONResponse({})
+
+    return {"calls": Calls, "answers": Answers, "posts": Posts, "by name": ByName}
 
 
-def test_a_class_that_dispatches_by_itself(shop: Shop) -> None:
-    """It may authenticate anywhere, so it must be decorated: where it dispatches, or its method."""
+@pytest.mark.parametrize("kind", ["calls", "answers", "posts", "by name"])
+def test_a_class_that_dispatches_by_itself(shop: Shop, kind: str) -> None:
+    endpoint = classes(shop)[kind]
+    app = Starlette(routes=[Route("/pay", endpoint)])
+    (found,) = problems(app, shop.idempotency.engine)
+    assert "decorators of its own" in found and "POST" in found
+    assert problems(app, shop.idempotency.engine, {"/pay": "exempt"}) == []
+    assert problems(app, shop.idempotency.engine, decorators="around") == []
+    guarded = shop.guard(app, decorators="around")
+    paid = shop.send(guarded, times=3, headers=TOKEN)
+    assert statuses(paid) == [200] * 3 and paid[2].replayed and shop.charges == 1
+    assert statuses(shop.send(guarded, times=1, method="GET", headers=TOKEN)) in ([200], [405])
 
-    class Pay(HTTPEndpoint):
+
+def test_a_class_that_dispatches_by_itself_and_is_decorated(shop: Shop) -> None:
+    """Where it dispatches, or its method; the option is about those that are not."""
+    leased = shop.idempotency.leased
+
+    class Whole(HTTPEndpoint):
+        @leased
         async def dispatch(self) -> None:
             shop.charge()
             await JSONResponse({})(self.scope, self.receive, self.send)
 
-    class Posts(Pay):
-        async def post(self, request: Request) -> Response:
-            raise AssertionError("never called")
+    class Mixed(Authenticated):
+        @leased
+        async def post(self, request: Request) -> Any:
+            shop.charge()
+            return JSONResponse({})
 
-    for endpoint in (Pay, Posts):
-        (found,) = problems(Starlette(routes=[Route("/pay", endpoint)]), shop.idempotency.engine)
-        assert "a dispatch of its own" in found and "above its dispatch" in found
-        exempt = {"/pay": "exempt"}
-        app = Starlette(routes=[Route("/pay", endpoint)])
-        assert problems(app, shop.idempotency.engine, exempt) == []  # type: ignore[arg-type]
+        async def patch(self, request: Request) -> Any:
+            shop.charge()
+            return JSONResponse({})
 
-    class Decorated(HTTPEndpoint):
-        @shop.idempotency.leased
-        async def dispatch(self) -> None:
-            await Pay.dispatch(self)  # type: ignore[arg-type]
-
-    guarded = shop.guard(Starlette(routes=[Route("/pay", Decorated, methods=["POST"])]))
+    guarded = shop.guard(Starlette(routes=[Route("/pay", Whole, methods=["POST"])]))
     _, again = shop.send(guarded)
     assert again.replayed and shop.charges == 1
+
+    mixed = Starlette(routes=[Route("/pay", Mixed)])
+    assert "PATCH" in problems(mixed, shop.idempotency.engine)[0]
+    guarded = shop.guard(mixed, decorators="around")
+    for method, after in (("POST", 401), ("PATCH", 200)):
+        key = (method.encode(),)
+        assert shop.send(guarded, method=method, keys=key, headers=TOKEN)[1].replayed
+        assert statuses(shop.send(guarded, times=1, method=method, keys=key, headers=TOKEN[1:])) == [after]
+    assert shop.charges == 3
+
+
+def test_a_class_that_says_no_by_itself_frees_no_key(shop: Shop) -> None:
+    class Refuses(HTTPEndpoint):
+        async def dispatch(self) -> None:
+            shop.charge()
+            await JSONResponse({}, 429)(self.scope, self.receive, self.send)
+
+    app = Starlette(routes=[Route("/pay", Refuses)])
+    shop.send(shop.guard(app, decorators="around"), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"]

@@ -59,8 +59,11 @@ def test_a_get_behind_a_middleware_that_rewrites_its_path(shop: Shop, kind: str,
     (first,) = shop.send(guarded, times=1, path="/v1/pay", method="GET", keys=())
     posts = shop.send(guarded, path="/v1/pay")
     (last,) = shop.send(guarded, times=1, path="/v1/pay", method="GET")
-    assert [one.status for one in (first, *posts, last)] == [200] * 4, (first, posts, last)
-    assert posts[1].replayed and shop.charges == 3
+    assert [first.status, last.status] == [200, 200], (first, last)
+    if anew:  # nothing shows that it is the request whose key waits
+        assert all(isinstance(one.error, ConfigurationError) for one in posts) and shop.charges == 2
+    else:
+        assert [one.status for one in posts] == [200, 200] and posts[1].replayed and shop.charges == 3
 
 
 def test_a_get_of_starlette_behind_a_middleware_that_rewrites_its_path(shop: Shop) -> None:

@@ -45,14 +45,17 @@ def statuses(got: list[Got]) -> list[int]:
 # --- an application that calls itself on the way -----------------------------------------------
 
 
-def test_a_request_that_the_application_makes_itself_does_not_take_the_key(shop: Shop) -> None:
-    """An audit service, mounted, and called in-process by a middleware inside."""
+@pytest.mark.parametrize("exempt", [True, False])
+def test_a_request_that_the_application_makes_itself_does_not_take_the_key(shop: Shop, exempt: bool) -> None:
+    """An audit service, mounted, and called in-process by a middleware inside. Unless it is exempt it is not
+    run: it might be the request itself, in another form."""
     audits: list[int] = []
     app, audit = FastAPI(), FastAPI()
 
-    @audit.post("/log")
     async def log() -> None:
         audits.append(1)
+
+    audit.post("/log")(shop.idempotency.exempt(log) if exempt else log)
 
     @app.post("/pay")
     async def pay() -> Run:
@@ -72,10 +75,11 @@ def test_a_request_that_the_application_makes_itself_does_not_take_the_key(shop:
     app.add_middleware(Audit)
     got = shop.send(shop.guard(app), times=3)
     assert [one.json() for one in got] == [{"run": 1}] * 3 and got[1].replayed
-    assert (shop.charges, len(audits)) == (1, 3)
+    assert (shop.charges, len(audits)) == (1, 3 if exempt else 0)
 
 
-def test_a_request_that_flask_makes_itself_does_not_take_the_key(shop: Shop) -> None:
+@pytest.mark.parametrize("exempt", [True, False])
+def test_a_request_that_flask_makes_itself_does_not_take_the_key(shop: Shop, exempt: bool) -> None:
     audits: list[int] = []
     app = flask.Flask(__name__)
     inner: Any = app.wsgi_app
@@ -96,9 +100,10 @@ def test_a_request_that_flask_makes_itself_does_not_take_the_key(shop: Shop) -> 
         return inner(environ, start_response)
 
     audited.app = inner  # type: ignore[attr-defined]
-    got = shop.send(shop.guard_wsgi(audited), times=3)
+    routes = {"/log": "exempt"} if exempt else {}
+    got = shop.send(shop.guard_wsgi(audited, routes=routes), times=3)
     assert [one.json() for one in got] == [{"run": 1}] * 3 and got[1].replayed
-    assert (shop.charges, len(audits)) == (1, 3)
+    assert (shop.charges, len(audits)) == (1, 3 if exempt else 0)
 
 
 def test_a_middleware_that_runs_the_application_in_a_context_of_its_own(shop: Shop) -> None:

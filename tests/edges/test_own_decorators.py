@@ -1,27 +1,32 @@
-"""Handlers with decorators of their own: those may authenticate, so the key must not decide before them."""
+"""Undecorated routes whose handlers have decorators of their own, or hold a function that they call.
+
+Those may authenticate, act, or call it again, and nobody can see which: they are refused at start-up, or
+where that could not see them. With ``decorators="around"`` they are guarded as a whole, and nothing that
+comes out of it frees a key."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
-import threading
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import MethodType
 from typing import Any
 
 import flask
 import pytest
 import wrapt
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import BackgroundTasks, FastAPI, HTTPException, Request
 from flask.views import MethodView
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser, requires
-from starlette.middleware import Middleware
-from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from samekey import NotExecuted, current_operation
+from samekey import NotExecuted, OutcomeUnknown, current_operation
 from samekey.edges.startup import problems
 from samekey.errors import ConfigurationError
 from tests.edges.callers import Got
@@ -123,82 +128,255 @@ def twice(function: Any) -> Any:
     return login_required(by_helper(function))
 
 
-SEEN: list[Decorator] = [login_required, renamed, by_helper, in_a_list, InAnObject, proxied, twice]
+class LoginRequired:
+    """An object that holds the function, and says nothing of it."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.__name__ = function, "pay"
+
+    def __call__(self) -> Any:
+        check_flask()
+        return self.function()
+
+
+class InASlot:
+    __slots__ = ("__name__", "chain")
+
+    def __init__(self, function: Any) -> None:
+        self.chain, self.__name__ = [check_flask, function], "pay"
+
+    def __call__(self) -> Any:
+        return [one() for one in self.chain][-1]
+
+
+def checked(function: Any) -> Any:
+    check_flask()
+    return function()
+
+
+def of_a_partial(function: Any) -> Any:
+    made = functools.partial(checked, function)
+    made.__name__ = "pay"  # type: ignore[attr-defined]
+    return made
+
+
+def as_a_method(function: Any) -> Any:
+    return MethodType(checked, function)
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[None]:
+    yield
+
+
+WRAPPED: list[Decorator] = [
+    *(login_required, renamed, by_helper, in_a_list, InAnObject, proxied, in_a_partial, twice),
+    *(LoginRequired, InASlot, of_a_partial, as_a_method, timed(), functools.cache),
+]
 
 
 def payments(shop: Shop, decorator: Decorator) -> flask.Flask:
     app = flask.Flask(__name__)
 
-    @app.post("/pay")
-    @decorator
     def pay() -> Any:
         shop.charge()
         return {"card": "4242", "mode": current_operation().mode}
 
+    app.add_url_rule("/pay", "pay", decorator(pay), methods=["POST"])
     return app
 
 
-@pytest.mark.parametrize("decorator", SEEN)
-def test_flask_authenticates_before_the_key_decides(shop: Shop, decorator: Decorator) -> None:
+@pytest.mark.parametrize("decorator", WRAPPED)
+def test_a_view_with_decorators_is_refused_at_start_up(shop: Shop, decorator: Decorator) -> None:
     app = payments(shop, decorator)
-    assert problems(app, shop.idempotency.engine) == []
-    guarded = shop.guard_wsgi(app)
-    assert statuses(shop.send(guarded)) == [401, 401] and shop.states() == []
-    paid = shop.send(guarded, headers=TOKEN)
-    assert statuses(paid) == [200, 200] and paid[1].replayed and shop.charges == 1
-    assert paid[0].json() == {"card": "4242", "mode": "leased"}
-    assert statuses(shop.send(guarded)) == [401, 401]
+    (found,) = problems(app, shop.idempotency.engine)
+    assert found.startswith("POST /pay (") and "directly above the function, below its other" in found
+    assert "declare the route exempt" in found and 'decorators="around"' in found
+    got = shop.send(shop.guard_wsgi(app), headers=TOKEN)
+    assert all(isinstance(one.error, ConfigurationError) for one in got) and shop.charges == 0
 
 
-def test_starlette_requires_before_the_key_decides(shop: Shop) -> None:
-    @requires("authenticated")
+@pytest.mark.parametrize("decorator", WRAPPED)
+def test_a_view_with_decorators_may_be_left_alone_or_decorated(shop: Shop, decorator: Decorator) -> None:
+    app, engine = payments(shop, decorator), shop.idempotency.engine
+    assert problems(app, engine, {"/pay": "exempt"}) == []
+    assert problems(app, engine, undecorated="pass") == []
+    assert problems(app, engine, {"/pay": "optional"}, undecorated="pass") != []
+    assert problems(app, engine, decorators="around") == []
+    assert problems(payments(shop, shop.idempotency.leased), engine) == []
+
+
+def test_the_way_out_authenticates_before_the_key_decides(shop: Shop) -> None:
+    for number, decorator in enumerate((login_required, InAnObject, by_helper, in_a_list, twice), 1):
+        app = payments(shop, lambda pay, wrap=decorator: wrap(shop.idempotency.leased(pay)))  # type: ignore[misc]
+        guarded, key = shop.guard_wsgi(app), (str(number).encode(),)
+        assert statuses(shop.send(guarded, keys=key)) == [401, 401]
+        paid = shop.send(guarded, keys=key, headers=TOKEN)
+        assert statuses(paid) == [200, 200] and paid[1].replayed and shop.charges == number
+        assert statuses(shop.send(guarded, keys=key)) == [401, 401]
+
+
+def plain_handlers(shop: Shop) -> dict[str, Any]:
+    def pay(amount: int = 1) -> Any:
+        shop.charge()
+        return {"mode": current_operation().mode}
+
+    class Pay:
+        currency = "EUR"
+
+        def __init__(self) -> None:
+            self.limits, self.kind = {"EUR": [1, 2]}, int
+
+        def __call__(self) -> Any:
+            return pay()
+
+        def method(self) -> Any:
+            return pay()
+
+        @classmethod
+        def of_class(cls) -> Any:
+            return pay()
+
+        @staticmethod
+        def static() -> Any:
+            return pay()
+
+    def named() -> Any:
+        return pay()
+
+    named.__name__ = "create_payment"
+    one = Pay()
+    bare: Any = vars(Pay)["static"]
+    return {
+        "a function": pay,
+        "a partial of values": functools.partial(pay, amount=2),
+        "an object": one,
+        "a method": one.method,
+        "a class method": Pay.of_class,
+        "a static method": Pay.static,
+        "a static method itself": bare,
+        "a function that was given a name": named,
+    }
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "flask"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("a function", "a partial of values", "an object", "a method", "a class method"),
+        *("a static method", "a static method itself", "a function that was given a name"),
+    ],
+)
+def test_plain_handlers_are_guarded_without_a_word(shop: Shop, kind: str, framework: str) -> None:
+    handler = plain_handlers(shop)[kind]
+    if framework == "fastapi":
+        app: Any = FastAPI()
+        app.add_api_route("/pay", handler, methods=["POST"])
+        guarded = shop.guard(app)
+    else:
+        app = flask.Flask(__name__)
+        app.add_url_rule("/pay", "pay", handler, methods=["POST"])
+        guarded = shop.guard_wsgi(app)
+    assert problems(app, shop.idempotency.engine) == [] or framework == "fastapi"
+    got = shop.send(guarded, times=3)
+    assert [one.json() for one in got] == [{"mode": "leased"}] * 3 and got[2].replayed and shop.charges == 1
+
+
+def logged(function: Any) -> Any:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        given = function(*args, **kwargs)
+        return await given if inspect.isawaitable(given) else given
+
+    return wrapper
+
+
+def test_functions_of_starlette_and_fastapi_with_decorators_are_refused(shop: Shop) -> None:
+    async def pay(request: Request) -> Response:
+        return JSONResponse({})
+
+    def sync_pay(request: Request) -> Response:
+        return JSONResponse({})
+
+    async def pieces(request: Request) -> AsyncIterator[int]:
+        yield 1
+
+    def streamed(function: Any) -> Any:
+        @functools.wraps(function)
+        async def wrapper(request: Request) -> AsyncIterator[int]:
+            async for piece in function(request):
+                yield piece
+
+        return wrapper
+
+    for handler in (requires("x")(pay), requires("x")(sync_pay), logged(sync_pay)):
+        routes = [Route("/pay", handler, methods=["POST"])]
+        assert "decorators of its own" in problems(Starlette(routes=routes), shop.idempotency.engine)[0]
+    for handler in (logged(pay), logged(sync_pay), streamed(pieces), LoginRequired(pay)):
+        app = FastAPI()
+        app.add_api_route("/pay", handler, methods=["POST"], response_model=None)
+        assert "decorators of its own" in problems(app, shop.idempotency.engine)[0]
+        assert problems(app, shop.idempotency.engine, {"/pay": "exempt"}) == []
+
+
+def test_what_an_integration_puts_around_a_function_is_seen(shop: Shop, monkeypatch: Any) -> None:
+    """As tracers do it: the route still names the function, and calls something else."""
+    routing = sys.modules["starlette.routing"]
+    request_response = routing.request_response
+    monkeypatch.setattr(routing, "request_response", lambda function: request_response(logged(function)))
+
     async def pay(request: Request) -> Response:
         shop.charge()
         return JSONResponse({})
 
-    @requires("authenticated")
-    def pay_in_thread(request: Request) -> Response:
-        shop.charge()
-        return JSONResponse({})
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    monkeypatch.undo()
+    assert "decorators of its own" in problems(app, shop.idempotency.engine)[0]
+    got = shop.send(shop.guard(app, decorators="around"), times=3)
+    assert statuses(got) == [200] * 3 and got[2].replayed and shop.charges == 1
 
-    for number, handler in enumerate((pay, pay_in_thread), 1):
-        app = Starlette(
-            routes=[Route("/pay", handler, methods=["POST"])],
-            middleware=[Middleware(AuthenticationMiddleware, backend=Tokens())],
-        )
-        guarded, key = shop.guard(app), (str(number).encode(),)
-        assert statuses(shop.send(guarded, keys=key)) == [403, 403]
-        paid = shop.send(guarded, keys=key, headers=TOKEN)
-        assert statuses(paid) == [200, 200] and paid[1].replayed and shop.charges == number
-        assert statuses(shop.send(guarded, keys=key)) == [403, 403]
+    api = FastAPI()
+    route = next(one for one in (api.post("/pay")(pay), *api.routes) if hasattr(one, "dependant"))
+    route.dependant.call = logged(route.dependant.call)
+    assert "decorators of its own" in problems(api, shop.idempotency.engine)[0]
 
 
-def test_fastapi_runs_decorators_before_the_key_decides(shop: Shop) -> None:
-    def only_good(function: Any) -> Any:
+@pytest.mark.parametrize("where", ["starlette", "fastapi", "flask"])
+def test_a_route_that_is_added_later_is_refused_before_anything_runs(shop: Shop, where: str) -> None:
+    ran: list[str] = []
+
+    def acts(function: Any) -> Any:
         @functools.wraps(function)
-        async def wrapper(*args: Any, request: Request, **kwargs: Any) -> Any:
-            if request.headers.get("authorization") != "good":
-                raise HTTPException(401)
-            return await function(*args, request=request, **kwargs)
+        def wrapper(*args: Any) -> Any:
+            ran.append("decorator")
+            return function(*args)
 
         return wrapper
 
-    app = FastAPI()
+    def pay(request: Any = None) -> Any:
+        raise AssertionError("never called")
 
-    @app.post("/pay")
-    @only_good
-    async def pay(amount: int, request: Request) -> dict[str, int]:
-        shop.charge()
-        return {"amount": amount}
+    app: Any
+    if where == "flask":
+        app = flask.Flask(__name__)
+        guarded: Any = shop.guard_wsgi(app)
+    else:
+        app = Starlette() if where == "starlette" else FastAPI()
+        guarded = shop.guard(app)
+    assert statuses(shop.send(guarded, times=1, path="/nothing", keys=(b"first",))) == [404]
+    if where == "flask":
+        app._got_first_request = False
+        app.add_url_rule("/pay", "pay", acts(pay), methods=["POST"])
+    elif where == "starlette":
+        app.router.routes.append(Route("/pay", acts(pay), methods=["POST"]))
+    else:
+        app.add_api_route("/pay", acts(pay), methods=["POST"])
+    for got in shop.send(guarded):
+        assert got.status == 500 and (got.error is None or "decorators of its own" in str(got.error))
+    assert ran == [] and shop.states() == []
 
-    guarded, query = shop.guard(app), b"amount=1"
-    assert statuses(shop.send(guarded, query=query)) == [401, 401]
-    paid = shop.send(guarded, headers=TOKEN, query=query)
-    assert statuses(paid) == [200, 200] and paid[1].replayed and shop.charges == 1
-    assert statuses(shop.send(guarded, query=query)) == [401, 401]
 
-
-def test_decorators_of_a_view_that_is_a_class(shop: Shop) -> None:
+def test_views_that_are_classes(shop: Shop) -> None:
     class Whole(MethodView):
         decorators = [login_required]  # noqa: RUF012 - as Flask has it
 
@@ -212,154 +390,284 @@ def test_decorators_of_a_view_that_is_a_class(shop: Shop) -> None:
             shop.charge()
             return {}
 
+    class Dispatches(MethodView):
+        def dispatch_request(self, **arguments: Any) -> Any:
+            check_flask()
+            return super().dispatch_request(**arguments)
+
+        def post(self) -> Any:
+            shop.charge()
+            return {}
+
+    for number, view_class in enumerate((Whole, ByMethod, Dispatches), 1):
+        app = flask.Flask(__name__)
+        app.add_url_rule("/pay", view_func=view_class.as_view("pay"))
+        assert "decorators of its own" in problems(app, shop.idempotency.engine)[0]
+        guarded, key = shop.guard_wsgi(app, decorators="around"), (str(number).encode(),)
+        paid = shop.send(guarded, keys=key, headers=TOKEN)
+        assert statuses(paid) == [200, 200] and paid[1].replayed and shop.charges == number
+
+
+def test_a_decorated_method_beside_an_undecorated_one(shop: Shop) -> None:
+    """The option is about the undecorated one; the other claims below the decorators of its class."""
+
+    class Mixed(MethodView):
+        decorators = [login_required]  # noqa: RUF012 - as Flask has it
+
+        @shop.idempotency.leased
+        def post(self) -> Any:
+            shop.charge()
+            return {}
+
+        def patch(self) -> Any:
+            shop.charge()
+            return {}
+
     app = flask.Flask(__name__)
-    app.add_url_rule("/whole", view_func=Whole.as_view("whole"))
-    app.add_url_rule("/method", view_func=ByMethod.as_view("method"))
-    guarded = shop.guard_wsgi(app)
-    for number, path in enumerate(("/whole", "/method"), 1):
-        key = (path.encode(),)
-        paid = shop.send(guarded, path=path, keys=key, headers=TOKEN)
-        assert statuses(paid) == [200, 200] and paid[1].replayed and shop.charges == number, path
-        assert statuses(shop.send(guarded, path=path, keys=key)) == [401, 401]
+    app.add_url_rule("/pay", view_func=Mixed.as_view("pay"))
+    assert problems(app, shop.idempotency.engine)[0].startswith("PATCH /pay")
+    guarded = shop.guard_wsgi(app, decorators="around")
+    for method, again in (("POST", 401), ("PATCH", 200)):
+        key = (method.encode(),)
+        assert shop.send(guarded, method=method, keys=key, headers=TOKEN)[1].replayed
+        assert statuses(shop.send(guarded, times=1, method=method, keys=key)) == [again]
+    assert shop.charges == 2
 
 
-def test_the_answer_is_that_of_the_decorators(shop: Shop) -> None:
-    """One that turns errors into answers, and one that tries again: the boundary is around both."""
+# --- around ------------------------------------------------------------------------------------------
 
-    def answered(function: Any) -> Any:
+
+def test_a_replay_runs_no_decorator(shop: Shop) -> None:
+    done: list[str] = []
+
+    def publishes(function: Any) -> Any:
         @functools.wraps(function)
         def wrapper() -> Any:
-            try:
-                return function()
-            except ValueError:
-                return {"error": "no such card"}, 400
+            done.append("before")
+            value = function()
+            done.append("after")
+            return value
 
         return wrapper
 
-    def tried_again(function: Any) -> Any:
+    got = shop.send(shop.guard_wsgi(payments(shop, publishes), decorators="around"), times=3)
+    assert statuses(got) == [200] * 3 and got[2].replayed
+    assert (shop.charges, done) == (1, ["before", "after"])
+
+
+ENDINGS: dict[str, Callable[[], Any]] = {
+    "503": lambda: ({}, 503),
+    "500": lambda: ({}, 500),
+    "429": lambda: ({}, 429),
+    "307": lambda: ({}, 307),
+    "abort 429": lambda: flask.abort(429),
+    "abort 403": lambda: flask.abort(403),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("error", [KeyError, OutcomeUnknown, TimeoutError, None])
+def test_what_decorators_make_of_a_run_frees_no_key(shop: Shop, ending: str, error: Any) -> None:
+    def handles(function: Any) -> Any:
         @functools.wraps(function)
         def wrapper() -> Any:
             try:
-                return function()
-            except KeyError:
-                return function()
-
-        return wrapper
-
-    app = flask.Flask(__name__)
-
-    @app.post("/refused")
-    @answered
-    def refused() -> Any:
-        shop.charge()
-        raise ValueError
-
-    @app.post("/again")
-    @tried_again
-    def again() -> Any:
-        shop.charge()
-        if shop.charges == 2:
-            raise KeyError
-        return {"operation": current_operation().id}
-
-    guarded = shop.guard_wsgi(app)
-    got = shop.send(guarded, path="/refused", keys=(b"r",))
-    assert statuses(got) == [400, 400] and got[1].replayed and shop.charges == 1
-    got = shop.send(guarded, path="/again", keys=(b"a",))
-    assert statuses(got) == [200, 200] and got[1].replayed and shop.charges == 3
-
-
-def test_the_word_of_the_last_try_says_nothing_about_the_first(shop: Shop) -> None:
-    def tried_again(function: Any) -> Any:
-        @functools.wraps(function)
-        def wrapper() -> Any:
-            with contextlib.suppress(TimeoutError):
-                return function()
-            return function()
+                function()
+            except Exception:
+                pass
+            return ENDINGS[ending]()
 
         return wrapper
 
     app = flask.Flask(__name__)
 
     @app.post("/pay")
-    @tried_again
+    @handles
     def pay() -> Any:
         shop.charge()
-        raise TimeoutError if shop.charges % 2 else NotExecuted
+        if error is not None:
+            raise error
+        return {}
 
-    shop.send(shop.guard_wsgi(app), times=3)
-    assert shop.charges == 2 and shop.states() == ["unknown"]
-
-
-def test_where_it_cannot_be_seen_how_a_decorator_calls_its_function(shop: Shop) -> None:
-    """Refused at start-up, and on a route that was added later; not where the route is left alone, or the
-    function is decorated by samekey too."""
-    app = payments(shop, in_a_partial)
-    (found,) = problems(app, shop.idempotency.engine)
-    assert "cannot be seen how they call it" in found and "@login_required above @idempotency.leased" in found
-    got = shop.send(shop.guard_wsgi(app), headers=TOKEN)
-    assert all(isinstance(one.error, ConfigurationError) for one in got) and shop.charges == 0
-    assert problems(app, shop.idempotency.engine, {"/pay": "exempt"}) == []
-    assert problems(app, shop.idempotency.engine, undecorated="pass") == []
-    assert problems(app, shop.idempotency.engine, {"/pay": "optional"}, undecorated="pass") == [found]
-    assert problems(payments(shop, shop.idempotency.leased), shop.idempotency.engine) == []
-
-    @in_a_partial
-    def pay(request: Request) -> Response:
-        raise AssertionError("never called")
-
-    late = Starlette()
-    later = shop.guard(late)
-    assert statuses(shop.send(later, times=1, path="/nothing", keys=(b"first",))) == [404]
-    late.router.routes.append(Route("/pay", pay, methods=["POST"]))
-    assert all(isinstance(one.error, ConfigurationError) for one in shop.send(later))
+    shop.send(shop.guard_wsgi(app, decorators="around"), times=3)
+    assert shop.charges == 1
 
 
-def test_decorators_around_a_decorated_function_are_as_they_were(shop: Shop) -> None:
-    app = payments(shop, lambda function: login_required(shop.idempotency.leased(function)))
-    guarded = shop.guard_wsgi(app)
-    paid = shop.send(guarded, headers=TOKEN)
-    assert paid[1].replayed and statuses(shop.send(guarded)) == [401, 401] and shop.charges == 1
-
-
-def test_a_decorator_that_loses_the_request_on_its_way_to_a_thread(shop: Shop) -> None:
-    with ThreadPoolExecutor(1) as pool:
-
-        def in_a_thread(function: Any) -> Any:
-            @functools.wraps(function)
-            def wrapper() -> Any:
-                return pool.submit(function).result(10)
-
-            return wrapper
-
-        app = flask.Flask(__name__)
-
-        @app.post("/pay")
-        @in_a_thread
-        def pay() -> Any:
-            shop.charge()
-            return {"thread": threading.get_ident()}
-
-        got = shop.send(shop.guard_wsgi(app))
-    assert statuses(got) == [500, 500] and shop.charges == 0
-
-
-def test_an_async_decorator_around_a_sync_function(shop: Shop) -> None:
-    """A claim would block the event loop, so it is told what to do."""
-
-    def logged(function: Any) -> Any:
+@pytest.mark.parametrize("ends", [HTTPException(429), NotExecuted("not sent"), JSONResponse({}, 503), None])
+def test_the_word_of_the_last_try_says_nothing_about_the_first(shop: Shop, ends: Any) -> None:
+    def tried_again(function: Any) -> Any:
         @functools.wraps(function)
-        async def wrapper(request: Request) -> Any:
-            return function(request)
+        async def wrapper() -> Any:
+            for _ in range(2):
+                with contextlib.suppress(TimeoutError):
+                    return await function()
+            return None
 
         return wrapper
 
-    @logged
-    def pay(request: Request) -> Response:
-        shop.charge()
-        return JSONResponse({})
+    app = FastAPI()
 
-    app = shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])]))
-    for one in shop.send(app):
-        assert isinstance(one.error, ConfigurationError) and "@idempotency.leased above" in str(one.error)
-    assert shop.charges == 0
+    @app.post("/pay", response_model=None)
+    @tried_again
+    async def pay() -> Any:
+        shop.charge()
+        if shop.charges % 2:
+            raise TimeoutError
+        if isinstance(ends, Exception):
+            raise ends
+        return ends or {"paid": True}
+
+    shop.send(shop.guard(app, decorators="around"), times=3)
+    assert shop.charges == 2 and shop.states() == ["completed" if ends is None else "unknown"]
+
+
+@pytest.mark.parametrize("shielded", [False, True])
+def test_a_deadline_as_a_decorator(shop: Shop, shielded: bool) -> None:
+    """It answers while the function still runs, or was cancelled in its call."""
+
+    def deadline(function: Any) -> Any:
+        @functools.wraps(function)
+        async def wrapper() -> Any:
+            call = asyncio.ensure_future(function())
+            await asyncio.sleep(0)
+            if not shielded:
+                call.cancel()
+            running.append(call)
+            return JSONResponse({}, 503)
+
+        return wrapper
+
+    running: list[Any] = []
+    app = FastAPI()
+
+    @app.post("/pay")
+    @deadline
+    async def pay() -> None:
+        shop.charge()
+        await asyncio.Event().wait()
+
+    shop.send(shop.guard(app, decorators="around"), times=3)
+    assert shop.charges == 1 and shop.states() == ["unknown"] and len(running) == 1
+    shop.loop.run(_cancel(running))
+
+
+async def _cancel(tasks: list[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("itself", [False, True])
+def test_a_generator_with_decorators(shop: Shop, sync: bool, itself: bool) -> None:
+    """The decorator is a generator itself, or gives the one that it is given."""
+    checks: list[int] = []
+
+    def checked_first(function: Any) -> Any:
+        @functools.wraps(function)
+        def gives() -> Any:
+            checks.append(1)
+            return function()
+
+        @functools.wraps(function)
+        async def wrapper() -> Any:
+            checks.append(1)
+            async for piece in function():
+                yield piece
+
+        @functools.wraps(function)
+        def sync_wrapper() -> Any:
+            checks.append(1)
+            yield from function()
+
+        return gives if not itself else sync_wrapper if sync else wrapper
+
+    async def pieces() -> AsyncIterator[int]:
+        shop.charge()
+        yield 1
+        yield 2
+
+    def sync_pieces() -> Iterator[int]:
+        shop.charge()
+        yield 1
+        yield 2
+
+    app = FastAPI()
+    app.post("/pay")(checked_first(sync_pieces if sync else pieces))
+    got = shop.send(shop.guard(app, decorators="around"), times=3)
+    assert statuses(got) == [200] * 3 and got[2].replayed and got[0].body == got[2].body
+    assert (shop.charges, len(checks)) == (1, 1)
+
+
+def test_a_decorator_that_answers_by_itself(shop: Shop) -> None:
+    def by_another(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper() -> Any:
+            shop.charge()
+            return {"by": "another"}
+
+        return wrapper
+
+    got = shop.send(shop.guard_wsgi(payments(shop, by_another), decorators="around"), times=3)
+    assert statuses(got) == [200] * 3 and got[2].replayed and shop.charges == 1
+
+
+def test_the_option_is_one_of_two(shop: Shop) -> None:
+    with pytest.raises(ConfigurationError, match="decorators must be 'refuse' or 'around'"):
+        shop.guard_wsgi(flask.Flask(__name__), decorators="inside")
+
+
+# --- functions are nobody's but their author's ------------------------------------------------------------
+
+
+def test_a_function_with_decorators_is_called_by_others_as_it_is(shop: Shop) -> None:
+    """By a thread while a request runs, and by a background task after it: guarding a route changes nothing
+    about the function of that name."""
+    calls: list[int] = []
+
+    @login_required_elsewhere
+    def sync() -> Any:
+        calls.append(1)
+        return {}
+
+    app = flask.Flask(__name__)
+    app.add_url_rule("/sync", "sync", sync, methods=["POST"])
+
+    @app.post("/pay")
+    def pay() -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(sync).result(10)
+        return sync()
+
+    guarded = shop.guard_wsgi(app, decorators="around")
+    assert statuses(shop.send(guarded)) == [200, 200] and len(calls) == 2
+    assert statuses(shop.send(guarded, path="/sync", keys=(b"s",))) == [200, 200] and len(calls) == 3
+
+    api, errors = FastAPI(), list[Exception]()
+
+    @api.post("/mail", response_model=None)
+    @logged
+    async def mail() -> Any:
+        calls.append(1)
+        return {}
+
+    async def later() -> None:
+        try:
+            await mail()
+        except Exception as error:
+            errors.append(error)
+
+    @api.post("/pay")
+    async def pays(background: BackgroundTasks) -> None:
+        background.add_task(later)
+
+    shop.send(shop.guard(api, decorators="around"), times=1, keys=(b"b",))
+    assert errors == [] and len(calls) == 4
+
+
+def login_required_elsewhere(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper() -> Any:
+        return function()
+
+    return wrapper

@@ -110,6 +110,14 @@ def test_a_request_that_is_made_anew_on_its_way(server: Server, name: str, route
     assert server.runs(name) == 1
 
 
+@pytest.mark.parametrize("route", ["pay", "atomic", "free"])
+def test_a_request_that_is_made_anew_at_another_path(server: Server, name: str, route: str) -> None:
+    """Nothing shows that it is the request whose key waits: nothing runs, and no key is burnt."""
+    closes = [("Connection", "close")]  # uvicorn does, where an application has failed
+    got = [server.post(f"/v2/{route}/{name}", name, headers=closes).status_code for _ in range(2)]
+    assert got == [500, 500] and (server.runs(name), server.states(name)) == (0, [])
+
+
 def test_refusals(server: Server, name: str) -> None:
     for key in (None, "a,b", "", "x" * 300, '"open'):
         got = server.post(f"/pay/{name}", key)

@@ -1,6 +1,7 @@
 """Which request a handler is called for: a middleware may make it anew, an application may make its own.
 
-Neither the key nor a missing mark says it. What cannot be placed is not run.
+Its mark says it; or, inside an open request, its method, its path and its key together. What else is reached
+while a key waits is not run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from samekey import ConfigurationError
-from tests.edges.callers import call_asgi, call_wsgi
+from tests.edges.callers import Got, call_asgi, call_wsgi
 from tests.edges.scenarios import Ask
 from tests.edges.shop import Shop
 
@@ -56,7 +57,12 @@ def by_another_method(scope: Scope) -> Scope:
     return at_another_path(scope) | {"method": "PATCH"}
 
 
-REMADE = [without_the_key, with_the_key, with_another_key, at_another_path, by_another_method]
+def below_a_root(scope: Scope) -> Scope:
+    return at_another_path(scope) | {"root_path": "/v1"}
+
+
+PLACED = [without_the_key, with_the_key, below_a_root]
+REFUSED = [with_another_key, at_another_path, by_another_method]
 
 
 KINDS = [
@@ -135,7 +141,7 @@ class Anew:
 
 
 @pytest.mark.parametrize("wraps", [False, True])
-@pytest.mark.parametrize("remake", REMADE)
+@pytest.mark.parametrize("remake", PLACED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_that_a_middleware_makes_anew_is_the_same(
     shop: Shop, kind: str, remake: Remake, wraps: bool
@@ -147,13 +153,34 @@ def test_a_request_that_a_middleware_makes_anew_is_the_same(
     assert got[2].replayed and shop.charges == 1
 
 
-@pytest.mark.parametrize("remake", [dict, *REMADE])
+@pytest.mark.parametrize("remake", REFUSED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_request_that_is_made_anew_in_a_context_of_its_own(shop: Shop, kind: str, remake: Remake) -> None:
+def test_a_request_that_a_middleware_makes_anew_elsewhere_is_not_run(
+    shop: Shop, kind: str, remake: Remake, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By where its answer goes it might be the same, and might be one of the application's own."""
     app = pays(shop, kind)
-    app.add_middleware(Anew, remake=remake, wraps=True, fresh=True)
+    app.add_middleware(Anew, remake=remake)
+    got = shop.send(shop.guard(app), times=3, path="/v1/pay")
+    assert all(isinstance(one.error, ConfigurationError) for one in got), got
+    assert shop.charges == 0 and shop.states() == []
+    assert "copy it (dict(scope)) and change the copy" in caplog.text and "exempt the route" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copied_scope_in_a_context_of_its_own(shop: Shop, kind: str) -> None:
+    app = pays(shop, kind)
+    app.add_middleware(Anew, remake=dict, wraps=True, fresh=True)
     got = shop.send(shop.guard(app), times=3, path="/v1/pay")
     assert [one.status for one in got] == [200] * 3 and got[2].replayed and shop.charges == 1
+
+
+def test_without_its_scope_and_its_context_a_request_is_one_without_a_middleware(shop: Shop) -> None:
+    """What is decorated does not run; what is not, does, and the log says so."""
+    app = pays(shop, "fastapi-leased")
+    app.add_middleware(Anew, remake=without_the_key, fresh=True)
+    got = shop.send(shop.guard(app))
+    assert all(isinstance(one.error, ConfigurationError) for one in got) and shop.charges == 0
 
 
 class Buffers:
@@ -201,11 +228,12 @@ def test_what_cannot_be_placed_is_not_run(
     got = shop.send(shop.guard(app), path="/v1/pay")
     assert [one.status for one in got] == [500, 500] and shop.charges == 0 and shop.states() == []
     assert all(isinstance(one.error, ConfigurationError) for one in got)
-    assert "copy the scope or environ (dict(scope)) and change the copy" in caplog.text
+    assert "copy it (dict(scope)) and change the copy" in caplog.text
 
 
-def test_a_request_of_the_application_that_has_its_body_from_ours_is_not_run(shop: Shop) -> None:
-    """Nothing shows whether it is ours: the key is not spent on it, and it does not run for each retry."""
+@pytest.mark.parametrize("sends", ["nowhere", "to ours", "by our request"])
+def test_a_request_of_the_application_is_not_run_for_a_key_that_waits(shop: Shop, sends: str) -> None:
+    """Wherever its answer goes: the key is not spent on it, and it does not run for each retry."""
     audits: list[int] = []
     app, audit = pays(shop, "fastapi"), FastAPI()
 
@@ -218,8 +246,13 @@ def test_a_request_of_the_application_that_has_its_body_from_ours_is_not_run(sho
             self.app = app
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            request = Request(scope, receive)
+
             async def forget(message: Any) -> None:
-                pass
+                if sends == "to ours" and message.get("status") == 401:
+                    await send(message)
+                elif sends == "by our request":
+                    assert request.url.path == "/pay"
 
             if scope["type"] == "http":
                 try:
@@ -260,7 +293,7 @@ def test_a_key_that_the_application_sends_on_is_not_spent(shop: Shop, kind: str)
     app.add_middleware(Audit)
     got = shop.send(shop.guard(app), times=3)
     assert [one.status for one in got] == [200] * 3 and got[2].replayed and shop.charges == 1
-    assert audits == [] and "leave the key out of its headers" in str(answers[0].error)
+    assert audits == [] and "exempt the route" in str(answers[0].error)
     assert shop.states() == ["completed"]
 
 
@@ -392,21 +425,9 @@ class Limited:
         return data
 
 
-@pytest.mark.parametrize("wraps", [False, True])
-@pytest.mark.parametrize("leased", [False, True])
-@pytest.mark.parametrize(
-    "remake",
-    [
-        environ_without_the_key,
-        environ_with_the_key,
-        environ_at_another_path,
-        environ_with_another_key,
-        environ_with_a_script_name,
-    ],
-)
-def test_an_environ_that_a_middleware_makes_anew_is_the_same(
-    shop: Shop, remake: Callable[[Environ], Environ], leased: bool, wraps: bool
-) -> None:
+def made_anew(
+    shop: Shop, remake: Callable[[Environ], Environ], *, leased: bool, wraps: bool = False
+) -> list[Got]:
     app = flask_pays(shop, leased=leased)
     inner: Any = app.wsgi_app
 
@@ -417,9 +438,29 @@ def test_an_environ_that_a_middleware_makes_anew_is_the_same(
         return inner(made, start_response)
 
     anew.app = inner  # type: ignore[attr-defined]
-    got = shop.send(shop.guard_wsgi(anew), times=3, path="/v1/pay")
+    return shop.send(shop.guard_wsgi(anew), times=3, path="/v1/pay")
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+@pytest.mark.parametrize("leased", [False, True])
+@pytest.mark.parametrize(
+    "remake", [environ_without_the_key, environ_with_the_key, environ_with_a_script_name]
+)
+def test_an_environ_that_a_middleware_makes_anew_is_the_same(
+    shop: Shop, remake: Callable[[Environ], Environ], leased: bool, wraps: bool
+) -> None:
+    got = made_anew(shop, remake, leased=leased, wraps=wraps)
     assert [one.status for one in got] == [200] * 3, got
     assert got[2].replayed and shop.charges == 1 and got[2].json()["sent"] is not None
+
+
+@pytest.mark.parametrize("leased", [False, True])
+@pytest.mark.parametrize("remake", [environ_at_another_path, environ_with_another_key])
+def test_an_environ_that_a_middleware_makes_anew_elsewhere_is_not_run(
+    shop: Shop, remake: Callable[[Environ], Environ], leased: bool
+) -> None:
+    got = made_anew(shop, remake, leased=leased)
+    assert [one.status for one in got] == [500] * 3 and shop.charges == 0 and shop.states() == []
 
 
 def test_a_key_that_flask_sends_on_before_the_request_is_not_spent(shop: Shop) -> None:
@@ -441,3 +482,55 @@ def test_a_key_that_flask_sends_on_before_the_request_is_not_spent(shop: Shop) -
     got = shop.send(shop.guard_wsgi(inner), times=3)
     assert [one.status for one in got] == [200] * 3 and got[2].replayed and shop.charges == 1
     assert answers == [500] * 3 and audits == [] and shop.states() == ["completed"]
+
+
+# --- middleware that dispatches --------------------------------------------------------------------------
+
+
+class Rpc:
+    """One path for all: what is called stands in the body."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] != "/rpc":
+            await self.app(scope, receive, send)
+            return
+        held: list[Any] = []
+
+        async def hold(message: Any) -> None:
+            held.append(message)
+
+        async def called() -> Any:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        await self.app(without_the_key(scope) | {"path": "/pay"}, called, hold)
+        for message in held:
+            await send(message)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_middleware_that_dispatches_by_requests_of_its_own(shop: Shop, kind: str) -> None:
+    """Nobody would claim, and each retry would run it."""
+    app = pays(shop, kind)
+    app.add_middleware(Rpc)
+    got = shop.send(shop.guard(app), times=3, path="/rpc")
+    assert all(isinstance(one.error, ConfigurationError) for one in got)
+    assert shop.charges == 0 and shop.states() == []
+    assert [one.status for one in shop.send(app, path="/rpc", keys=())] == (
+        [500, 500] if "leased" in kind else [200, 200]
+    )
+
+
+def test_a_wsgi_middleware_that_dispatches_by_requests_of_its_own(shop: Shop) -> None:
+    app = flask_pays(shop, leased=False)
+    inner: Any = app.wsgi_app
+
+    def rpc(environ: Environ, start_response: Any) -> Any:
+        made = environ_without_the_key(environ) | {"PATH_INFO": "/pay"}
+        return inner(made, start_response)
+
+    rpc.app = inner  # type: ignore[attr-defined]
+    got = shop.send(shop.guard_wsgi(rpc), times=3, path="/rpc")
+    assert [one.status for one in got] == [500] * 3 and shop.charges == 0 and shop.states() == []

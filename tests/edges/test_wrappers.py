@@ -53,7 +53,7 @@ def test_a_sync_wrapper_around_an_async_endpoint(
 
     handler = wrap(pay)
     app.post("/pay", status_code=201)(shop.idempotency.leased(handler) if decorated else handler)
-    got = shop.send(shop.guard(app), times=3)
+    got = shop.send(shop.guard(app, decorators="around"), times=3)
     assert [one.status for one in got] == [201, 201, 201] and shop.charges == 1
     assert [one.replayed for one in got] == [False, True, True]
 
@@ -68,7 +68,7 @@ def test_an_error_behind_a_sync_wrapper_is_the_handlers(shop: Shop, wrap: Callab
         raise ValueError
 
     app.post("/pay")(wrap(pay))
-    shop.send(shop.guard(app), times=3)
+    shop.send(shop.guard(app, decorators="around"), times=3)
     assert shop.charges == 1 and shop.states() == ["unknown"]
 
 

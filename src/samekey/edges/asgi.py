@@ -41,6 +41,7 @@ from ..idempotency import Idempotency
 from ..tenants import Tenant
 from .guards import (
     TWO_MIDDLEWARES,
+    Decorators,
     Found,
     Route,
     RouteGuard,
@@ -88,6 +89,10 @@ class IdempotencyMiddleware:
 
     ``binding``: a function like ``tenant`` that gives a session or credential, if a key shall mean something
     only there as well; None from it is a 401. A retry from another session is then another operation.
+
+    ``decorators``: what becomes of an undecorated route whose handler has decorators of its own, or holds
+    another function. ``"refuse"`` (the default) does not start; ``"around"`` guards around all of it: a
+    replay runs none of them, so none of them may authenticate.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class IdempotencyMiddleware:
         undecorated: Literal["guard", "pass"] = "guard",
         on_error: OnError = "unknown",
         binding: Tenant | None = None,
+        decorators: Decorators = "refuse",
     ) -> None:
         if not callable(tenant):
             raise ConfigurationError("tenant must be a function of the ASGI scope; see samekey.tenants.")
@@ -108,7 +114,7 @@ class IdempotencyMiddleware:
         self._policy = idempotency.engine.policy
         self._tenant = tenant
         self._binding = binding
-        self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error)
+        self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error, decorators)
         self._routes = routes
         self._checked = False
         self._handlers_guarded = False
@@ -135,7 +141,7 @@ class IdempotencyMiddleware:
             await self._guard(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, seen: Unguarded | None) -> None:
-        if passed(Asked(scope, send)) is not None:
+        if passed(Asked(scope)) is not None:
             await self.app(scope, receive, send)  # another middleware of ours guards it, further out
             return
         scope[SEEN] = seen
@@ -159,7 +165,7 @@ class IdempotencyMiddleware:
         if guarded is None or (not lines and not guarded.needs_key):
             await self._pass(scope, receive, send, None)
             return
-        if passed(Asked(scope, send)) is not None:
+        if passed(Asked(scope)) is not None:
             raise ConfigurationError(TWO_MIDDLEWARES)
         if isinstance(scope.get(SEEN), Exchange):
             scope = dict(scope)  # somebody outside has sent it in before, and that still runs
@@ -261,6 +267,7 @@ class IdempotencyMiddleware:
             framework=framework_of(scope, self._router),
             binding=self._binding,
             engine=self._engine,
+            around=self._guards.decorators == "around",
         )
 
     async def _status(self, scope: Scope, operation_id: str) -> Answer:
@@ -300,6 +307,7 @@ class IdempotencyMiddleware:
                 self._engine,
                 self._routes,
                 undecorated=self._guards.undecorated,
+                decorators=self._guards.decorators,
                 root=scope.get("root_path", ""),
             )
             self._guard_handlers()

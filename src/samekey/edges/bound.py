@@ -13,52 +13,63 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from ..engine.around import is_wrapped
 from ..engine.decorate import at_handler, undecorated
 from ..engine.exchange import Asked, Exchange, current_exchange, exchange_of, reached
 from ..engine.forms import in_form_of, value_of
 from ..engine.marks import mark_of, put_in_place
-from ..engine.streams import claiming_stream
+from ..engine.streams import called_at_first_step, claiming_stream
 
 Finds = Callable[[tuple[Any, ...], dict[str, Any]], Asked | None]
 """Gives the request that a call is for; None where it cannot be seen. It may take from the arguments what the
 handler has not asked for."""
 
 
-def bound(handler: Any, finds: Finds, *, decorated: bool) -> Any:
+def bound(
+    handler: Any,
+    finds: Finds,
+    *,
+    decorated: bool,
+    wrapped: bool = False,
+    leaves: Callable[[tuple[Any, ...]], bool] = lambda args: False,
+) -> Any:
     """A function to stand in the place of a route's handler: it knows its request, and an undecorated handler
-    claims for itself."""
-    guarded = handler if decorated else at_handler(handler)
+    claims for itself. ``wrapped``: others stand around it, whatever can be seen. ``leaves``: whether a call
+    is for something inside it that is decorated."""
+    guarded = handler if decorated else at_handler(handler, wrapped=wrapped)
     mark = mark_of(handler) if decorated else None
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         with _within(finds(args, kwargs), mark):
-            return await value_of(guarded(*args, **kwargs))
+            return await value_of((handler if leaves(args) else guarded)(*args, **kwargs))
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
         with _within(finds(args, kwargs), mark):
-            return guarded(*args, **kwargs)
+            return (handler if leaves(args) else guarded)(*args, **kwargs)
 
     return put_in_place(in_form_of(handler, run_async, run_sync), handler)
 
 
 def bound_stream(handler: Any, finds: Finds) -> Any:
-    """``bound`` for an undecorated generator. Its own decorators run when it is called, before it claims."""
+    """``bound`` for an undecorated generator. What is around it runs after the claim, too."""
+    wrapped = is_wrapped(handler)
 
     @functools.wraps(handler)
     def call(*args: Any, **kwargs: Any) -> Any:
         asked = finds(args, kwargs)
         with _within(asked, None):
-            found, given = undecorated((*args, *kwargs.values())), handler(*args, **kwargs)
-        if found is None:
-            return given
-        return claiming_stream(given, found[2], partial(_within, asked, None), kwargs)
+            found = undecorated((*args, *kwargs.values()), wrapped=wrapped)
+            if found is None:
+                return handler(*args, **kwargs)
+            given = called_at_first_step(handler, args, kwargs) if wrapped else handler(*args, **kwargs)
+        return claiming_stream(given, found[2], partial(_within, asked, None), kwargs, wrapped=wrapped)
 
     return put_in_place(call, handler)
 
 
 @contextmanager
 def _within(asked: Asked | None, mark: object) -> Iterator[None]:
-    exchange = exchange_of(asked)
+    exchange = exchange_of(asked, decorated=mark is not None)
     if isinstance(exchange, Exchange) and asked is not None:
         exchange.reached_by(asked.framework)
     token = current_exchange.set(exchange)

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..core.record import Answer
+from ..engine.around import is_wrapped
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
-from ..engine.marks import mark_of, stands_in
+from ..engine.marks import mark_of, own_handler, stands_in
 from . import wrapped
 from .bound import bound
 from .guards import NO_ROUTE, Found, Route
@@ -44,7 +45,7 @@ def _in_context(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked | None:
     if not flask.has_request_context():
         return None
     environ = flask.request.environ
-    return Asked(environ, environ.get("wsgi.input"), framework=framework_of())
+    return Asked(environ, framework_of())
 
 
 def reached_view(guarded: Collection[str]) -> Route | None:
@@ -62,17 +63,49 @@ def _guard_view(views: dict[str, Any], endpoint: str, method: str, decorated: bo
     view = views.get(endpoint)
     if view is None:
         return False
-    view_class = getattr(view, "view_class", None)
-    names = (method.lower(), "dispatch_request")
-    name = next((name for name in names if hasattr(view_class, name)), None)
-    if name is None or (decorated and mark_of(view) is not None):
+    method_of = _method_of(view, method)
+    as_a_whole = mark_of(view) is not None if decorated else _has_others_around(view)
+    if method_of is None or as_a_whole:
         if not stands_in(view):
-            views[endpoint] = bound(view, _in_context, decorated=decorated)
+            leaves = partial(_is_for_decorated, view)
+            views[endpoint] = bound(view, _in_context, decorated=decorated, wrapped=as_a_whole, leaves=leaves)
         return True
+    view_class, name = method_of
     handler = getattr(view_class, name)
     if not stands_in(handler):
         setattr(view_class, name, bound(handler, _in_context, decorated=mark_of(handler) is not None))
     return True
+
+
+def is_wrapped_view(view: Any, method: str) -> bool:
+    """Whether others stand around the function of a view, or its class dispatches by itself."""
+    method_of = _method_of(view, method)
+    return is_wrapped(view) or (
+        method_of is not None and (_has_others_around(view) or is_wrapped(getattr(*method_of)))
+    )
+
+
+def _method_of(view: Any, method: str) -> tuple[type, str] | None:
+    """The method that a view calls which is a class."""
+    view_class: Any = getattr(view, "view_class", None)
+    names = (name for name in (method.lower(), "dispatch_request") if hasattr(view_class, name))
+    return next(((view_class, name) for name in names), None)
+
+
+def _has_others_around(view: Any) -> bool:
+    """Whether a class of views has decorators, or a dispatch of its own."""
+    view_class = getattr(view, "view_class", None)
+    if view_class is None:
+        return False
+    known = sys.modules["flask.views"].MethodView
+    dispatch = own_handler(view_class.dispatch_request)
+    return is_wrapped(view) or (issubclass(view_class, known) and dispatch is not known.dispatch_request)
+
+
+def _is_for_decorated(view: Any, args: tuple[Any, ...]) -> bool:
+    request = sys.modules["flask"].request
+    method_of = _method_of(view, request.method)
+    return method_of is not None and mark_of(getattr(*method_of)) is not None
 
 
 def _view(view: Any, method: str) -> Any:

@@ -24,6 +24,7 @@ _MOST_DIGITS: Final = 30
 
 RouteGuard = Literal["required", "optional", "exempt"]
 Undecorated = Literal["guard", "pass"]
+Decorators = Literal["refuse", "around"]
 
 
 GuardHandler = Callable[[bool], bool]
@@ -85,6 +86,7 @@ class RouteGuards:
         routes: dict[str, RouteGuard],
         undecorated: Undecorated,
         on_error: OnError = "unknown",
+        decorators: Decorators = "refuse",
     ) -> None:
         for path, guard in routes.items():
             if guard not in ("required", "optional", "exempt"):
@@ -93,10 +95,13 @@ class RouteGuards:
                 )
         if undecorated not in ("guard", "pass"):
             raise ConfigurationError(f"undecorated must be 'guard' or 'pass', not {undecorated!r}.")
+        if decorators not in ("refuse", "around"):
+            raise ConfigurationError(f"decorators must be 'refuse' or 'around', not {decorators!r}.")
         policy = idempotency.engine.policy
         self.header = policy.header.lower().encode("latin-1")
         self._routes = routes
         self.undecorated = undecorated
+        self.decorators: Decorators = decorators
         self._max_body = policy.max_body
         self._default = idempotency.engine.edge_rules(on_error=on_error)
         self._required = idempotency.engine.edge_rules(required=True, on_error=on_error)
@@ -124,12 +129,13 @@ class RouteGuards:
             return None
         return Guarded(True, None, self._max_body)  # a decorated handler may be behind it
 
-    def guard_all(self, reached: Iterable[tuple[Any, GuardHandler]]) -> None:
+    def guard_all(self, reached: Iterable[tuple[str, Any, GuardHandler]]) -> None:
         """Has every handler of the application know its request, and every undecorated one claim for itself,
         whichever is reached."""
-        for handler, guard_handler in reached:
+        for path, handler, guard_handler in reached:
             mark = mark_of(handler)
-            if isinstance(mark, Mark) or (mark is None and self.undecorated == "guard"):
+            left_alone = self.undecorated == "pass" or self._routes.get(path) == "exempt"
+            if isinstance(mark, Mark) or (mark is None and not left_alone):
                 guard_handler(mark is not None)
 
     def is_exempt(self, route: Found, path: str) -> bool:

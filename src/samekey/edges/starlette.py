@@ -8,11 +8,12 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any
 
 from ..core.record import Answer, Headers
+from ..engine.around import is_wrapped
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.marks import mark_of, own_handler, stands_in
 from ..engine.streams import is_stream
@@ -77,28 +78,24 @@ def _by_method(route: Any, endpoint: Any, method: str, template: str) -> Found:
     handler, dispatch = (getattr(endpoint, name, None) for name in (method.lower(), "dispatch"))
     if mark_of(dispatch) is not None:
         return Route(dispatch, template)
-    if not _reaches_its_methods(endpoint):
-        # It may call whatever it wants; start-up says what to do about it.
+    known = getattr(sys.modules.get("starlette.endpoints"), "HTTPEndpoint", None)
+    if known is None or not issubclass(endpoint, known):
         return Route(endpoint if mark_of(handler) is None else handler, template)
+    if mark_of(handler) is None and own_handler(dispatch) is not known.dispatch:
+        return Route(endpoint, template, guard_handler=partial(_guard_dispatch, endpoint))
     if handler is None:
         return NO_ROUTE
     return Route(handler, template, guard_handler=partial(_guard_method, endpoint, method.lower()))
 
 
-def _reaches_its_methods(endpoint: type) -> bool:
-    """Whether a class-based endpoint dispatches as Starlette does, in the end."""
-    known = getattr(sys.modules.get("starlette.endpoints"), "HTTPEndpoint", None)
-    if known is None or not issubclass(endpoint, known):
-        return False
-    before = endpoint.__mro__[: endpoint.__mro__.index(known)]
-    own = [inspect.unwrap(vars(one)["dispatch"]) for one in before if "dispatch" in vars(one)]
-    return all(
-        one is known.dispatch or {"super", "dispatch"} <= set(getattr(one, "__code__", _NO_CODE).co_names)
-        for one in own
-    )
-
-
-_NO_CODE: Final = (lambda: None).__code__
+def is_wrapped_route(route: Any, handler: Any) -> bool:
+    """Whether others stand around the function of a route, or its class dispatches by itself."""
+    if isinstance(handler, type):
+        return hasattr(handler, "dispatch")
+    route = getattr(route, "starlette_route", None) or route
+    dependant, held = getattr(route, "dependant", None), _called_by(route)
+    called = (handler if held is None else held[1]) if dependant is None else dependant.call
+    return is_wrapped(handler) or is_wrapped(called)
 
 
 def _guard_handler(route: Any, decorated: bool) -> bool:
@@ -107,18 +104,34 @@ def _guard_handler(route: Any, decorated: bool) -> bool:
     dependant = getattr(route, "dependant", None)
     if dependant is not None:  # FastAPI asks for the function anew at each request
         return _guard_dependant(dependant, decorated)
+    held = _called_by(route)
+    if held is None:
+        return decorated
+    cell, function, runs = held
+    if not stands_in(function):
+        cell.cell_contents = runs(bound(function, _in_arguments, decorated=decorated))
+    return True
+
+
+def _called_by(route: Any) -> tuple[Any, Any, Callable[[Any], Any]] | None:
+    """The function that a route of Starlette calls, the cell of Starlette's own closure that holds it, and
+    what must be put there for another one. None unless that is certain."""
     original = getattr(route, "original_route", route)
     routing = sys.modules.get("starlette.routing")
-    endpoint = original.endpoint
-    if routing is None or not inspect.isroutine(_unwrapped(endpoint)):
-        return decorated
-    # Starlette's own closure calls the function; whatever stands around it stays as it is.
-    inner = original.app
-    for _ in range(_DEEPEST):
+    inner: Any = getattr(original, "app", None)
+    if routing is None or not inspect.isroutine(_unwrapped(getattr(original, "endpoint", None))):
+        return None
+    for _ in range(_DEEPEST):  # whatever stands around it stays as it is
         if not hasattr(inner, "app"):
             break
         inner = inner.app
-    return _replace_called(inner, endpoint, routing, decorated) or decorated
+    if not inspect.isfunction(inner) or inner.__code__ is not routing.request_response(_called_by).__code__:
+        return None
+    cell = next((one for one in inner.__closure__ or () if callable(one.cell_contents)), None)
+    called = None if cell is None else cell.cell_contents
+    if isinstance(called, partial) and called.func is routing.run_in_threadpool:
+        return cell, called.args[0], partial(partial, called.func)
+    return None if called is None else (cell, called, lambda function: function)
 
 
 def _guard_dependant(dependant: Any, decorated: bool) -> bool:
@@ -145,28 +158,7 @@ def _in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _asked(request: Any) -> Asked | None:
-    if request is None:
-        return None
-    channel, body = (getattr(request, name, None) for name in ("_send", "_receive"))
-    return Asked(request.scope, channel, body, _framework())
-
-
-def _replace_called(app: Any, endpoint: Any, routing: Any, decorated: bool) -> bool:
-    """Guards the function that an application of Starlette's ``request_response`` calls; False unless it is
-    certain that this is one, and that it calls this function itself."""
-    if not inspect.isfunction(app) or app.__code__ is not routing.request_response(_guard_handler).__code__:
-        return False
-    for cell in app.__closure__ or ():
-        called = cell.cell_contents
-        in_thread = isinstance(called, partial) and len(called.args) == 1
-        function = called.args[0] if in_thread else called
-        if stands_in(function) and own_handler(function) is own_handler(endpoint):
-            return True
-        if function is endpoint:
-            guarded = bound(endpoint, _in_arguments, decorated=decorated)
-            cell.cell_contents = partial(called.func, guarded) if in_thread else guarded
-            return True
-    return False
+    return None if request is None else Asked(request.scope, _framework())
 
 
 def _guard_method(endpoint: type, name: str, decorated: bool) -> bool:
@@ -174,6 +166,23 @@ def _guard_method(endpoint: type, name: str, decorated: bool) -> bool:
     if not stands_in(handler):
         setattr(endpoint, name, bound(handler, _in_arguments, decorated=decorated))
     return True
+
+
+def _guard_dispatch(endpoint: type, decorated: bool) -> bool:
+    """A class that dispatches by itself, as a whole; its decorated methods claim for themselves."""
+    dispatch: Any = endpoint.dispatch  # type: ignore[attr-defined]
+    if not stands_in(dispatch):
+        stands = bound(dispatch, _of_itself, decorated=False, wrapped=True, leaves=_is_for_decorated)
+        endpoint.dispatch = stands  # type: ignore[attr-defined]
+    return True
+
+
+def _of_itself(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
+    return Asked(args[0].scope, _framework())
+
+
+def _is_for_decorated(args: tuple[Any, ...]) -> bool:
+    return mark_of(getattr(args[0], args[0].scope["method"].lower(), None)) is not None
 
 
 def _unwrapped(function: Any) -> Any:

@@ -8,16 +8,16 @@ that says what to change. It runs no handler and touches no store.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..engine.around import REFUSED
 from ..engine.engine import Engine
-from ..engine.inside import HIDDEN, is_hidden
 from ..engine.marks import GUARD, Mark, identity, mark_of
 from ..engine.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
-from .guards import RouteGuard, Undecorated
+from .guards import Decorators, RouteGuard, Undecorated
 from .walk import READ_ONLY, Place, Reached, plain, walk
 
 _NAMED: Final = 3
@@ -30,6 +30,7 @@ def problems(
     routes: Mapping[str, RouteGuard] | None = None,
     *,
     undecorated: Undecorated = "guard",
+    decorators: Decorators = "refuse",
     root: str = "",
 ) -> list[str]:
     """Every declaration that would have no effect, as a sentence with its fix.
@@ -44,7 +45,7 @@ def problems(
     found = [*_second_middleware(reached, said)]
     guarded = guarded_on(reached)
     for one in _by_handler(reached):
-        found.extend(wrong_with(one, idempotency, said, guarded, root, undecorated))
+        found.extend(wrong_with(one, idempotency, said, guarded, root, undecorated, decorators))
     found.extend(_routes_without_effect(reached, idempotency, said, root))
     return found
 
@@ -55,10 +56,11 @@ def refuse(
     routes: Mapping[str, RouteGuard] | None = None,
     *,
     undecorated: Undecorated = "guard",
+    decorators: Decorators = "refuse",
     root: str = "",
 ) -> None:
     """``ConfigurationError`` with every problem, if there is one."""
-    found = problems(app, idempotency, routes, undecorated=undecorated, root=root)
+    found = problems(app, idempotency, routes, undecorated=undecorated, decorators=decorators, root=root)
     if found:
         raise ConfigurationError("\n".join(found))
 
@@ -82,6 +84,14 @@ class Declared:
     opaque: bool = False
     route: Any = None
     """As the framework has it."""
+    wrapped: frozenset[str] = frozenset()
+    """The methods by which it is reached with others around its function."""
+
+    @classmethod
+    def of(cls, reached: Sequence[Reached]) -> Declared:
+        one, methods = reached[0], frozenset(each.method for each in reached)
+        wrapped = frozenset(each.method for each in reached if each.wrapped)
+        return cls(one.path, plain(one.handler), methods, one.opaque, one.route, wrapped)
 
     def __str__(self) -> str:
         changing = sorted(self.methods - READ_ONLY) or sorted(self.methods)
@@ -89,11 +99,10 @@ class Declared:
 
 
 def _by_handler(reached: Iterable[Reached]) -> Iterator[Declared]:
-    grouped: dict[tuple[str, tuple[int, int]], tuple[Reached, set[str]]] = {}
+    grouped: dict[tuple[str, tuple[int, int]], list[Reached]] = {}
     for one in reached:
-        grouped.setdefault((one.path, identity(plain(one.handler))), (one, set()))[1].add(one.method)
-    for one, methods in grouped.values():
-        yield Declared(one.path, plain(one.handler), frozenset(methods), one.opaque, one.route)
+        grouped.setdefault((one.path, identity(plain(one.handler))), []).append(one)
+    yield from map(Declared.of, grouped.values())
 
 
 Guarded = Mapping[tuple[int, int], Collection[tuple[str, str]]]
@@ -117,6 +126,7 @@ def wrong_with(
     guarded: Guarded,
     root: str = "",
     undecorated: Undecorated = "guard",
+    decorators: Decorators = "refuse",
 ) -> Iterator[str]:
     """What is wrong with how one handler is declared."""
     yield from _guarded_dependencies(one)
@@ -136,8 +146,12 @@ def wrong_with(
                 "decorators stand in the wrong order: write the route's (@app.post) above samekey's, so that "
                 "it is given the guarded function."
             )
-        elif of_path != "exempt" and (of_path is not None or undecorated == "guard"):
-            yield from _hidden(one, one.methods & idempotency.policy.methods)
+        elif (
+            (of_path in ("required", "optional") or (of_path is None and undecorated == "guard"))
+            and one.wrapped & idempotency.policy.methods
+            and decorators == "refuse"
+        ):
+            yield f"{one}: {REFUSED}"
     elif mark == "exempt":
         if of_path in ("required", "optional"):
             yield (
@@ -150,23 +164,6 @@ def wrong_with(
 
 def _said_of(one: Declared, said: Mapping[str, RouteGuard], root: str) -> RouteGuard | None:
     return next((said[path] for path in (one.path, f"{root}{one.path}") if path in said), None)
-
-
-def _hidden(one: Declared, methods: Iterable[str]) -> Iterator[str]:
-    """The decorators of an undecorated handler may authenticate, so it must be seen how they call it."""
-    view_class = getattr(one.handler, "view_class", None)  # Flask's, which is guarded method by method
-    if isinstance(one.handler, type) and hasattr(one.handler, "dispatch") and methods:
-        yield (
-            f"{one}: the class has a dispatch of its own, and it cannot be seen where that has authenticated "
-            "the caller, so the key might decide before. Have it call super().dispatch(), or decorate what "
-            "does the work: @idempotency.leased above its post, or above its dispatch."
-        )
-    for method in () if one.opaque else sorted(methods):
-        names = (method.lower(), "dispatch_request")
-        handler = next((getattr(view_class, name) for name in names if hasattr(view_class, name)), None)
-        if is_hidden(one.handler if handler is None else handler):
-            yield f"{one}: {HIDDEN}"
-            return
 
 
 def _decorated(

@@ -79,6 +79,8 @@ class Reached:
     """Puts a stand-in in the place of the handler, where there is a way to."""
     route: Any = None
     """As the framework has it."""
+    wrapped: bool = False
+    """Others stand around the function of the handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +124,11 @@ def walk(app: Any, place: Place) -> Iterator[Reached]:
         yield from _opaque(app, place) if inner is None else walk(inner, place)
 
 
-def state_changing(app: Any) -> Iterator[tuple[Any, GuardHandler]]:
-    """Every handler that may change something, and how a stand-in is put in its place."""
+def state_changing(app: Any) -> Iterator[tuple[str, Any, GuardHandler]]:
+    """Every handler that may change something, after its path, and how a stand-in is put in its place."""
     for one in walk(app, Place()):
         if one.method not in READ_ONLY:
-            yield plain(one.handler), one.guard_handler
+            yield one.path, plain(one.handler), one.guard_handler
 
 
 def is_ours(kind: object) -> bool:
@@ -235,6 +237,7 @@ def _endpoint(route: Any, endpoint: Any, template: str, place: Place) -> Iterato
                 place.host,
                 route=route,
                 guard_handler=hook,
+                wrapped=starlette.is_wrapped_route(route, found.endpoint),
             )
 
 
@@ -261,9 +264,15 @@ def _flask_routes(app: Any, place: Place) -> Iterator[Reached]:
         for method in _methods(place, rule.methods):
             view = flask._view(app.view_functions.get(rule.endpoint), method)
             template = f"{place.prefix}{rule.rule}"
-            hook = partial(flask._guard_view, app.view_functions, rule.endpoint, method)
             yield Reached(
-                method, template, view, place.guards, sample, host or place.host, guard_handler=hook
+                method,
+                template,
+                view,
+                place.guards,
+                sample,
+                host or place.host,
+                guard_handler=partial(flask._guard_view, app.view_functions, rule.endpoint, method),
+                wrapped=flask.is_wrapped_view(app.view_functions.get(rule.endpoint), method),
             )
 
 

@@ -31,6 +31,7 @@ from ..tenants import Tenant
 from .flask import find_route, framework_of, reached_view
 from .guards import (
     TWO_MIDDLEWARES,
+    Decorators,
     Found,
     Route,
     RouteGuard,
@@ -66,6 +67,7 @@ class IdempotencyMiddleware:
         undecorated: Literal["guard", "pass"] = "guard",
         on_error: OnError = "unknown",
         binding: Tenant | None = None,
+        decorators: Decorators = "refuse",
     ) -> None:
         if not callable(tenant):
             raise ConfigurationError("tenant must be a function of the WSGI environ; see samekey.tenants.")
@@ -74,7 +76,7 @@ class IdempotencyMiddleware:
         self._policy = idempotency.engine.policy
         self._tenant = tenant
         self._binding = binding
-        self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error)
+        self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error, decorators)
         self._routes = routes
         self._checked = False
         self._variable = "HTTP_" + idempotency.engine.policy.header.upper().replace("-", "_")
@@ -95,7 +97,12 @@ class IdempotencyMiddleware:
             return self._pass(environ, start_response, unguarded)
         if not self._checked:
             refuse_at_start(
-                self.app, self._engine, self._routes, undecorated=self._guards.undecorated, root=root
+                self.app,
+                self._engine,
+                self._routes,
+                undecorated=self._guards.undecorated,
+                decorators=self._guards.decorators,
+                root=root,
             )
             self._guards.guard_all(state_changing(self.app))
             self._checked = True
@@ -111,21 +118,18 @@ class IdempotencyMiddleware:
         # A server joins repeated header lines with a comma, which no key may hold.
         lines = [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
         received: bytes | None = None
-        body: _Body | None = None
         if lines:
             has_body = bool(environ.get("CONTENT_LENGTH") or environ.get("HTTP_TRANSFER_ENCODING"))
             read = read_body(environ, guarded.max_body)
             if isinstance(read, Refusal):
                 return send_answer(start_response, refuse(read, self._policy))
-            environ["wsgi.input"] = body = _Body(read)
+            environ["wsgi.input"] = _Body(read)
             if read or has_body:
                 received = read
                 environ["CONTENT_LENGTH"] = str(len(read))
         exchange = self._exchange(environ, lines, received, route)
         exchange.rules = guarded.rules
         environ[SEEN] = exchange
-        if body is not None:
-            body.exchange = exchange
         below = partial(self._guards.below, root)
         work = _Guarded(self.app, self._engine, exchange, below, at_edge=not guarded.at_handler)
         return work.run(start_response)
@@ -162,6 +166,7 @@ class IdempotencyMiddleware:
             framework_of(),
             self._binding,
             engine=self._engine,
+            around=self._guards.decorators == "around",
         )
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:
@@ -387,9 +392,7 @@ class _Stream:
 
 
 class _Body(io.BytesIO):
-    """The body of a request, which it is known by where its environ is made anew."""
-
-    exchange: Exchange
+    """The body of a request, as it was read."""
 
 
 def read_body(environ: Environ, limit: int) -> bytes | Refusal:

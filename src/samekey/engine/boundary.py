@@ -47,17 +47,18 @@ class Boundary:
         self.sent_all = False
         """A bare ASGI application has sent its whole answer, and may still run."""
         self.unsure = False
-        """A guarded function that the handler called ended in a way that would not free its own key; or the
-        handler is called again by a decorator of its own."""
+        """A guarded function that the handler called ended in a way that would not free its own key."""
+        self.wrapped = False
+        """Others stand around the handler, so nothing that comes out of it is its own word."""
         self.proof: BaseException | None = None
         """What was raised inside ``before_effect()``."""
 
-    def enter(self, noted: Any = None) -> bool:
+    def enter(self, noted: Any = None, *, wrapped: bool = False) -> bool:
         """Right before the handler is called. False: it must not be, because nobody waits any more."""
         with self._lock:
             if self._abandoned:
                 return False
-            self.noted = noted
+            self.noted, self.wrapped = noted, wrapped
             self.place = Place.RUNNING
             self._home = _here()
             return True

@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..core.states import Mode
 from ..errors import ConfigurationError
+from .around import REFUSED, is_wrapped
 from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
 from .exchange import Exchange, exchange_of_call
-from .forms import in_a_loop, in_form_of, must_have_run, value_of
+from .forms import in_form_of, must_have_run, value_of
 from .input import Captured, capture
-from .inside import HIDDEN, Inner, Whole, stand_inside
 from .marks import GUARD, Mark, identity
 from .operation import Running, _current
 from .phased import Definition
@@ -55,100 +55,38 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     return guarded
 
 
-def at_handler(handler: Any) -> Any:
+def at_handler(handler: Any, *, wrapped: bool = False) -> Any:
     """A route's own undecorated handler, guarded by the rules that the edge has for such routes.
 
-    It claims when the framework reaches it, below its own decorators, so authentication and validation come
-    first; and its boundary is seen.
+    It claims when the framework reaches it, so authentication and validation come first; and its boundary
+    is seen. ``wrapped``: others stand around it; which is looked for, too.
     """
-    inner = stand_inside(handler, _claiming)
-    return _claiming(handler) if inner is None else _around(handler, inner)
-
-
-def _claiming(handler: Any, inner: Inner | None = None) -> Any:
-    """A function that claims, and calls the handler; also as the innermost one below decorators."""
+    wrapped = wrapped or is_wrapped(handler)
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
-        found = undecorated((*args, *kwargs.values()))
+        found = undecorated((*args, *kwargs.values()), wrapped=wrapped)
         if found is None:
-            if inner is not None:
-                inner.check()
             return await value_of(handler(*args, **kwargs))
-        whole = None if inner is None else inner.whole_of(found[2])
-        return await _run_async(*found, handler, args, kwargs, whole)
+        return await _run_async(*found, handler, args, kwargs, wrapped=wrapped)
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
-        found = undecorated((*args, *kwargs.values()))
+        found = undecorated((*args, *kwargs.values()), wrapped=wrapped)
         if found is None:
-            if inner is not None:
-                inner.check()
             return handler(*args, **kwargs)
-        if inner is not None and in_a_loop():
-            raise ConfigurationError(
-                f"{inner.name} is sync, and an async decorator calls it in the event loop, which a claim "
-                "would block: nothing was run. Declare it with async def, or decorate the whole handler: "
-                "@idempotency.leased above that decorator."
-            )
-        whole = None if inner is None else inner.whole_of(found[2])
-        return _run(*found, handler, args, kwargs, whole)
+        return _run(*found, handler, args, kwargs, wrapped=wrapped)
 
     return in_form_of(handler, run_async, run_sync)
 
 
-def _around(handler: Any, inner: Inner | Literal["hidden"]) -> Any:
-    """A function around the decorators of a handler: the run is theirs, the claim that of the innermost."""
-
-    def reaches() -> Inner:
-        if inner == "hidden":
-            raise ConfigurationError(f"{getattr(handler, '__qualname__', handler)}: {HIDDEN}")
-        return inner
-
-    async def run_async(*args: Any, **kwargs: Any) -> Any:
-        found = undecorated((*args, *kwargs.values()))
-        if found is None:
-            return await value_of(handler(*args, **kwargs))
-        engine, _, exchange = found
-        with reaches().expected(exchange) as whole:
-            try:
-                value = await value_of(handler(*args, **kwargs))
-            except BaseException as error:
-                begun = whole.end()
-                if begun is not None and begun.boundary.raised(error):
-                    await engine.finish_async(begun, exchange.handled(None))
-                raise
-            begun = whole.end()
-            if begun is not None and begun.boundary.returned(value):
-                await engine.finish_async(begun, exchange.handled(None))
-            return value
-
-    def run_sync(*args: Any, **kwargs: Any) -> Any:
-        found = undecorated((*args, *kwargs.values()))
-        if found is None:
-            return handler(*args, **kwargs)
-        engine, _, exchange = found
-        with reaches().expected(exchange) as whole:
-            try:
-                value = handler(*args, **kwargs)
-            except BaseException as error:
-                begun = whole.end()
-                if begun is not None and begun.boundary.raised(error):
-                    engine.finish(begun, exchange.handled(None))
-                raise
-            begun = whole.end()
-            if begun is not None and begun.boundary.returned(value):
-                engine.finish(begun, exchange.handled(None))
-            return value
-
-    return in_form_of(handler, run_async, run_sync)
-
-
-def undecorated(arguments: tuple[Any, ...]) -> tuple[Engine, Rules, Exchange] | None:
+def undecorated(arguments: tuple[Any, ...], *, wrapped: bool) -> tuple[Engine, Rules, Exchange] | None:
     """What the edge says of this request; None where it lets it pass, or a guard has claimed already."""
-    exchange = exchange_of_call(arguments)
+    exchange = exchange_of_call(arguments, decorated=False)
     if not isinstance(exchange, Exchange) or exchange.engine is None or exchange.rules is None:
         return None
     if exchange.at_edge or is_part_of_the_handler(exchange):
         return None
+    if wrapped and not exchange.around:
+        raise ConfigurationError(f"{endpoint_of(exchange)}: {REFUSED}")
     return exchange.engine, exchange.rules, exchange
 
 
@@ -159,33 +97,29 @@ def _run(
     handler: Any,
     args: tuple[Any, ...],
     kwargs: Any,
-    whole: Whole | None = None,
+    *,
+    wrapped: bool = False,
 ) -> Any:
-    """Claims, and calls the handler inside its boundary, or inside the whole of what stands around it."""
-    again = None if whole is None else whole.running
-    begun = exchange.answer or again or engine.begin(exchange, rules)
+    """Claims, and calls the handler inside its boundary."""
+    begun = exchange.answer or engine.begin(exchange, rules)
     if isinstance(begun, Answer):
         return answer_instead(exchange, begun, args)
     boundary = begun.boundary
     token = _current.set(begun.operation)
-    if again is None and not boundary.enter(exchange.framework.noted(kwargs)):
+    if not boundary.enter(exchange.framework.noted(kwargs), wrapped=wrapped):
         engine.unwanted(begun)
-    within = whole is not None and whole.join(begun)  # then the run ends with the decorators around it
-    if again is not None:
-        boundary.unsure = True  # what was done the first time is not undone by whatever it ends in now
     try:
         value = handler(*as_wsgi(exchange, boundary, args), **kwargs)
-        if inspect.isawaitable(value) and not within:
-            must_have_run(
-                value, handler
-            )  # a generator may be an answer, a coroutine that nobody awaits may not
+        if inspect.isawaitable(value):
+            # A generator may be an answer; a coroutine that nobody awaits may not.
+            must_have_run(value, handler)
     except BaseException as error:
-        if not within and boundary.raised(error):
+        if boundary.raised(error):
             engine.finish(begun, exchange.handled(None))
         raise
     finally:
         _current.reset(token)
-    if not within and boundary.returned(value):
+    if boundary.returned(value):
         engine.finish(begun, exchange.handled(None))
     return value
 
@@ -197,7 +131,8 @@ async def _run_async(
     handler: Any,
     args: tuple[Any, ...],
     kwargs: Any,
-    whole: Whole | None = None,
+    *,
+    wrapped: bool = False,
 ) -> Any:
     """``_run`` for async handlers."""
     if rules.mode in (Mode.ATOMIC, Mode.DEFERRED) and "wsgi.input" in exchange.context:
@@ -206,8 +141,7 @@ async def _run_async(
             "it in an event loop of its own, which is gone before the transaction can end. Nothing was run. "
             "Declare it with def."
         )
-    again = None if whole is None else whole.running
-    begun = exchange.answer or again or await engine.begin_async(exchange, rules)
+    begun = exchange.answer or await engine.begin_async(exchange, rules)
     is_bare = len(args) > 2 or "send" in kwargs
     if isinstance(begun, Answer):
         if is_bare:
@@ -215,22 +149,19 @@ async def _run_async(
         return exchange.decided(begun)
     boundary = begun.boundary
     token = _current.set(begun.operation)
-    if again is None and not boundary.enter(exchange.framework.noted(kwargs)):
+    if not boundary.enter(exchange.framework.noted(kwargs), wrapped=wrapped):
         await engine.unwanted_async(begun)
-    within = whole is not None and whole.join(begun)
-    if again is not None:
-        boundary.unsure = True
     if is_bare:
         args, kwargs = as_asgi(exchange, boundary, args, kwargs)
     try:
         value = await value_of(handler(*args, **kwargs))
     except BaseException as error:
-        if not within and boundary.raised(error):
+        if boundary.raised(error):
             await engine.finish_async(begun, exchange.handled(None))
         raise
     finally:
         _current.reset(token)
-    if not within and boundary.returned(value):
+    if boundary.returned(value):
         await engine.finish_async(begun, exchange.handled(None))
     return value
 

@@ -16,7 +16,6 @@ from ..core.fingerprint import RequestParts
 from ..core.record import Answer
 from ..errors import ConfigurationError
 from .boundary import Boundary, Place
-from .channel import find
 from .marks import mark_of
 from .operation import Running
 from .way import Handled
@@ -35,31 +34,18 @@ to itself on the way has none, or its own.
 """
 
 
-MISSING: Final = object()
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The request that a handler is called for, as its framework hands it over."""
 
     context: Mapping[str, Any]
     """The ASGI scope or WSGI environ."""
-    channel: Any = None
-    """What belongs to it alone: what its answer goes to (ASGI), what its body comes from (WSGI)."""
-    body: Any = None
-    """What its body comes from. An application may hand it on with a request of its own."""
     framework: Framework | None = None
     """Whose handler it is. There may be several in one application, one mounted below the other."""
 
     @property
     def method(self) -> str:
         return str(self.context.get("method") or self.context.get("REQUEST_METHOD") or "").upper()
-
-    def exchange(self) -> object:
-        """What it carries: its exchange, ``Unguarded``, None where it is left alone; MISSING if nothing."""
-        if SEEN in self.context:
-            return self.context[SEEN]
-        return find(self.channel, Exchange) or MISSING
 
 
 class Answered(BaseException):
@@ -148,13 +134,15 @@ class Exchange:
     """Of the middleware that the request came through; a decorator of another one is refused."""
     rules: Rules | None = None
     """How an undecorated handler is guarded."""
+    around: bool = False
+    """Undecorated handlers with decorators of their own are guarded around those; else they are refused."""
     at_edge: bool = False
     """The edge claims, and the application as a whole is the handler; until its router's own is reached."""
 
     stream_due: bool = False
     """The handler is a generator: it was called, and has not given its first piece, nor claimed."""
 
-    _paths: frozenset[str] = frozenset()
+    _path: str = ""
     _home: int = field(default_factory=threading.get_ident)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -164,39 +152,27 @@ class Exchange:
     """The answer that the key decided; nothing was run."""
 
     def __post_init__(self) -> None:
-        self._paths = _paths(self.context)  # before a mount changes them
+        self._path = _full_path(self.context)  # before a mount changes it
 
     def is_of(self, asked: Asked) -> bool:
-        """Whether that request is this one.
-
-        It carries this exchange, or its channel leads here; or it was made anew on the way, and has this
-        one's method and path and no key of its own. The key alone proves nothing: a middleware may keep it
-        from the application, and an application may send it on with a request of its own.
-        """
-        carried = asked.exchange()
-        if carried is not MISSING:
-            return carried is self
+        """Whether a request that carries nothing is this one: it has its method and full path, and no other
+        key. The key alone proves nothing: an application may send it on with a request of its own."""
         return self._is_there(asked) and self._keys_in(asked) in ([], list(self.key_lines))
 
-    def might_be(self, asked: Asked) -> bool:
-        """Whether a request that is not seen to be this one may be it all the same, while nobody has claimed:
-        it has the key, the place or the body of this one."""
-        if self.running is not None or self.answer is not None:
-            return False
-        return self._has_key(asked) or self._is_there(asked) or find(asked.body, Exchange) is self
+    @property
+    def waits(self) -> bool:
+        """It has a key, and nobody has claimed yet."""
+        return bool(self.key_lines) and self.running is None and self.answer is None and not self._closed
 
     def has_key_and_place(self, asked: Asked) -> bool:
         """Whether a request that carries nothing would be recorded as this one is. Once a handler runs, what
         it sends by itself is a duplicate, and answered as one."""
         waits = self.running is None or self.at_edge
-        return waits and SEEN not in asked.context and self._has_key(asked) and self._is_there(asked)
-
-    def _has_key(self, asked: Asked) -> bool:
-        return bool(self.key_lines) and self._keys_in(asked) == list(self.key_lines)
+        same_key = bool(self.key_lines) and self._keys_in(asked) == list(self.key_lines)
+        return waits and SEEN not in asked.context and same_key and self._is_there(asked)
 
     def _is_there(self, asked: Asked) -> bool:
-        same_path = self._paths & _paths(asked.context)
-        return bool(same_path) and asked.method == self.parts.method
+        return _full_path(asked.context) == self._path and asked.method == self.parts.method
 
     def _keys_in(self, asked: Asked) -> list[bytes]:
         return [] if self.engine is None else _key_lines(asked.context, self.engine.policy.header)
@@ -255,13 +231,14 @@ class Exchange:
                 streamed=streamed,
                 refusal=None if self.at_edge else self.framework.refusal(boundary.error),
                 before_effect=boundary.is_proof(),
-                unsure=boundary.unsure,
+                unsure=boundary.unsure or boundary.wrapped,
             )
         own = self._is_own(boundary, page)
-        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, unsure=boundary.unsure)
+        unsure = boundary.unsure or boundary.wrapped
+        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, unsure=unsure)
 
     def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
-        if page is None:
+        if page is None or boundary.wrapped:
             return False
         if self.at_edge or boundary.said is not None:
             return boundary.said == page.status
@@ -276,14 +253,13 @@ def _key_lines(context: Mapping[str, Any], header: str) -> list[bytes]:
     return [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
 
 
-def _paths(context: Mapping[str, Any]) -> frozenset[str]:
-    """The ways in which a path is told: servers and mounts take a prefix off it, or leave it there."""
-    if "path" in context:
-        root, path = context.get("root_path", ""), context["path"]
-    else:
-        parts = (str(context.get(name, "")) for name in ("SCRIPT_NAME", "PATH_INFO"))
-        root, path = (one.encode("latin-1", "replace").decode("utf-8", "surrogateescape") for one in parts)
-    return frozenset({path, f"{root.rstrip('/')}{path}"} - {""})
+def _full_path(context: Mapping[str, Any]) -> str:
+    """The path with the prefix that servers and mounts take off it, or leave there."""
+    if "path" not in context:
+        path = "".join(str(context.get(name, "")) for name in ("SCRIPT_NAME", "PATH_INFO"))
+        return path.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+    root, path = str(context.get("root_path", "")).rstrip("/"), str(context["path"])
+    return path if path == root or path.startswith(f"{root}/") else root + path
 
 
 _TWO_GUARDS: Final = (
@@ -333,25 +309,30 @@ def _is_given(seen: Unguarded, arguments: Sequence[Any], mark: object) -> bool:
     return bool(given) and all(mark_of(one) is mark for one in handlers)
 
 
-def exchange_of(asked: Asked | None) -> Exchange | Unguarded | None:
+def exchange_of(asked: Asked | None, *, decorated: bool) -> Exchange | Unguarded | None:
     """The exchange of the request that a handler is called for; None where that is not a guarded one: an
-    application may make a request of its own while it handles ours."""
+    application may make a request of its own while it handles ours.
+
+    A request that carries nothing, inside one whose key nobody has claimed, may be that one in another form,
+    or not. A handler that would be guarded is not run for it: as its handler it would take the key, and else
+    it would run for each retry.
+    """
     known = current_exchange.get()
     if asked is None:
         return known
-    carried = asked.exchange()
-    if carried is not MISSING:
+    if SEEN in asked.context:
+        carried = asked.context[SEEN]
         return carried if isinstance(carried, Exchange | Unguarded) else None
     if not isinstance(known, Exchange) or known.is_of(asked):
         return known
-    if known.might_be(asked):
-        place = f"{asked.method} {max(_paths(asked.context), default='')}"
+    if known.waits and (decorated or known.rules is not None):
         message = (
-            f"{place} was reached inside {known.parts.method} {known.parts.path}, with its key, its path or "
-            "its body, and nothing shows whether it is that request, so it was not run. If the application "
-            "makes a request of its own there, leave the key out of its headers and give it a body of its "
-            "own, or exempt its handler (@idempotency.exempt); if a middleware makes the request anew, let "
-            "it copy the scope or environ (dict(scope)) and change the copy."
+            f"{asked.method} {_full_path(asked.context)} was reached inside {known.parts.method} "
+            f"{known.parts.path}, whose key nobody has claimed, and nothing shows whether it is that "
+            "request, so it was not run. If the application makes a request of its own there, exempt the "
+            "route that it calls (@idempotency.exempt, routes={…: 'exempt'}); if a middleware makes the "
+            "request anew, let it hand its scope or environ on: copy it (dict(scope)) and change the copy; "
+            "if it dispatches, decorate what dispatches."
         )
         logger.error("%s", message)
         raise ConfigurationError(message)
@@ -364,13 +345,15 @@ def passed(asked: Asked) -> Exchange | None:
     known = current_exchange.get()
     if isinstance(known, Exchange) and (asked.context.get(SEEN) is known or known.has_key_and_place(asked)):
         return known
-    return find(asked.channel, Exchange) if isinstance(asked.context.get(SEEN), Exchange) else None
+    return None
 
 
-def exchange_of_call(arguments: Sequence[Any]) -> Exchange | Unguarded | None:
+def exchange_of_call(arguments: Sequence[Any], *, decorated: bool) -> Exchange | Unguarded | None:
     """``exchange_of``, for a call with these arguments."""
     known = current_exchange.get()
-    return exchange_of(known.framework.asked(arguments)) if isinstance(known, Exchange) else known
+    if not isinstance(known, Exchange):
+        return known
+    return exchange_of(known.framework.asked(arguments), decorated=decorated)
 
 
 reached: ContextVar[tuple[object, str]] = ContextVar("samekey_reached", default=(None, ""))

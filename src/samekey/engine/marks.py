@@ -54,13 +54,16 @@ def mark_of(handler: Any) -> Mark | Literal["exempt"] | None:
 
 def own_handler(handler: Any) -> Any:
     """A route's handler as its author wrote it, without what stands in its place."""
-    while True:
-        if isinstance(handler, partial):
-            handler = handler.func
-        elif stands_in(handler):
-            handler = getattr(handler, _STANDS)[1]
-        else:
-            return handler
+    while isinstance(handler := stood_for(handler), partial):
+        handler = handler.func
+    return handler
+
+
+def stood_for(handler: Any) -> Any:
+    """What a route was given: the handler that a stand-in stands for."""
+    while stands_in(handler):
+        handler = getattr(handler, _STANDS)[1]
+    return handler
 
 
 def stands_in(handler: Any) -> bool:
@@ -89,4 +92,4 @@ def _leads_to(handler: Any, guarded: Any) -> bool:
         one = own_handler(one)
         return getattr(one, "__func__", one) is guarded
 
-    return is_it(handler) or any(True for _ in holds(handler, is_it))
+    return is_it(handler) or holds(handler, is_it)

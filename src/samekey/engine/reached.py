@@ -71,7 +71,7 @@ _HELD = (Mode.LEASED, Mode.REPEATABLE)
 def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
     """The exchange that a guarded function is to claim for, or whose part it is; None where it may run as it
     is: the middleware lets this request to it pass (a GET, say)."""
-    exchange, mark = exchange_of_call(arguments), getattr(guarded, GUARD)
+    exchange, mark = exchange_of_call(arguments, decorated=True), getattr(guarded, GUARD)
     if isinstance(exchange, Unguarded):
         if exchange.lets(mark, arguments):
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from typing import Any, Final
 
 from ..core.record import Answer
@@ -23,20 +23,40 @@ Within = Callable[[], AbstractContextManager[None]]
 
 def is_stream(handler: Any) -> bool:
     """Whether calling it gives a generator, as FastAPI sees it: through partials, wrappers and objects."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    function = inspect.unwrap(handler)
-    call = getattr(type(function), "__call__", None)  # noqa: B004 - whether it is a generator
     return any(
-        inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, call)
+        inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in _behind(handler)
     )
 
 
-def claiming_stream(given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any]) -> Any:
+def _behind(handler: Any) -> tuple[Any, Any]:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = inspect.unwrap(handler)
+    return function, getattr(type(function), "__call__", None)  # noqa: B004 - whether it is a generator
+
+
+def claiming_stream(
+    given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any], *, wrapped: bool
+) -> Any:
     """A generator in the place of one that has not begun: it claims before that one's first step."""
     exchange.stream_due = True
     make = _steps_async if inspect.isasyncgen(given) else _steps
-    return make(given, exchange, within, arguments)
+    return make(given, exchange, within, arguments, wrapped)
+
+
+def called_at_first_step(handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A generator that calls the handler no earlier than at its first step, with whatever is around it."""
+
+    def steps() -> Iterator[Any]:
+        with closing(handler(*args, **kwargs)) as given:
+            yield from given
+
+    async def steps_async() -> AsyncIterator[Any]:
+        async with aclosing(handler(*args, **kwargs)) as given:
+            async for piece in given:
+                yield piece
+
+    return steps_async() if any(map(inspect.isasyncgenfunction, _behind(handler))) else steps()
 
 
 @contextmanager
@@ -50,7 +70,9 @@ def _step(begun: Running, within: Within) -> Iterator[None]:
         _current.reset(token)
 
 
-def _steps(given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any]) -> Iterator[Any]:
+def _steps(
+    given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any], wrapped: bool
+) -> Iterator[Any]:
     engine, rules = exchange.engine, exchange.rules
     assert engine is not None and rules is not None
     try:
@@ -58,7 +80,7 @@ def _steps(given: Any, exchange: Exchange, within: Within, arguments: dict[str, 
         if isinstance(begun, Answer):
             exchange.answer = begun
             return
-        if not begun.boundary.enter(exchange.framework.noted(arguments)):
+        if not begun.boundary.enter(exchange.framework.noted(arguments), wrapped=wrapped):
             engine.unwanted(begun)
         try:
             with _step(begun, within):
@@ -80,7 +102,7 @@ def _steps(given: Any, exchange: Exchange, within: Within, arguments: dict[str, 
 
 
 async def _steps_async(
-    given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any]
+    given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any], wrapped: bool
 ) -> AsyncIterator[Any]:
     """``_steps`` for async generators."""
     engine, rules = exchange.engine, exchange.rules
@@ -90,7 +112,7 @@ async def _steps_async(
         if isinstance(begun, Answer):
             exchange.answer = begun
             return
-        if not begun.boundary.enter(exchange.framework.noted(arguments)):
+        if not begun.boundary.enter(exchange.framework.noted(arguments), wrapped=wrapped):
             await engine.unwanted_async(begun)
         try:
             with _step(begun, within):

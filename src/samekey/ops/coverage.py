@@ -160,13 +160,18 @@ _LOST: Final = (
 
 def _refused_at_start(reached: Reached, guarded: Guarded) -> str | None:
     """Why a middleware around this route would not let the application start."""
-    one = Declared(
-        reached.path, plain(reached.handler), frozenset({reached.method}), reached.opaque, reached.route
-    )
+    one = Declared.of([reached])
     for guard in reached.guards:
         said = guard.middleware._guards
         wrong = next(
-            wrong_with(one, guard.middleware._engine, said._routes, guarded, undecorated=said.undecorated),
+            wrong_with(
+                one,
+                guard.middleware._engine,
+                said._routes,
+                guarded,
+                undecorated=said.undecorated,
+                decorators=said.decorators,
+            ),
             None,
         )
         if wrong is not None:
