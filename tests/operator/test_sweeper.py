@@ -13,7 +13,7 @@ from lab.processes import Racers
 from samekey import Idempotency
 from samekey.core.decide import Execute
 from samekey.core.policy import ietf
-from samekey.core.states import Mode
+from samekey.core.states import Mode, State
 from samekey.drivers.run import run
 from samekey.engine.events import Event
 from samekey.workers.sweeper import Sweeper
@@ -133,3 +133,13 @@ def test_no_claim_waits_for_an_open_sweep(pg: World) -> None:
     assert done.is_set()
     session.rollback()
     engine.close()
+
+
+def test_phased_work_without_an_input_that_a_provider_speaks_of_holds_nobody_up(world: World) -> None:
+    """It is not free; and the leases of others are swept."""
+    strange = world.claim(mode=Mode.PHASED, at=-DAY)
+    other = world.claim(at=-DAY)
+    world.sql("update {keys} set disputed = 1 where id = ?", strange.id)
+    world.run(lambda: world.upkeep.sweep(batch=10, now=world.now))
+    assert world.read(strange).state is State.UNKNOWN
+    assert world.read(other).state is State.UNKNOWN

@@ -19,9 +19,9 @@ where id in (:locked)
 -- then
 select {now}, {record} from {keys} where id in (:locked)
 
--- name: sweep_unbegun  event: fail
+-- name: sweep_unbegun  event: fail, dispute
 -- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
--- phase, so nothing has happened: a retry may run it.
+-- phase, so nothing has happened and a retry may run it; unless a provider says otherwise.
 select k.id from {keys} as k force index (samekey_keys_lease)
 where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
     and not exists (
@@ -30,7 +30,9 @@ where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
 order by k.locked_until limit :batch
 for update skip locked
 -- then
-update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun', expires_at = {now} + ttl_ms
+update {keys} set
+    state = case when disputed = 1 then {to:dispute} else {to:fail} end, locked_until = null,
+    error_code = 'never_begun', reconcile_after = case when disputed = 1 then {now} end, expires_at = {now} + ttl_ms
 where id in (:locked)
 -- then
 select {now}, {record} from {keys} where id in (:locked)

@@ -13,10 +13,12 @@ where state in ({from:lease_end}) and id in (
 )
 returning {now}, {record}
 
--- name: sweep_unbegun  event: fail
+-- name: sweep_unbegun  event: fail, dispute
 -- Phased work is the completer's, but it cannot call what has no input. The input is stored before the first
--- phase, so nothing has happened: a retry may run it.
-update {keys} set state = {to:fail}, locked_until = null, error_code = 'never_begun', expires_at = {now} + ttl_ms
+-- phase, so nothing has happened and a retry may run it; unless a provider says otherwise.
+update {keys} set
+    state = case when disputed = 1 then {to:dispute} else {to:fail} end, locked_until = null,
+    error_code = 'never_begun', reconcile_after = case when disputed = 1 then {now} end, expires_at = {now} + ttl_ms
 where state = 'in_progress' and id in (
     select k.id from {keys} as k
     where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
