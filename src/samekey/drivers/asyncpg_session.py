@@ -8,6 +8,7 @@ the server still does on it.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -25,8 +26,10 @@ from ..errors import (
     StoreUnavailable,
     UnfinishedWork,
 )
+from .alarm import ALARM, Appointment
 from .asyncpg_face import Lent, LentConnection
 from .caller import is_handlers
+from .homes import end_elsewhere
 from .pool import AsyncPool
 from .sqlstate import (
     COMMIT_ROLLED_BACK,
@@ -64,7 +67,9 @@ class AsyncpgSession:
         self._pool = pool
         self._lent = Lent()
         self._face: LentConnection | None = None
-        self._longest: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._longest: Appointment | None = None
+        self._ending = threading.Lock()
         self._ended: str | None = None
         """Why there is no transaction any more."""
 
@@ -99,19 +104,20 @@ class AsyncpgSession:
         return self._ended is None and bool(self._connection.is_in_transaction())
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
-        """Gives the connection up if the handler has not ended by then."""
+        """Gives the connection up if the handler has not ended by then. By a thread, since the event loop
+        may be held up, or have stopped."""
 
         def expire() -> None:
             if self._ended is None:
                 self._end(RAN_TOO_LONG, keep=False)
                 then()
 
-        self._longest = asyncio.get_running_loop().call_later(seconds, expire)
+        self._longest = ALARM.after(seconds, expire)
 
     def cut(self) -> None:
         """The handler has ended: from now on nobody but us uses the connection."""
         if self._longest is not None:
-            self._longest.cancel()
+            self._longest.call_off()
         self._lent.cut = True
         if self._ended is None and self._lent.under_way:
             unfinished = UnfinishedWork()
@@ -189,7 +195,7 @@ class AsyncpgSession:
     def _stop_lending(self) -> None:
         self._lent.cut = True
         if self._longest is not None:
-            self._longest.cancel()
+            self._longest.call_off()
 
     def _check(self) -> None:
         if self._ended is not None:
@@ -210,17 +216,32 @@ class AsyncpgSession:
         self._end(SESSION_ENDED, keep=keep)
 
     def _end(self, why: str, *, keep: bool) -> None:
-        """Once: gives the connection back, or closes it."""
-        if self._ended is not None:
-            return
-        self._ended = why
+        """Once, and in any thread: gives the connection back, or closes it."""
+        with self._ending:
+            if self._ended is not None:
+                return
+            self._ended = why
         self._stop_lending()
+        if _is_running_here(self._loop):
+            self._give_back(keep)
+        else:
+            # Its event loop is held up, or has stopped; the server rolls back in any case.
+            end_elsewhere(self._connection, self._loop, lambda: self._give_back(keep=False))
+
+    def _give_back(self, keep: bool) -> None:
         try:
             if not keep:
                 self._connection.terminate()
         finally:
             if self._pool is not None:
                 self._pool.give_back(self._connection)
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 class _Answers:

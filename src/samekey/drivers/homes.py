@@ -8,9 +8,12 @@ connections. What is left of one that was just closed is ended without it, as so
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from socket import SHUT_RDWR, socket
 from typing import Any
 
 from .fork import anew_after_fork, leave_to_parent
@@ -116,18 +119,34 @@ async def _farewell(home: Home) -> AsyncGenerator[None, None]:
             connection.terminate()
 
 
+def end_elsewhere(connection: Any, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:
+    """Ends an asyncpg connection from another thread than its event loop's: its line is shut down, so that
+    the server ends what it does there. ``then`` is left to the loop, if it ever comes to it."""
+    if loop.is_closed():
+        end_without_loop(connection)
+        return
+    with suppress(OSError, AttributeError):  # it was closed meanwhile
+        line = socket(fileno=os.dup(connection._transport.get_extra_info("socket").fileno()))
+        try:
+            line.shutdown(SHUT_RDWR)
+        finally:
+            line.close()
+    with suppress(RuntimeError):  # it was closed in this very moment
+        loop.call_soon_threadsafe(then)
+
+
 def end_without_loop(connection: Any) -> None:
     """Ends an asyncpg connection whose event loop does not run: by its socket."""
     transport = connection._transport
     connection_of_loop = getattr(transport, "_ssl_protocol", None)
     plain = getattr(connection_of_loop, "_transport", None) or transport
-    socket = getattr(plain, "_sock", None)
+    line = getattr(plain, "_sock", None)
     closed = False
     try:
         connection.terminate()
     except RuntimeError:
         closed = True  # it asked its loop, which cannot do anything any more
-    if socket is not None:
-        socket.close()
+    if line is not None:
+        line.close()
         if closed:
             plain._sock = None  # so that nobody is told that it was never closed

@@ -8,6 +8,7 @@ then on nothing of the handler's is sent any more, and nothing is committed.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -46,6 +47,7 @@ class ThreadedSession(Generic[S]):
         self._lane = lane
         self._take_turn = turn
         self._turn: Turn | None = None
+        self._ending_turn = threading.Lock()
         self._ended = False
         self._interrupted = False
         self._one_at_a_time = asyncio.Lock()
@@ -71,22 +73,15 @@ class ThreadedSession(Generic[S]):
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         """Rolls back, and calls ``then``, if the handler has not ended by that time.
 
-        In a thread, since a handler may hang in a way that holds up the event loop.
+        In a thread, since a handler may hang in a way that holds up the event loop, which may have ended.
         """
-        loop = asyncio.get_running_loop()
 
         def expired() -> None:
+            self._ended = True
+            self._end_turn()
             then()
-            try:
-                loop.call_soon_threadsafe(self._expired)
-            except RuntimeError:  # the event loop is closed
-                self._expired()
 
         self._session.expire_after(seconds, expired)
-
-    def _expired(self) -> None:
-        self._ended = True
-        self._end_turn()
 
     async def commit(self) -> None:
         if self._interrupted:
@@ -145,7 +140,9 @@ class ThreadedSession(Generic[S]):
             await self._lane.finish(how, after=self._end_turn)
 
     def _end_turn(self) -> None:
-        turn, self._turn = self._turn, None
+        """Once, whichever thread it is."""
+        with self._ending_turn:
+            turn, self._turn = self._turn, None
         if turn is not None:
             turn.give_back()
 

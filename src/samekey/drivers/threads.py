@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..errors import StoreBusy
+from .alarm import ALARM
+from .attendant import start
 from .fork import anew_after_fork, leave_to_parent
 
 T = TypeVar("T")
@@ -51,6 +53,10 @@ async def in_a_thread(work: Callable[..., T], *args: Any) -> T:
     return result
 
 
+_COMES_BACK = 2.0
+"""Seconds in which an event loop that has stopped comes for what it had asked for, if ever."""
+
+
 class Lane:
     """Threads for one kind of work: ``size`` at most, made when they are needed, and anew after a fork.
 
@@ -83,10 +89,12 @@ class Lane:
         ``undo``: what becomes of the result if the caller was cancelled meanwhile. ``missed``: called if the
         caller was cancelled and it is done all the same. ``after``: called in the event loop once the thread
         is done with it, or it is certain that none will begin.
+
+        A loop may stop for ever before it has the result: what it does not come for in time is undone.
         """
         loop = asyncio.get_running_loop()
         try:
-            job, answer = self._submit(loop, work, after)
+            job, answer = self._submit(loop, work, after, undo)
         except StoreBusy:
             if after is not None:
                 after()
@@ -107,15 +115,20 @@ class Lane:
 
     async def finish(self, work: Callable[[], T], *, after: Callable[[], object] | None = None) -> T:
         """The same for what must be done: however long it waits, and whatever becomes of the caller. Here and
-        now, if there is no thread for it."""
-        try:
-            _, answer = self._submit(asyncio.get_running_loop(), work, after)
-        except StoreBusy:
+        now, if there is no thread for it. ``after`` is called in the thread: the event loop may have ended.
+        """
+
+        def both() -> T:
             try:
                 return work()
             finally:
                 if after is not None:
                     after()
+
+        try:
+            _, answer = self._submit(asyncio.get_running_loop(), both)
+        except StoreBusy:
+            return both()
         try:
             return await answer
         except asyncio.CancelledError:
@@ -147,23 +160,29 @@ class Lane:
                     await in_a_thread(made.shutdown)
 
     def _submit(
-        self, loop: asyncio.AbstractEventLoop, work: Callable[[], T], after: Callable[[], object] | None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Callable[[], T],
+        after: Callable[[], object] | None = None,
+        undo: Callable[[T], object] | None = None,
     ) -> tuple[Future[T], asyncio.Future[T]]:
         answer: asyncio.Future[T] = loop.create_future()
+        result = _Result(undo)
 
         def settle() -> None:
             if after is not None:
                 after()
             if not answer.done():
-                _copy(job, answer)
+                if result.is_taken():
+                    _copy(job, answer)
+                else:
+                    answer.set_exception(StoreBusy("Its event loop had stopped. Retry with the same key."))
 
         def tell(_: Future[T]) -> None:
-            try:
+            if not loop.is_running():
+                result.expire_after(_COMES_BACK, loop, job)
+            with suppress(RuntimeError):  # the event loop is closed, and nobody waits
                 loop.call_soon_threadsafe(settle)
-            except RuntimeError:  # the event loop is closed; in another one somebody may wait for the turn
-                with suppress(RuntimeError):
-                    if after is not None:
-                        after()
 
         called_off = False
 
@@ -194,6 +213,32 @@ class Lane:
             if self._made is None:
                 self._made = ThreadPoolExecutor(self._size, thread_name_prefix=self._name)
             return self._made
+
+
+class _Result(Generic[T]):
+    """What a thread has made: its event loop has it, or it is undone. One of them."""
+
+    def __init__(self, undo: Callable[[T], object] | None) -> None:
+        self._undo = undo
+        self._free = threading.Lock()
+
+    def is_taken(self) -> bool:
+        return self._undo is None or self._free.acquire(blocking=False)
+
+    def expire_after(self, seconds: float, loop: asyncio.AbstractEventLoop, job: Future[T]) -> None:
+        """In a thread of its own. A loop that runs again has time to come for it."""
+        undo = self._undo
+        if undo is None or job.cancelled() or job.exception() is not None:
+            return
+
+        def expire() -> None:
+            if loop.is_running():
+                ALARM.after(seconds, expire)
+            elif self._free.acquire(blocking=False):
+                start(threading.Thread(target=undo, args=(job.result(),), name="samekey", daemon=True))
+
+        with suppress(StoreBusy):
+            ALARM.after(seconds, expire)
 
 
 def _copy(job: Future[T], answer: asyncio.Future[T]) -> None:

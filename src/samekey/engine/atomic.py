@@ -245,7 +245,7 @@ class LockedAtomic(_Atomic):
     def _leave(self, running: Running) -> None:
         name = running.claim.scope, running.claim.key
         if self._here.get(name) is running:
-            del self._here[name]
+            self._here.pop(name, None)  # by two threads at once, perhaps
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         try:

@@ -35,7 +35,7 @@ from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
-from ..drivers.caller import for_the_handler
+from ..drivers.caller import Caller, for_the_handler
 from ..drivers.encrypted import Cipher
 from ..drivers.fork import anew_after_fork
 from ..drivers.run import run, run_in, run_in_async
@@ -64,7 +64,7 @@ from .direct import DirectResolver
 from .errands import Errands
 from .events import Events
 from .exchange import Answered, Exchange, Unguarded, current_exchange, sign
-from .flow import Flow, Pause, ask, drive, drive_async
+from .flow import Course, Flow, Pause, ask, drive, drive_async
 from .gate import binding_of, claim_of, event_of, stale_answer, tenant_of
 from .input import Captured
 from .jobs import JobRegistry, enqueue_program
@@ -80,6 +80,7 @@ from .reconcile import NotingResolver, Resolver
 from .rules import Rules
 from .status import gone_answer, status_answer
 from .store import Tables, open_store
+from .stranded import Stranded
 from .way import Admit, Finished, Handled, Way, unavailable
 
 logger = logging.getLogger("samekey")
@@ -137,6 +138,7 @@ class Engine:
         self.keeper = Keeper(self.drivers.sync, self.keys.renew, self.keys.held)
         self._digest_secret = digest_secret
         self._errands = Errands()
+        self._stranded = Stranded(self.drivers.sync, self.breaker)
         self._finishing = Lane("samekey-finish", 2 * pool_size, timeout)
         self._lookup_limit = LookupLimit(self.policy.lookups_per_minute)
         self._ready = False
@@ -270,16 +272,14 @@ class Engine:
 
         async def give_back(begun: T) -> None:
             if isinstance(begun, Running):
-                await self._drive_async(self._way(begun).give_back(begun))
+                await self._carry(self._course(self._way(begun).give_back(begun)))
 
         def let_go(begun: T) -> None:
             if isinstance(begun, Running):
                 self._way(begun).let_go(begun)
 
         # What runs on the caller's own connection must have ended before the caller goes on with it.
-        return await self._errands.begin(
-            self._drive_async(flow), give_back, let_go, leaves_at_once=connection is None
-        )
+        return await self._begin_course(flow, give_back, let_go, leaves_at_once=connection is None)
 
     def _enqueue(self, running: Running, name: str, payload: Any, delay: float | timedelta) -> None:
         # One after the other, also from threads: a job's key depends on its place.
@@ -323,20 +323,22 @@ class Engine:
         its result, but cannot stop it or begin it anew.
         """
         if running.finishing is None:
-            running.finishing = self._errands.start(self._finish_async(running, handled))
+            if running.sync:
+                # In threads of our own: those of the event loop are the application's, and may all hang.
+                work = self._finishing.finish(lambda: self.finish(running, handled))
+            else:
+                work = self._carry(self._course(self._finish(running, handled)))
+            running.finishing = self._errands.start(work)
         return await asyncio.shield(running.finishing)
 
     async def own(self, work: Coroutine[Any, Any, Finished]) -> Finished:
         """Awaits work of the engine's own: whoever is cancelled meanwhile does not stop it."""
         return await asyncio.shield(self._errands.start(work))
 
-    async def _finish_async(self, running: Running, handled: Handled) -> Finished:
-        if running.sync:
-            # In threads of our own: those of the event loop are the application's, and may all hang.
-            return await self._finishing.finish(lambda: self.finish(running, handled))
+    def _finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         outcome = running.judge(handled)
         try:
-            return await self.drive_async(self._way(running).finish(running, handled))
+            return (yield from self._way(running).finish(running, handled))
         finally:
             self._abandoned.discard(running)
             self._tell_end(running, outcome)
@@ -394,7 +396,7 @@ class Engine:
 
     async def drive_async(self, flow: Flow[T]) -> T:
         """Carries a flow out to its end, whatever becomes of the caller meanwhile."""
-        return await self._errands.finish(self._drive_async(flow))
+        return await self._errands.finish(self._carry(self._course(flow)))
 
     async def open_async(self, flow: Flow[T]) -> T:
         """Carries out a flow that ends with an open transaction."""
@@ -405,10 +407,40 @@ class Engine:
         def give_up(session: Any) -> None:
             session.give_up()
 
-        return await self._errands.begin(self._drive_async(flow), roll_back, give_up)
+        return await self._begin_course(flow, roll_back, give_up)
 
-    async def _drive_async(self, flow: Flow[T]) -> T:
-        return await drive_async(flow, self.drivers.aio, self.breaker)
+    async def _begin_course(
+        self,
+        flow: Flow[T],
+        unwanted: Callable[[T], Coroutine[Any, Any, None]],
+        let_go: Callable[[T], None],
+        *,
+        leaves_at_once: bool = True,
+    ) -> T:
+        """Carries out a flow that takes something for its caller."""
+        course = Course(flow)
+        course.caller, course.let_go = Caller(), let_go
+        self._stranded.add(course)
+        return await self._errands.begin(
+            drive_async(course, self.drivers.aio, self.breaker),
+            unwanted,
+            let_go,
+            leaves_at_once=leaves_at_once,
+            who=course.caller,
+            settled=lambda: self._stranded.forget(course),
+        )
+
+    def _course(self, flow: Flow[T]) -> Course[T]:
+        """From here on it is done, whatever becomes of the event loop."""
+        course = Course(flow)
+        self._stranded.add(course)
+        return course
+
+    async def _carry(self, course: Course[T]) -> T:
+        try:
+            return await drive_async(course, self.drivers.aio, self.breaker)
+        finally:
+            self._stranded.forget(course)
 
     def _begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running | Answer]:
         policy = rules.policy

@@ -40,8 +40,10 @@ class Errands:
         let_go: Callable[[T], None],
         *,
         leaves_at_once: bool = True,
+        who: Caller | None = None,
+        settled: Callable[[], None] = lambda: None,
     ) -> T:
-        """For what a caller wants to hold.
+        """For what a caller wants to hold. ``who`` it is; ``settled`` is called once somebody has the result.
 
         Once it is cancelled, what was not sent yet is not sent any more. If the work ends with a result all
         the same, ``unwanted`` gives that back, whatever becomes of the caller. It waits for that only if it
@@ -50,22 +52,26 @@ class Errands:
         The event loop may end with the caller, and take every task along. ``let_go`` does what ``unwanted``
         would have done and needs no loop for it.
         """
-        who = Caller()
+        who = who or Caller()
         token = caller.set(who)
         try:
             task = self.start(work)
         finally:
             caller.reset(token)
         try:
-            return await asyncio.shield(task)
+            result = await asyncio.shield(task)
         except BaseException:
             # Cancelled, perhaps in the very moment in which the work ended: the result is nobody's.
             who.gone = True
-            if not task.done() or _has_result(task):
-                undoing = self._undo(task, unwanted, let_go)
+            if task.done() and not _has_result(task):
+                settled()
+            else:
+                undoing = self._undo(task, unwanted, let_go, settled)
                 if not leaves_at_once:
                     await _to_its_end(undoing)
             raise
+        settled()
+        return result
 
     async def settle(self, seconds: float) -> None:
         """Waits for what is under way in this event loop."""
@@ -86,15 +92,19 @@ class Errands:
         task: asyncio.Task[T],
         unwanted: Callable[[T], Awaitable[None]],
         let_go: Callable[[T], None],
+        settled: Callable[[], None],
     ) -> asyncio.Task[None]:
         taken_on = False
 
         async def undo() -> None:
             nonlocal taken_on
             await asyncio.wait({task})
-            if _has_result(task):
-                taken_on = True
-                await unwanted(task.result())
+            try:
+                if _has_result(task):
+                    taken_on = True
+                    await unwanted(task.result())
+            finally:
+                settled()
 
         def torn_down(_: object) -> None:
             # Called before the loop ends: asyncio.run waits for what it cancels.

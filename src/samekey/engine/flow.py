@@ -7,14 +7,17 @@ commit …), so that sync and async code share one implementation. Two thin shel
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, assert_never
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar, assert_never
 
 from ..core.program import Program
 from ..core.record import Record
-from ..drivers.caller import leave_if_unwanted
+from ..drivers.caller import Caller, leave_if_unwanted
 from ..drivers.protocol import AsyncDriver, Driver
 from ..drivers.run import run, run_async, run_in, run_in_async
 from .breaker import Breaker
@@ -123,20 +126,87 @@ def _step(step: Step, driver: Driver, breaker: Breaker) -> Any:
             assert_never(step)
 
 
-async def drive_async(flow: Flow[T], driver: AsyncDriver, breaker: Breaker) -> T:
+class Elsewhere(BaseException):
+    """A thread has taken the flow from its event loop, which had stopped, and has come back since."""
+
+
+class Course(Generic[T]):
+    """A flow that an event loop carries. Once the loop has stopped, a thread may take it from there
+    (``stranded.py``): there is always one who has it."""
+
+    def __init__(self, flow: Flow[T]) -> None:
+        self.flow = flow
+        self.loop = asyncio.get_running_loop()
+        self.step: Step | None = None
+        """What is being carried out; None before the first one."""
+        self.ended: T | None = None
+        """What it came to, for a flow that ends with something in its hands."""
+        self.caller: Caller | None = None
+        """For a flow that takes something for a caller: whether that one has gone."""
+        self.let_go: Callable[[T], None] | None = None
+        """Gives back what such a flow ended with, without an event loop."""
+        self._lock = threading.Lock()
+        self._over = False
+        self._elsewhere: Future[T] | None = None
+
+    def move(self, move: Callable[[], Step]) -> Step:
+        """One move of the flow, in its event loop."""
+        with self._lock:
+            if self._elsewhere is not None:
+                raise Elsewhere
+            try:
+                self.step = move()
+            except StopIteration as stop:
+                self._over, self.ended = True, stop.value
+                raise
+            except BaseException:
+                self._over = True
+                raise
+            return self.step
+
+    def take(self) -> Future[T] | None:
+        """For a thread, which owes what it comes to; None if it is over, or a thread has it."""
+        with self._lock:
+            if self._over or self._elsewhere is not None:
+                return None
+            self._elsewhere = Future()
+            self._elsewhere.set_running_or_notify_cancel()
+            return self._elsewhere
+
+    async def result(self) -> T:
+        """What it comes to elsewhere."""
+        assert self._elsewhere is not None
+        return await asyncio.wrap_future(self._elsewhere)
+
+
+async def drive_async(course: Course[T], driver: AsyncDriver, breaker: Breaker) -> T:
     """Carries a flow out with an async driver."""
+    flow = course.flow
     try:
-        step = next(flow)
+        step = course.move(partial(next, flow))
         while True:
             try:
                 result = await _step_async(step, driver, breaker)
             except BaseException as error:  # the flow decides what it means
-                step = flow.throw(error)
+                step = course.move(partial(flow.throw, error))
             else:
-                step = flow.send(result)
+                step = _sent(course, step, result)
     except StopIteration as stop:
         value: T = stop.value
         return value
+    except Elsewhere as elsewhere:
+        if isinstance(elsewhere.__context__, GeneratorExit):
+            raise elsewhere.__context__ from None  # nobody waits for it here
+        return await course.result()
+
+
+def _sent(course: Course[Any], step: Step, result: Any) -> Step:
+    try:
+        return course.move(partial(course.flow.send, result))
+    except Elsewhere:
+        if isinstance(step, Open):
+            result.give_up()  # nobody else knows of it
+        raise
 
 
 async def _step_async(step: Step, driver: AsyncDriver, breaker: Breaker) -> Any:

@@ -214,12 +214,12 @@ class Running:
 
     @contextmanager
     def counts_job(self) -> Iterator[None]:
-        """Around the writing of a job. Its place is taken before anything is sent, and given back only where
-        the store has said no: what was interrupted on its way may stand."""
+        """Around the writing of a job, which takes a place. Where it was interrupted on its way, and may
+        stand, its session commits nothing any more; where it had not begun, the place is free again."""
         self.operation.enqueued += 1
         try:
             yield
-        except Exception:
+        except BaseException:
             self.operation.enqueued -= 1
             raise
 
