@@ -24,6 +24,12 @@ def loop() -> Iterator[LoopThread]:
     thread.close()
 
 
+@pytest.fixture(autouse=True)
+def nothing_declared_before(stores: Stores) -> None:
+    """Tests share an ``Idempotency``, but not what others have decorated by it."""
+    stores.forget_declarations()
+
+
 @pytest.fixture(scope="session")
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:

@@ -180,6 +180,7 @@ def test_a_cascade_over_one_environ(shop: Shop) -> None:
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_guard_inside_a_guard_is_refused(shop: Shop, copied: bool) -> None:
     inner = guarded_at(shop, "/pay")
+    shop.idempotency.leased(lambda: None)  # the outer one has something to guard, somewhere
 
     async def between(scope: Any, receive: Any, send: Any) -> None:
         await inner(dict(scope) if copied else scope, receive, send)
@@ -218,6 +219,7 @@ def test_a_wsgi_guard_inside_an_asgi_guard_is_refused(shop: Shop) -> None:
         return {}
 
     hidden = shop.guard_wsgi(app.wsgi_app)
+    shop.idempotency.leased(lambda: None)  # the outer one has something to guard, somewhere
 
     def adapted(environ: Any, start_response: Any) -> Any:
         return hidden(environ, start_response)

@@ -187,6 +187,10 @@ class Stores:
             self._known[name] = open_store(self.url, PROFILES[profile](**overrides))
         return self._known[name]
 
+    def forget_declarations(self) -> None:
+        for store in self._known.values():
+            store.idempotency.engine.marks.clear()
+
     def close(self) -> None:
         for store in self._known.values():
             self.loop.run(store.idempotency.aclose())

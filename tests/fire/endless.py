@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from samekey import Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware
-from samekey.edges import asgi
+from samekey.edges import held
 
-asgi.STREAM_PATIENCE = float(os.environ.get("ENDLESS_PATIENCE", asgi.STREAM_PATIENCE))
+held.STREAM_PATIENCE = float(os.environ.get("ENDLESS_PATIENCE", held.STREAM_PATIENCE))
 idempotency = Idempotency(os.environ.get("ENDLESS_URL", "sqlite:///:memory:"))
 MAX_RUN = 2.0
 BEAT = 0.05

@@ -25,7 +25,7 @@ import samekey.engine.rules as rules_module
 import samekey.engine.way as way_module
 from samekey.core.claim import downstream_base
 from samekey.core.outcome import Ending, Outcome
-from samekey.edges import asgi
+from samekey.edges import held
 from samekey.engine.atomic import LockedAtomic
 from samekey.engine.engine import Engine
 from samekey.engine.exchange import Exchange
@@ -83,7 +83,7 @@ def without_atomic_commit() -> None:
 
 def without_persisting_first() -> None:
     """The answer is sent, and only then made durable."""
-    persist = asgi._Guarded._finish
+    persist = held.Held._finish
 
     async def send_first(self: Any, page: Any, *, streamed: bool = False) -> Any:
         if page is not None:
@@ -92,7 +92,7 @@ def without_persisting_first() -> None:
             self._deliver = _nothing
         return await persist(self, page, streamed=streamed)
 
-    vars_of(asgi._Guarded, _finish=send_first)
+    vars_of(held.Held, _finish=send_first)
 
 
 async def _nothing(_answer: Any) -> None:

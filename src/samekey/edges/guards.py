@@ -64,11 +64,18 @@ class Guarded:
     max_body: int
     decorated: bool = False
     """The handler that the router will reach is decorated, for all that is known."""
+    is_certain: bool = False
+    """The router has named the handler, and it will claim: what nobody could take is refused at once."""
 
-    @property
-    def needs_key(self) -> bool:
-        """Whether the edge has something to do even if no key was sent."""
-        return self.decorated or self.rules is None or self.rules.required
+    def leaves_alone(self, has_key: bool) -> bool:
+        """Whether nobody has to guard it, unless a decorated handler is reached after all."""
+        if self.decorated:
+            return False
+        return self.rules is None or not (has_key or self.rules.required)
+
+    def claims(self, has_key: bool) -> bool:
+        """Whether the edge claims."""
+        return not self.at_handler and not self.leaves_alone(has_key)
 
 
 def own_word(status: int, rules: Rules) -> int | None:
@@ -84,7 +91,7 @@ class RouteGuards:
         self,
         idempotency: Idempotency,
         routes: dict[str, RouteGuard],
-        undecorated: Undecorated,
+        undecorated: Undecorated | None,
         on_error: OnError = "unknown",
         decorators: Decorators = "refuse",
     ) -> None:
@@ -93,15 +100,17 @@ class RouteGuards:
                 raise ConfigurationError(
                     f"routes[{path!r}] must be 'required', 'optional' or 'exempt', not {guard!r}."
                 )
-        if undecorated not in ("guard", "pass"):
+        if undecorated not in ("guard", "pass", None):
             raise ConfigurationError(f"undecorated must be 'guard' or 'pass', not {undecorated!r}.")
         if decorators not in ("refuse", "around"):
             raise ConfigurationError(f"decorators must be 'refuse' or 'around', not {decorators!r}.")
         policy = idempotency.engine.policy
         self.header = policy.header.lower().encode("latin-1")
         self._routes = routes
-        self.undecorated = undecorated
+        self.said = undecorated
+        self.undecorated: Undecorated = undecorated or "guard"
         self.decorators: Decorators = decorators
+        self._engine = idempotency.engine
         self._max_body = policy.max_body
         self._default = idempotency.engine.edge_rules(on_error=on_error)
         self._required = idempotency.engine.edge_rules(required=True, on_error=on_error)
@@ -118,16 +127,19 @@ class RouteGuards:
         if isinstance(mark, Mark):
             if said == "exempt":
                 raise ConfigurationError(f"{path} is declared exempt, but its handler is guarded.")
-            return Guarded(True, default, mark.rules.policy.max_body, decorated=True)
+            return Guarded(True, default, mark.rules.policy.max_body, decorated=True, is_certain=True)
         if mark == "exempt" or said == "exempt":
             return None
         if said is not None:
             return self._for_undecorated(route, self._required if said == "required" else self._optional)
         if default is not None:
             return self._for_undecorated(route, default)
-        if isinstance(route, Route) and not route.opaque:
-            return None
-        return Guarded(True, None, self._max_body)  # a decorated handler may be behind it
+        return Guarded(True, None, self._max_body)
+
+    def passes(self, guarded: Guarded | None, has_key: bool) -> bool:
+        """Whether a request goes past us. What nobody has to guard goes through us all the same where there
+        are decorated functions: whatever stands between may lead it to one, which decides for itself."""
+        return guarded is None or (not self._engine.marks and guarded.leaves_alone(has_key))
 
     def guard_all(self, reached: Iterable[tuple[str, Any, GuardHandler]]) -> None:
         """Has every handler of the application know its request, and every undecorated one claim for itself,
@@ -151,7 +163,7 @@ class RouteGuards:
     def _for_undecorated(self, route: Found, rules: Rules) -> Guarded:
         # Where there is no route, a 404 or 405 is on its way, or another handler will be reached and claims.
         known = isinstance(route, Route) and not route.opaque and route.guard_handler(False)
-        return Guarded(known or route is NO_ROUTE, rules, self._max_body)
+        return Guarded(known or route is NO_ROUTE, rules, self._max_body, is_certain=known)
 
     def status_id(self, method: str, path: str, root: str) -> str | None:
         """The operation id, if this request is for the status resource. ``root`` is what a mount or the

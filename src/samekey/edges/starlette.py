@@ -234,21 +234,29 @@ class StarletteFramework(Framework):
         return int(error.status_code) if isinstance(error, self._exception) else None
 
 
+class HiddenStarlette(StarletteFramework):
+    """Starlette where it is not seen. It goes by types, so it knows its own; but whether a handler may give
+    its caller a response, only what is seen can tell."""
+
+    respond = Framework.respond
+
+
 def framework_of(scope: Scope, router: Any) -> Framework:
     """The framework behind a middleware: the one whose router it asks."""
-    return UNKNOWN_FRAMEWORK if "app" not in scope and router is None else _framework()
+    return _framework(HiddenStarlette if "app" not in scope and router is None else StarletteFramework)
 
 
-def _framework() -> Framework:
+def _framework(kind: Any = StarletteFramework) -> Framework:
     responses, exceptions = (sys.modules.get(f"starlette.{name}") for name in ("responses", "exceptions"))
     if responses is None or exceptions is None:
         return UNKNOWN_FRAMEWORK
-    return _made(responses, exceptions)
+    return _made(kind, responses, exceptions)
 
 
 @cache
-def _made(responses: Any, exceptions: Any) -> Framework:
-    return StarletteFramework(responses, exceptions)
+def _made(kind: Any, responses: Any, exceptions: Any) -> Framework:
+    made: Framework = kind(responses, exceptions)
+    return made
 
 
 def lower_case(headers: Headers) -> list[tuple[bytes, bytes]]:

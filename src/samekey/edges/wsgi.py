@@ -7,7 +7,6 @@ It makes the same promises as the ASGI edge, in the plain way of a world where a
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from http import HTTPStatus
@@ -17,8 +16,10 @@ from typing import Any, Literal
 from ..core.decide import Outstanding
 from ..core.fingerprint import RequestParts
 from ..core.outcome import OnError
-from ..core.problem import Refusal, refuse, verdict_answer
+from ..core.problem import refuse, verdict_answer
 from ..core.record import Answer
+from ..core.states import Mode
+from ..engine.anonymous import anonymous_operation
 from ..engine.boundary import Place
 from ..engine.engine import Engine
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, current_exchange, passed
@@ -28,15 +29,16 @@ from ..engine.way import Finished, with_expiry
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Tenant
+from .bodies import WsgiBody
 from .flask import find_route, framework_of, reached_view
 from .guards import (
     TWO_MIDDLEWARES,
     Decorators,
     Found,
+    Guarded,
     Route,
     RouteGuard,
     RouteGuards,
-    exceeds,
     leads_to,
     of_the_application,
     own_word,
@@ -51,8 +53,6 @@ Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
-_CHUNK = 64 * 1024
-
 
 class IdempotencyMiddleware:
     """Guards the application that it wraps. The options are those of the ASGI middleware."""
@@ -64,7 +64,7 @@ class IdempotencyMiddleware:
         idempotency: Idempotency,
         tenant: Tenant,
         routes: dict[str, RouteGuard] | None = None,
-        undecorated: Literal["guard", "pass"] = "guard",
+        undecorated: Literal["guard", "pass"] | None = None,
         on_error: OnError = "unknown",
         binding: Tenant | None = None,
         decorators: Decorators = "refuse",
@@ -109,29 +109,23 @@ class IdempotencyMiddleware:
         route = self._find(environ, path)
         guarded = self._guards.for_route(route, path)
         sent = environ.get(self._variable)
-        if guarded is None or (sent is None and not guarded.needs_key):
+        left_alone = guarded is not None and guarded.leaves_alone(sent is not None)
+        outer = passed(Asked(environ))
+        if guarded is None or self._guards.passes(guarded, sent is not None) or (left_alone and outer):
             return self._pass(environ, start_response, None)
-        if passed(Asked(environ)) is not None:
+        if outer is not None:
             raise ConfigurationError(TWO_MIDDLEWARES)
-        if isinstance(environ.get("wsgi.input"), _Body):
-            environ["wsgi.input"].seek(0)  # somebody outside has sent it in before
         # A server joins repeated header lines with a comma, which no key may hold.
         lines = [] if sent is None else [sent.encode("utf-8", "surrogatepass")]
-        received: bytes | None = None
-        if lines:
-            has_body = bool(environ.get("CONTENT_LENGTH") or environ.get("HTTP_TRANSFER_ENCODING"))
-            read = read_body(environ, guarded.max_body)
-            if isinstance(read, Refusal):
-                return send_answer(start_response, refuse(read, self._policy))
-            environ["wsgi.input"] = _Body(read)
-            if read or has_body:
-                received = read
-                environ["CONTENT_LENGTH"] = str(len(read))
-        exchange = self._exchange(environ, lines, received, route)
+        exchange = self._exchange(environ, lines, route)
         exchange.rules = guarded.rules
+        if lines:
+            exchange.body = body = WsgiBody.of(environ, self._engine.largest_body)
+            if guarded.is_certain and body.is_larger(guarded.max_body):
+                return send_answer(start_response, refuse(too_large(guarded.max_body), self._policy))
         environ[SEEN] = exchange
         below = partial(self._guards.below, root)
-        work = _Guarded(self.app, self._engine, exchange, below, at_edge=not guarded.at_handler)
+        work = _Guarded(self.app, self._engine, exchange, below, guarded)
         return work.run(start_response)
 
     def _find(self, environ: Environ, path: str) -> Found:
@@ -146,15 +140,13 @@ class IdempotencyMiddleware:
         context = partial(self._engine.unclaimed, seen, full_path(environ))
         return Unclaimed(context, seen).run(self.app, environ, start_response)
 
-    def _exchange(
-        self, environ: Environ, lines: list[bytes], body: bytes | None, route: Found = None
-    ) -> Exchange:
+    def _exchange(self, environ: Environ, lines: list[bytes], route: Found = None) -> Exchange:
         parts = RequestParts(
             method=environ["REQUEST_METHOD"].upper(),
             path=full_path(environ),
             query=environ.get("QUERY_STRING", "").encode("latin-1", "replace"),
             headers=tuple(_headers(environ)),
-            body=body,
+            body=None,
         )
         template = route.template if isinstance(route, Route) else parts.path
         return Exchange(
@@ -170,7 +162,7 @@ class IdempotencyMiddleware:
         )
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:
-        exchange = self._exchange(environ, [], None)
+        exchange = self._exchange(environ, [])
         tenant = tenant_of(exchange, self._policy)
         return tenant if isinstance(tenant, Answer) else self._engine.status(tenant, operation_id)
 
@@ -184,15 +176,15 @@ class _Guarded:
         engine: Engine,
         exchange: Exchange,
         below: Callable[[Answer], Answer],
-        *,
-        at_edge: bool,
+        guarded: Guarded,
     ) -> None:
         self._app = app
         self._engine = engine
         self._exchange = exchange
         self._below = below
-        self._claims = at_edge
+        self._claims = guarded.claims(bool(exchange.key_lines))
         """The edge claims, before the application runs."""
+        self._left_alone = guarded.leaves_alone(bool(exchange.key_lines))
         self._start: tuple[str, list[tuple[str, str]]] | None = None
         self._written: list[bytes] = []
         self._client: StartResponse | None = None
@@ -211,6 +203,8 @@ class _Guarded:
                 operation = _current.set(begun.operation)
                 begun.boundary.enter()
                 self._exchange.at_edge = True
+            elif self._left_alone:
+                operation = _current.set(anonymous_operation(Mode.LEASED, self._exchange.endpoint))
             return self._run_app(start_response)
         finally:
             if operation is not None:
@@ -220,7 +214,7 @@ class _Guarded:
     def _run_app(self, start_response: StartResponse) -> Iterable[bytes]:
         # A retry may not be able to read what a compressor inside would make of the answer for this client.
         environ = self._exchange.context
-        accepted = environ.pop("HTTP_ACCEPT_ENCODING", None)
+        accepted = environ.pop("HTTP_ACCEPT_ENCODING", None) if self._exchange.key_lines else None
         try:
             return self._run_inside(start_response)
         finally:
@@ -357,7 +351,7 @@ class _Guarded:
         """Hands an unguarded answer on as it comes."""
         if self._start is None:
             raise RuntimeError("The application gave a body without calling start_response.")
-        if self._exchange.key_lines:
+        if self._exchange.key_lines and not self._left_alone:
             unguarded_answer(
                 f"{self._exchange.parts.method} {self._exchange.endpoint}", _status(self._start[0])
             )
@@ -389,43 +383,6 @@ class _Stream:
 
     def close(self) -> None:
         close(self._source)
-
-
-class _Body(io.BytesIO):
-    """The body of a request, as it was read."""
-
-
-def read_body(environ: Environ, limit: int) -> bytes | Refusal:
-    """The whole body, or why it cannot be had. A body that breaks off is never executed."""
-    length = environ.get("CONTENT_LENGTH") or ""
-    if length:
-        if not (length.isascii() and length.isdigit()):
-            return Refusal(400, "Content-Length is not a number. Nothing was done.")
-        if exceeds(length, limit):
-            return too_large(limit)
-        wanted = int(length)
-    elif environ.get("wsgi.input_terminated"):
-        wanted = limit + 1
-    elif environ.get("HTTP_TRANSFER_ENCODING"):
-        # The server does not say where the body ends, so it can neither be compared nor handed on.
-        return Refusal(411, "The body's length must be known: send Content-Length. Nothing was done.")
-    else:
-        return b""
-    chunks, size = [], 0
-    try:
-        while size < wanted:
-            chunk = environ["wsgi.input"].read(min(_CHUNK, wanted - size))
-            if not chunk:
-                break
-            chunks.append(chunk)
-            size += len(chunk)
-    except OSError:
-        size = -1
-    if size > limit:
-        return too_large(limit)
-    if size < 0 or (length and size < wanted):
-        return Refusal(400, "The body broke off before its end. Nothing was done.")
-    return b"".join(chunks)
 
 
 def full_path(environ: Environ) -> str:

@@ -13,6 +13,7 @@ from ..core.states import Mode
 from ..errors import ConfigurationError
 from .around import REFUSED, is_wrapped
 from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
+from .body import read, read_async
 from .exchange import Exchange, exchange_of_call
 from .forms import in_form_of, must_have_run, value_of
 from .input import Captured, capture
@@ -176,6 +177,8 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
             exchange = reach(endpoint, (*args, *kwargs.values()))
             if not isinstance(exchange, Exchange):
                 raise ConfigurationError(_PHASED_METHOD)
+            if exchange.answer is None:
+                exchange.answer = await read_async(exchange, definition.rules.policy)
             if exchange.answer is not None:
                 return exchange.decided(exchange.answer)
             value = capture(exchange, definition.model, args, kwargs)
@@ -204,6 +207,8 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
             exchange = reach(endpoint, (*args, *kwargs.values()))
             if not isinstance(exchange, Exchange):
                 raise ConfigurationError(_PHASED_METHOD)
+            if exchange.answer is None:
+                exchange.answer = read(exchange, definition.rules.policy)
             if exchange.answer is not None:
                 return exchange.decided(exchange.answer)
             value = capture(exchange, definition.model, args, kwargs)
@@ -241,7 +246,10 @@ def endpoint_of(exchange: Exchange) -> str:
 
 def _mark(guarded: Any, engine: Engine, handler: Any, rules: Rules) -> None:
     """What the edge and the checks at start-up see. A route that calls the bare function is unguarded."""
-    setattr(guarded, GUARD, Mark(engine, rules, guarded))
+    mark = Mark(engine, rules, guarded)
+    setattr(guarded, GUARD, mark)
+    engine.marks.append(mark)
+    engine.largest_body = max(engine.largest_body, rules.policy.max_body)
     while handler is not None and identity(handler) not in engine.declared:
         engine.declared[identity(handler)] = handler
         handler = getattr(handler, "__wrapped__", None)

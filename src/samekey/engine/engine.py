@@ -54,6 +54,7 @@ from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import Keys as SQLKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.queries import Queries
+from . import body
 from .anonymous import Anonymous, anonymous_operation
 from .asking import Asking
 from .atomic import ClaimedAtomic, LockedAtomic
@@ -71,6 +72,7 @@ from .jobs import JobRegistry, enqueue_program
 from .keeper import Keeper
 from .leased import Leased
 from .lookups import LookupLimit
+from .marks import Mark
 from .migrating import migrate_patiently
 from .operation import Running, _current
 from .phased import Definition, PhasedWay, Run
@@ -150,6 +152,10 @@ class Engine:
         self._ways: dict[Mode, Way] = {Mode.LEASED: leased, Mode.REPEATABLE: leased}
         self.declared: dict[tuple[int, int], Any] = {}
         """By identity, the bare functions that were declared: no route may call one past its guard."""
+        self.marks: list[Mark] = []
+        """Of every guarded function that was declared."""
+        self.largest_body = self.policy.max_body
+        """Bytes of the largest body that any of them takes."""
         self._anonymous = Anonymous()
         self._abandoned: set[Running] = set()
         anew_after_fork(self)
@@ -211,8 +217,10 @@ class Engine:
         try:
             if edges is not None:
                 self.drive(self._way(edges).give_back(edges))
-            connection = rules.connection(exchange.context) if rules.connection is not None else None
-            begun = self.drive(self._begin(exchange, rules, connection))
+            begun: Running | Answer | None = body.read(exchange, rules.policy) if exchange.key_lines else None
+            if begun is None:
+                connection = rules.connection(exchange.context) if rules.connection is not None else None
+                begun = self.drive(self._begin(exchange, rules, connection))
         except BaseException:
             exchange.end_claim(None)
             raise
@@ -232,10 +240,14 @@ class Engine:
         try:
             if edges is not None:
                 await self.drive_async(self._way(edges).give_back(edges))
-            connection = rules.connection(exchange.context) if rules.connection is not None else None
-            if inspect.isawaitable(connection):
-                connection = await connection
-            begun = await self._hold(self._begin(exchange, rules, connection), connection)
+            begun: Running | Answer | None = None
+            if exchange.key_lines:
+                begun = await body.read_async(exchange, rules.policy)
+            if begun is None:
+                connection = rules.connection(exchange.context) if rules.connection is not None else None
+                if inspect.isawaitable(connection):
+                    connection = await connection
+                begun = await self._hold(self._begin(exchange, rules, connection), connection)
         except BaseException:
             exchange.end_claim(None)
             raise

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..core.fingerprint import RequestParts
 from ..core.record import Answer
 from ..errors import ConfigurationError
+from .body import Body
 from .boundary import Boundary, Place
 from .marks import mark_of
 from .operation import Running
@@ -130,6 +131,8 @@ class Exchange:
     bound_to: str | None = None
     is_call: bool = False
     """A call of the service's own (``once``), not a request of a client: its keys are apart."""
+    body: Body | None = None
+    """Where the body comes from, until a claim has read it."""
     engine: Engine | None = None
     """Of the middleware that the request came through; a decorator of another one is refused."""
     rules: Rules | None = None
@@ -205,6 +208,11 @@ class Exchange:
             elif not self._closed:
                 self.running = begun
             return not self._closed
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether a guard has its hands on it, or had."""
+        return self._claiming or self.running is not None or self.answer is not None
 
     def let_go(self) -> bool:
         """The edge has nothing to wait for. False: a guard has claimed after all."""

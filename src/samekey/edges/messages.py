@@ -1,0 +1,54 @@
+"""What the ASGI edge and an application say to each other, and an answer put together from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from ..core.record import Answer
+from .starlette import lower_case
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_ENDLESS: Final = (b"text/event-stream", b"multipart/x-mixed-replace")
+"""Types of answers that have no end."""
+
+
+class Collected:
+    """What an application has sent of its answer so far."""
+
+    def __init__(self) -> None:
+        self.start: Message | None = None
+        self.chunks: list[bytes] = []
+        self.size = 0
+
+    def add(self, message: Message) -> None:
+        """A piece of the body."""
+        self.chunks.append(bytes(message.get("body", b"")))
+        self.size += len(self.chunks[-1])
+
+    @property
+    def is_endless(self) -> bool:
+        assert self.start is not None
+        types = [value for name, value in self.start.get("headers", ()) if name.lower() == b"content-type"]
+        return any(value.strip().lower().startswith(_ENDLESS) for value in types)
+
+    def answer(self) -> Answer:
+        """All of it, as one answer."""
+        assert self.start is not None
+        headers = tuple((bytes(name), bytes(value)) for name, value in self.start.get("headers", ()))
+        body = b"".join(self.chunks)
+        self.chunks.clear()
+        return Answer(self.start["status"], headers, body)
+
+
+async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
+    headers = lower_case(answer.headers)
+    if answer.header(b"content-length") is None and answer.status not in (204, 304):
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head else answer.body, "more_body": False})
