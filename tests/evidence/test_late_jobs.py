@@ -17,6 +17,8 @@ from samekey import Executed, Resolution, Response, current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.states import State
 from samekey.stores.sql.jobs import Job
+from samekey.stores.sql.keys import Keys as SqlKeys
+from samekey.stores.sql.operator import Operator
 from samekey.workers.outbox import OutboxWorker
 from tests.evidence.conftest import HOUR, Node
 from tests.taking import begin
@@ -26,7 +28,7 @@ class Orders:
     """A deferred order whose job is paused in its function."""
 
     def __init__(self, node: Node, *, fails: bool = False) -> None:
-        self.node, self.runs = node, 0
+        self.node, self.runs, self.paid = node, 0, 0
         self.entered, self.go_on = threading.Event(), threading.Event()
         idempotency = node.idempotency
 
@@ -43,7 +45,11 @@ class Orders:
             job.provider_id = "ch_1"
             if fails:
                 raise TimeoutError
+            job.write(self.mark_paid)
+            job.enqueue("receipt", {})
             return Response(201, {"id": "ch_1"})
+
+        idempotency.job("receipt")(lambda _job, _payload: None)
 
         self.app = Starlette(routes=[Route("/order", order, methods=["POST"])])
         self.app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=lambda _: "acme")
@@ -64,6 +70,17 @@ class Orders:
         with TestClient(self.app) as client:
             answer = client.post("/order", json={}, headers={"Idempotency-Key": "k"})
             return answer.status_code, answer.json()
+
+    async def mark_paid(self, _connection: Any) -> None:
+        self.paid += 1
+
+    def jobs(self) -> dict[str, str]:
+        """The state of each."""
+        operator, record = Operator(SqlKeys(self.node.idempotency.engine.queries)), self.node.record("k")
+        return {job.name: job.state for job in self.node.run(lambda: operator.jobs_of(record.id))}
+
+    def receipts(self) -> int:
+        return int(self.jobs().get("receipt") == "live")
 
     def taken_over(self) -> Job:
         """Its lease ends, and another worker has it."""
@@ -95,6 +112,20 @@ def test_the_late_success_of_a_job_is_its_end_once_it_is_dead(sql_node: Node, de
     assert sql_node.state("k") is State.COMPLETED
     assert orders.post() == (201, {"id": "ch_1"})
     assert orders.runs == 1
+    if dead_first:
+        assert orders.paid and orders.receipts() == 1, "its writes, and the jobs after it"
+
+
+def test_the_late_success_of_a_job_that_waits_for_its_next_try_is_its_end(sql_node: Node) -> None:
+    """Nobody runs it: with its writes and the jobs after it, and without another call."""
+    orders = Orders(sql_node)
+    other, outbox = orders.taken_over(), sql_node.idempotency.engine.outbox
+    sql_node.run(lambda: outbox.retry(other, pause_ms=60_000, error="the provider is away"))
+    orders.finish()
+    assert sql_node.state("k") is State.COMPLETED
+    assert orders.post() == (201, {"id": "ch_1"})
+    assert orders.runs == 1 and orders.paid and orders.receipts() == 1
+    assert orders.jobs()["charge"] == "done"
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])

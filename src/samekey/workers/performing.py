@@ -113,9 +113,12 @@ class Performer:
             return
         try:
             answer = self._answer(result) if job.answers else None
-            await self._settle(job, definition, context, answer, awaited)
+            try:
+                await self._settle(job, definition, context, answer, awaited)
+            except LeaseLost:
+                logger.warning("Another worker has taken the %s; this result comes late", name_of(job))
+                await self._settle(job, definition, context, answer, awaited, late=True)
         except LeaseLost:
-            logger.warning("Another worker has taken the %s; this result came late", name_of(job))
             await self._tell(job, context.provider_id, answer)
         except (NotSerialisable, EscapedTransaction, NotAwaited, Disputed) as error:
             # The effect has happened and no further attempt can give a better result; the provider can.
@@ -195,9 +198,17 @@ class Performer:
         return None if len(answer.body) > self._engine.policy.max_answer else answer
 
     async def _settle(
-        self, job: Job, definition: JobDefinition, context: JobContext, answer: Answer | None, awaited: bool
+        self,
+        job: Job,
+        definition: JobDefinition,
+        context: JobContext,
+        answer: Answer | None,
+        awaited: bool,
+        *,
+        late: bool = False,
     ) -> None:
-        """Records what was done.
+        """Records what was done. ``late``: others had the job meanwhile; if none of them runs it, this is its
+        end like any other, with its writes and the jobs after it.
 
         The function's time is no measure for it: a store that stalls is waited for, each statement for the
         store's own time-out, and the whole for as long as the lease can be kept.
@@ -208,11 +219,11 @@ class Performer:
         async def once() -> None:
             context.cut_back(before)  # what the writes of a try that does not count have added
             if awaited:
-                work = self._record(job, context, answer, definition.timeout)
+                work = self._record(job, context, answer, definition.timeout, late)
             else:
                 # In a thread of its own: its writes want a sync connection and may block. A thread cannot be
                 # stopped, so a second one would only wait behind it.
-                work = self._apart.call(name, self._record_sync, job, context, answer)
+                work = self._apart.call(name, self._record_sync, job, context, answer, late)
             left = max(until - time.monotonic(), self._lease_ms / 1000)
             await self._apart.at_most(timedelta(seconds=left), name, work)
 
@@ -248,11 +259,15 @@ class Performer:
                 await asyncio.sleep(shorter)
         raise AssertionError("unreachable")
 
-    async def _record(self, job: Job, context: JobContext, answer: Answer | None, longest: timedelta) -> None:
+    async def _record(
+        self, job: Job, context: JobContext, answer: Answer | None, longest: timedelta, late: bool
+    ) -> None:
         """The provider's id, the job's own writes, the jobs after it, its end and the final answer: one
         transaction."""
         session = await self._driver.open()
         try:
+            if late:
+                await run_in_async(session, self._outbox.regain(job))
             if context.writes:
                 proof = await run_in_async(session, self._outbox.open_writes())
                 await _write(context, session.connection, longest)
@@ -265,10 +280,12 @@ class Performer:
             raise
         await session.commit()
 
-    def _record_sync(self, job: Job, context: JobContext, answer: Answer | None) -> None:
+    def _record_sync(self, job: Job, context: JobContext, answer: Answer | None, late: bool) -> None:
         """The same for a sync job, whose writes want a sync connection."""
         session = self._engine.drivers.sync.open()
         try:
+            if late:
+                run_in(session, self._outbox.regain(job))
             if context.writes:
                 proof = run_in(session, self._outbox.open_writes())
                 for function, args, kwargs in context.writes:

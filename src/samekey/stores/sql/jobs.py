@@ -262,6 +262,13 @@ class Jobs:
         if not rows:
             raise LeaseLost("Another worker has taken the job; its result counts, not this one.")
 
+    def regain(self, job: Job, *, now: int | None = None) -> Program[None]:
+        """For a worker that was overtaken and has done the job after all: if nobody runs it, it is this
+        worker's again, for the transaction that ends it. ``LeaseLost`` if somebody does, or it has ended."""
+        yield BEGIN
+        if not (yield self._queries.statement("regain_job", now, id=job.id, attempt=job.attempt)):
+            raise LeaseLost("Another worker has taken the job.")
+
     def retry(
         self,
         job: Job,

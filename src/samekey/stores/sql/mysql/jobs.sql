@@ -106,6 +106,13 @@ where id = :id and attempt = :attempt and state = 'live'
 -- then
 select {now} from {jobs} where id = :id and mark = :mark
 
+-- name: regain_job
+-- A worker that was overtaken has done the job after all, and nobody runs it: it waits for another try, or is dead.
+update {jobs} set state = 'live', attempt = :attempt, done_at = null, mark = :mark
+where id = :id and (state = 'dead' or (state = 'live' and attempt is null))
+-- then
+select {now} from {jobs} where id = :id and mark = :mark
+
 -- name: retry_job
 -- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more.
 update {jobs} set due_at = {now} + :pause_ms, error = :error, attempt = null,
@@ -136,7 +143,8 @@ update {keys} set
     answer_body = :answer_body, completed_at = {now},
     expires_at = {expiry},
     error_code = null, provider_id = coalesce(:provider_id, provider_id)
-where scope = :scope and `key` = :key and id = :operation_id and state = 'pending'
+where scope = :scope and `key` = :key and id = :operation_id
+    and state in ('pending', 'dead_letter')
 
 -- name: bury_operation  event: give_up
 -- The operation of a job that was given up; what is known of the provider's id is kept with it.

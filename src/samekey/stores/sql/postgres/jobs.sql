@@ -144,6 +144,12 @@ update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provi
 where id = :id::text and attempt = :attempt::text and state = 'live' and {durable}
 returning {now}
 
+-- name: regain_job
+-- A worker that was overtaken has done the job after all, and nobody runs it: it waits for another try, or is dead.
+update {jobs} set state = 'live', attempt = :attempt::text, done_at = null
+where id = :id::text and (state = 'dead' or (state = 'live' and attempt is null)) and {durable}
+returning {now}
+
 -- name: retry_job
 -- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more. Whoever sleeps
 -- is told: the pause may be shorter than the sleep.
@@ -181,7 +187,7 @@ update {keys} set
     expires_at = {expiry},
     error_code = null, provider_id = coalesce(:provider_id::text, provider_id)
 where scope = :scope::text and key = :key::text and id = :operation_id::text
-    and state = 'pending' and {durable} and {actor:worker}
+    and state in ('pending', 'dead_letter') and {durable} and {actor:worker}
 returning {now}
 
 -- name: bury_operation  event: give_up

@@ -101,6 +101,12 @@ update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provi
 where id = :id and attempt = :attempt and state = 'live'
 returning {now}
 
+-- name: regain_job
+-- A worker that was overtaken has done the job after all, and nobody runs it: it waits for another try, or is dead.
+update {jobs} set state = 'live', attempt = :attempt, done_at = null
+where id = :id and (state = 'dead' or (state = 'live' and attempt is null))
+returning {now}
+
 -- name: retry_job
 -- Back into the queue, to be tried again after a pause. It has spoken, so it is no suspect any more.
 update {jobs} set due_at = {now} + :pause_ms, error = :error, attempt = null,
@@ -129,7 +135,7 @@ update {keys} set
     expires_at = {expiry},
     error_code = null, provider_id = coalesce(:provider_id, provider_id)
 where scope = :scope and key = :key and id = :operation_id
-    and state = 'pending'
+    and state in ('pending', 'dead_letter')
 returning {now}
 
 -- name: bury_operation  event: give_up
