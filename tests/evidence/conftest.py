@@ -37,6 +37,7 @@ class Node:
             run(self.idempotency.engine.drivers.sync, lambda: migrate(self.idempotency.engine.queries))
         self.keys = self.idempotency.engine.keys
         self.finding = store.finding
+        self.resolver = self.idempotency.engine.resolver
         self.upkeep = store.tending
 
     def close(self) -> None:
@@ -61,6 +62,15 @@ class Node:
     def tell(self, evidence: Evidence, event_id: str = "e1", **named: Any) -> Resolution:
         given = {"source": "cards", "tenant": None, "occurred_at": datetime.now(UTC), **named}
         return self.idempotency.resolve(evidence, event_id=event_id, verify=lambda: True, **given)
+
+    @property
+    def is_sql(self) -> bool:
+        return self.idempotency.engine.drivers.dialect in ("sqlite", "postgres", "mysql")
+
+    def shown(self, key: str) -> list[str]:
+        """What becomes of the events that an operator is shown."""
+        tables, record = self.idempotency.engine.store.tables, self.record(key)
+        return [one.state for one in self.run(lambda: tables.effects.shown(record.id))]
 
     def state(self, key: str) -> State:
         return self.record(key).state

@@ -1,13 +1,14 @@
-"""An answer that says no is none against a provider's yes that waits.
+"""An answer that says no, and a provider's yes that came while the work was under way.
 
-The yes came while the work was under way. Its own call went wrong, so it answers 402 or 422; it is the
-provider who knows. The record is held, the yes settles it at once where the store keeps it, and every retry
-gets the provider's truth.
+Where the handler knew of what the yes tells (it has noted the provider's id, or went on to another step), its
+answer stands: it may have given the money back. Where it did not know, one of the two is wrong, and neither
+becomes the answer by itself: a lookup or a person looks at both.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,10 +33,14 @@ from samekey import (
 )
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.states import State
+from samekey.errors import Contradicted
+from samekey.stores.protocols import Actor
 from samekey.workers.completer import Completer
 from samekey.workers.outbox import OutboxWorker
 from tests.evidence.conftest import Node
+from tests.evidence.test_older_findings import look
 
+SOMEBODY = Actor("somebody", "a test")
 YES = Executed(Response(201, {"id": "ch_1"}), "ch_1")
 
 
@@ -63,10 +68,16 @@ async def tell(idempotency: Idempotency, evidence: Executed, key: str) -> Resolu
     )
 
 
-def retries_get_the_truth(node: Node, app: Starlette, keys: list[str]) -> None:
-    if not node.idempotency.engine.drivers.dialect.startswith(("sqlite", "postgres", "mysql")):
-        assert node.state("k") is State.UNKNOWN  # nothing is kept there but that it is not free
-        assert node.tell(YES, "e2", downstream_key=keys[0]) is Resolution.RESOLVED
+def somebody_must_look_at_both(node: Node, app: Starlette, keys: list[str]) -> None:
+    """Nor does another yes decide it; a lookup does."""
+    record = node.record("k")
+    assert record.state is State.UNKNOWN
+    assert str(record.error_code).startswith("answered_")
+    node.tell(YES, "e2", downstream_key=keys[0])
+    assert post(app)[0] == 409
+    with pytest.raises(Contradicted):
+        node.run(lambda: node.resolver.apply(record, NotExecuted, SOMEBODY))
+    assert node.run(lambda: node.resolver.apply(record, YES, SOMEBODY))
     assert post(app) == (201, {"id": "ch_1"})
     assert len(keys) == 1
 
@@ -81,7 +92,7 @@ async def a_yes_comes(node: Node) -> str:
 
 
 @pytest.mark.parametrize("status", [402, 422])
-def test_a_handlers_no_is_held_and_the_yes_settles_it(node: Node, status: int) -> None:
+def test_a_no_of_a_handler_that_did_not_know_is_held(node: Node, status: int) -> None:
     keys: list[str] = []
 
     async def pay(_: Request) -> JSONResponse:
@@ -89,8 +100,65 @@ def test_a_handlers_no_is_held_and_the_yes_settles_it(node: Node, status: int) -
         return JSONResponse({"error": "the bank did not answer"}, status)
 
     app = serve(node.idempotency, node.idempotency.leased(pay))
-    assert post(app)[0] in (201, 409)
-    retries_get_the_truth(node, app, keys)
+    assert post(app)[0] == 409
+    somebody_must_look_at_both(node, app, keys)
+
+
+@pytest.mark.parametrize("status", [409, 500])
+def test_the_answer_of_a_handler_that_knew_stands(node: Node, status: int) -> None:
+    """It has charged, is sold out, and gave the money back."""
+    keys: list[str] = []
+
+    async def pay(_: Request) -> JSONResponse:
+        keys.append(await a_yes_comes(node))
+        current_operation().provider_id = "ch_1"
+        return JSONResponse({"error": "sold out"}, status)
+
+    app = serve(node.idempotency, node.idempotency.leased(remember="everything")(pay))
+    assert post(app) == (status, {"error": "sold out"})
+    assert post(app) == (status, {"error": "sold out"})
+    assert node.tell(YES, "e2", downstream_key=keys[0]) is Resolution.TOO_LATE
+    assert len(keys) == 1
+    if node.is_sql:
+        look(node)
+        assert node.shown("k") == []
+
+
+def test_the_answer_about_a_later_step_stands(node: Node) -> None:
+    """The authorisation is confirmed, the capture is declined: that is no contradiction."""
+
+    async def pay(_: Request) -> JSONResponse:
+        operation = current_operation()
+        operation.source = "cards"
+        said = await tell(node.idempotency, YES, operation.downstream_key("authorise"))
+        assert said in (Resolution.KEPT, Resolution.TOO_EARLY)
+        operation.downstream_key("capture")
+        return JSONResponse({"error": "declined"}, 402)
+
+    app = serve(node.idempotency, node.idempotency.leased(pay))
+    assert post(app) == (402, {"error": "declined"})
+    assert post(app) == (402, {"error": "declined"})
+
+
+def test_what_another_attempt_may_have_made_is_not_known(node: Node) -> None:
+    """The first attempt failed; the yes names no id, or another than that of the second."""
+    keys: list[str] = []
+
+    async def pay(_: Request) -> JSONResponse:
+        operation = current_operation()
+        operation.source = "cards"
+        keys.append(operation.downstream_key())
+        if len(keys) == 1:
+            raise NotExecuted
+        said = await tell(node.idempotency, YES, keys[0])
+        assert said in (Resolution.KEPT, Resolution.TOO_EARLY)
+        operation.provider_id = "ch_2"
+        return JSONResponse({"error": "declined"}, 402)
+
+    app = serve(node.idempotency, node.idempotency.leased(pay))
+    post(app)
+    assert post(app)[0] == 409
+    assert node.state("k") is State.UNKNOWN
 
 
 def test_a_no_that_is_too_large_to_keep_is_held_too(node: Node) -> None:
@@ -102,7 +170,7 @@ def test_a_no_that_is_too_large_to_keep_is_held_too(node: Node) -> None:
 
     app = serve(node.idempotency, node.idempotency.leased(pay))
     post(app)
-    retries_get_the_truth(node, app, keys)
+    somebody_must_look_at_both(node, app, keys)
 
 
 def test_a_remembered_failure_is_held_too(node: Node) -> None:
@@ -115,7 +183,7 @@ def test_a_remembered_failure_is_held_too(node: Node) -> None:
     app = serve(node.idempotency, node.idempotency.leased(classify=lambda *_: Outcome.REMEMBER)(pay))
     with TestClient(app, raise_server_exceptions=False) as client:
         client.post("/pay", json={}, headers={"Idempotency-Key": "k"})
-    retries_get_the_truth(node, app, keys)
+    somebody_must_look_at_both(node, app, keys)
 
 
 def test_a_phased_functions_no_is_held_and_the_run_goes_on(sql_node: Node) -> None:
@@ -150,7 +218,8 @@ def test_a_phased_functions_no_is_held_and_the_run_goes_on(sql_node: Node) -> No
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_a_jobs_no_is_held_and_the_yes_settles_it(sql_node: Node, is_async: bool) -> None:
+@pytest.mark.parametrize("knows", [False, True], ids=["did not know", "knew"])
+def test_the_no_of_a_job(sql_node: Node, is_async: bool, knows: bool) -> None:
     node, keys = sql_node, list[str]()
     idempotency = node.idempotency
 
@@ -162,6 +231,8 @@ def test_a_jobs_no_is_held_and_the_yes_settles_it(sql_node: Node, is_async: bool
     def no(job: Any) -> Response:
         keys.append(job.key)
         assert node.tell(YES, downstream_key=keys[0]) is Resolution.KEPT
+        if knows:
+            job.provider_id = "ch_1"
         return Response(402, {"error": "the bank did not answer"})
 
     async def charge(job: Any, _: Any) -> Response:
@@ -174,7 +245,20 @@ def test_a_jobs_no_is_held_and_the_yes_settles_it(sql_node: Node, is_async: bool
     app = serve(idempotency, order)
     assert post(app)[0] == 202
 
-    async def work() -> None:
+    work(idempotency)
+    assert len(keys) == 1
+    if knows:
+        assert post(app) == (402, {"error": "the bank did not answer"})
+        return
+    assert node.record("k").error_code == "answered_402"
+    assert node.state("k") is State.DEAD_LETTER
+    node.tell(YES, "e2", downstream_key=keys[0])
+    assert node.state("k") is State.DEAD_LETTER
+    assert post(app)[0] == 409
+
+
+def work(idempotency: Idempotency) -> None:
+    async def working() -> None:
         try:
             worker = OutboxWorker(idempotency.engine)
             await worker.run_once()
@@ -182,7 +266,30 @@ def test_a_jobs_no_is_held_and_the_yes_settles_it(sql_node: Node, is_async: bool
         finally:
             await idempotency.engine.drivers.aio.close()
 
-    asyncio.run(work())
-    assert node.state("k") is State.COMPLETED
-    assert post(app) == (201, {"id": "ch_1"})
-    assert len(keys) == 1
+    asyncio.run(working())
+
+
+def test_a_yes_about_another_job_contradicts_no_answer(sql_node: Node) -> None:
+    node, idempotency = sql_node, sql_node.idempotency
+    told = threading.Event()
+
+    @idempotency.deferred
+    async def order(_: Request) -> JSONResponse:
+        await current_operation().enqueue("charge", {})
+        await current_operation().enqueue("deposit", {})
+        return JSONResponse({}, 202)
+
+    @idempotency.job("deposit", source="cards")
+    def deposit(job: Any, _: Any) -> None:
+        assert node.tell(YES, downstream_key=job.key) is Resolution.KEPT
+        told.set()
+
+    @idempotency.job("charge", source="cards")
+    def charge(_: Any, __: Any) -> Response:
+        assert told.wait(20)
+        return Response(402, {"error": "declined"})
+
+    app = serve(idempotency, order)
+    assert post(app)[0] == 202
+    work(idempotency)
+    assert post(app) == (402, {"error": "declined"})

@@ -43,6 +43,7 @@ PARAMETERS: Mapping[str, Any] = {
         "source": None,
         "freed": 1,
         "happened": 1,
+        "heeded": None,
     },
 }
 

@@ -75,6 +75,7 @@ VALUES: dict[str, Value] = {
     **claim_values(CLAIM),
     **answer_values(Answer(201, (), b"paid")),
     "happened": 1,
+    "heeded": None,
     "now": None,
     "seen": "attempt 5",
     "life": 2,

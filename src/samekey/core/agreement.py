@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from .effects import Effect, EffectKind, Says, Word, certainly_about, is_before
+from .disputes import Yes, is_known_to
+from .effects import Effect, EffectKind, Says, SentStep, Word, certainly_about, is_before
 from .record import Record
 from .states import Mode, State
 
@@ -32,6 +33,8 @@ def aftermath(word: Word, record: Record, effects: Sequence[Effect]) -> Aftermat
     if record.state is not State.COMPLETED or is_before(word, record):
         return Aftermath.LATE
     effect = _meant(word, record, effects)
+    if word.says is Says.EXECUTED and _knew(word, record, effects):
+        return Aftermath.USED
     happened = _happened(record, effect)
     if happened is None:
         return Aftermath.LATE
@@ -40,6 +43,15 @@ def aftermath(word: Word, record: Record, effects: Sequence[Effect]) -> Aftermat
     if word.says is Says.EXECUTED or certainly_about(word, record, effect, effects):
         return Aftermath.CONFLICT
     return Aftermath.LATE
+
+
+def _knew(word: Word, record: Record, effects: Sequence[Effect]) -> bool:
+    """Whether a leased handler has given its answer with this in mind."""
+    noted = [one for one in effects if one.kind is EffectKind.LEASED and one.run == record.run]
+    in_order = sorted(noted, key=lambda one: int(one.place))
+    steps = [SentStep(one.step, one.downstream_key, one.provider_id) for one in in_order]
+    yes = Yes(word.source, word.event_id, word.about, word.provider_id)
+    return is_known_to(yes, steps, attempts=record.attempts)
 
 
 def _meant(word: Word, record: Record, effects: Sequence[Effect]) -> Effect | None:

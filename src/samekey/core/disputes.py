@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import ConfigurationError, Contradicted
+from .effects import SentStep
+from .program import Row
 
 MOST_DISPUTES: Final = 32
 """Events that one record of a key store keeps: it must stay small. Whether there were more is kept too."""
@@ -25,6 +27,8 @@ class Yes:
     event_id: str
     about: str | None = None
     """The downstream key of the effect that it is about; None: it does not say."""
+    provider_id: str | None = None
+    """What the provider has made, by its id; None: it does not say."""
 
     @property
     def name(self) -> str:
@@ -53,14 +57,41 @@ def check_set_aside(waiting: Sequence[Yes], despite: Sequence[str]) -> None:
         raise Contradicted([one.name for one in unnamed], ", ".join(map(str, unnamed)))
 
 
+def is_known_to(yes: Yes, steps: Sequence[SentStep], *, attempts: int) -> bool:
+    """Whether the handler that gives an answer knew of what this event tells, when it gave it: then the
+    answer is no contradiction, whatever its status. It may have given the money back.
+
+    ``steps`` are what the handler has sent, in their order. It knows of what it has noted the provider's id
+    of, and of a step after which it went on to another. Where another attempt may have done it, only the same
+    id says that it knows.
+    """
+    meant = [one for one in steps if yes.about in (None, one.downstream_key)]
+    meant = meant or [one for one in steps if one.downstream_key is None]
+    if yes.provider_id is not None and any(one.provider_id == yes.provider_id for one in meant):
+        return True
+    if not meant or attempts > 1:
+        return False
+    return all(one.provider_id is not None or one is not steps[-1] for one in meant)
+
+
+def yes_of(event: Row) -> Yes:
+    """An event that says yes, as the SQL stores keep it."""
+    source, event_id, _, about, provider_id = event[:5]
+    return Yes(
+        str(source),
+        str(event_id),
+        str(about) if about else None,
+        None if provider_id is None else str(provider_id),
+    )
+
+
 def encode_yes(yes: Yes) -> str:
     """As a key store keeps it with its record."""
-    return json.dumps([yes.source, yes.event_id, yes.about])
+    return json.dumps([yes.source, yes.event_id, yes.about, yes.provider_id])
 
 
 def decode_yes(stored: str) -> Yes:
-    source, event_id, about = json.loads(stored)
-    return Yes(source, event_id, about)
+    return Yes(*json.loads(stored))
 
 
 def encode_all(disputes: Iterable[Yes]) -> str:

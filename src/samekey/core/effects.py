@@ -200,6 +200,9 @@ _RUNNING = (State.IN_PROGRESS, State.PENDING)
 _OVER = (State.COMPLETED, State.EXPIRED)
 _HAPPENED = (Says.EXECUTED, Says.DECLINED)
 _LEASED = (Mode.LEASED, Mode.REPEATABLE)
+ANSWERED: Final = "answered_"
+"""How the error code of an outcome begins whose handler has given an answer that says no, against a
+provider's yes of which it had not known."""
 UNTOLD: Final = ("lease_ended", "not_noted")
 """The error codes of attempts of which nobody has noted what they may have sent."""
 
@@ -269,7 +272,7 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
         return _unknown_voice(word, record)
     if record.state in _OVER or (record.mode is Mode.ATOMIC and record.state is State.FAILED_RETRYABLE):
         return Late()
-    if record.state in _RUNNING:
+    if record.state in _RUNNING or _answered_otherwise(word, record):
         return Keep()
     if len(keys) > 1:
         return Unplaced() if about is None else _judge_several(word, record, keys, others)
@@ -347,6 +350,8 @@ def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict
         return Unplaced()
     if _is_foreign(word, effect):
         return _unknown_voice(word, record)
+    if effect.job_state == "dead" and effect.job_answers and _answered_otherwise(word, record):
+        return Keep()
     if effect.job_state == "live":
         return Keep()  # its own next run says more: it also does the job's writes
     doubt = Late() if effect.job_state != "dead" else _in_doubt(_believable(word, record, effect))
@@ -403,6 +408,12 @@ def _unknown_voice(word: Word, record: Record) -> Unplaced | Foreign:
     knows = word.knows_us or word.about is not None
     heeded = knows and word.says is Says.EXECUTED and record.state not in _OVER
     return Unplaced() if heeded else Foreign()
+
+
+def _answered_otherwise(word: Word, record: Record) -> bool:
+    """Whether the handler has given an answer that says no, and this says yes: somebody must look at both."""
+    code = record.error_code or ""
+    return word.says is Says.EXECUTED and code.startswith(ANSWERED)
 
 
 def _stands_instead(other: Effect, effect: Effect) -> bool:

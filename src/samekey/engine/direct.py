@@ -135,6 +135,6 @@ class DirectResolver:
     def _dispute(self, record: Record, said: Said) -> Program[None]:
         if not isinstance(said.evidence, Executed):
             return
-        yes = Yes(said.source, said.event_id, said.about)
+        yes = Yes(said.source, said.event_id, said.about, said.names_id)
         if not (yield from self.finding.dispute(record.id, yes, attempt=record.attempt)):
             raise Moved

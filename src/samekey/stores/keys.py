@@ -26,7 +26,8 @@ from ..core.decide import (
     decide,
     has_expired,
 )
-from ..core.effects import NOTHING_SENT, Sent
+from ..core.disputes import Yes, decode_all, encode_all, is_known_to, yes_of
+from ..core.effects import ANSWERED, NOTHING_SENT, Says, Sent
 from ..core.policy import Policy
 from ..core.program import BEGIN, Program, Row, Statement, Value
 from ..core.record import ANSWER_VERSION, Answer, Lease, Record, decode_record, encode_headers
@@ -239,23 +240,50 @@ class Keys:
         A leased handler's own answer counts for its own run, whatever others have found out or given up
         meanwhile, as long as there is no answer and nobody has run it since.
 
-        An answer that says no is none against a provider's yes that waits: as for ``fail``, the outcome is
-        unknown then, and it gives None.
+        An answer that says no is none against a provider's yes that waits and of which the handler does not
+        know: the outcome is unknown then, until somebody has seen both, and it gives None.
         """
         said = status if answer is None else answer.status
         refuses = said is not None and said >= ERRORS_FROM
         values = {**answer_values(answer), "provider_id": provider_id, "happened": int(not refuses)}
-        rows = yield from self._noting("complete", lease, sent, now, **values)
+        rows = yield from self._noting("complete", lease, sent, now, **values, heeded=None)
+        if not rows and refuses:
+            known = yield from self._known(lease, sent, now)
+            if known is not None:
+                rows = yield from self._noting(
+                    "complete", lease, sent, now, **values, heeded=encode_all(known)
+                )
         if rows:
             return _int(rows[0][1])
-        if refuses and (yield from self._noting("hold", lease, sent, now, error_code=f"status_{said}")):
+        if refuses and (yield from self._noting("hold", lease, sent, now, error_code=f"{ANSWERED}{said}")):
             return None
         # Perhaps it is recorded already, and only the acknowledgement of that was lost.
         record = yield from self.read(lease.scope, lease.key, now=now)
         if record is not None and record.attempt == lease.attempt and record.state is State.COMPLETED:
             return record.expires_at
-        rows = yield from self._left_behind("complete", lease, sent, now, **values)
+        rows = yield from self._left_behind("complete", lease, sent, now, **values, heeded=None)
         return _int(rows[0][1]) if rows else None
+
+    def _known(self, lease: Lease, sent: Sent, now: int | None) -> Program[list[Yes] | None]:
+        """The events that say yes and wait, if the handler knows of all of them: its answer is given with
+        that in mind. None: it does not, or the operation is not its own any more."""
+        record = yield from self.read(lease.scope, lease.key, now=now)
+        if record is None or record.attempt != lease.attempt:
+            return None
+        waiting = yield from self._waiting(record.id)
+        knows = all(is_known_to(yes, sent.steps, attempts=record.attempts) for yes in waiting)
+        return waiting if knows else None
+
+    def _waiting(self, operation_id: str) -> Program[list[Yes]]:
+        """The events that say yes and wait. Where the store has transactions, no other comes before this one
+        ends; else the statement that follows compares them."""
+        if self._statements.notes_along:
+            rows = yield self._statements.statement("disputed_by", None, operation_id=operation_id)
+            return decode_all(str(rows[0][0])) if rows else []
+        yield BEGIN
+        yield self._statements.statement("lock_operation", None, operation_id=operation_id)
+        rows = yield self._statements.statement("unsettled_evidence", None, operation_id=operation_id)
+        return [yes_of(row) for row in rows if row[6] == Says.EXECUTED]
 
     def fail(
         self, lease: Lease, error_code: str, *, sent: Sent = NOTHING_SENT, now: int | None = None

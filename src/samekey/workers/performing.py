@@ -30,8 +30,7 @@ from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import Keeper
 from ..errors import EscapedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
-from ..stores.sql.jobs import Job
-from ..stores.sql.phases import Disputed
+from ..stores.sql.jobs import JOB_FAILED, Contested, Job
 from .apart import Apart, Ended, TooLong, told
 from .lasting import will_last
 
@@ -120,7 +119,9 @@ class Performer:
                 await self._settle(job, definition, context, answer, awaited, late=True)
         except LeaseLost:
             await self._tell(job, context.provider_id, answer)
-        except (NotSerialisable, EscapedTransaction, NotAwaited, Disputed) as error:
+        except Contested as error:
+            await self.bury(job, str(error), context.provider_id, code=error.code)
+        except (NotSerialisable, EscapedTransaction, NotAwaited) as error:
             # The effect has happened and no further attempt can give a better result; the provider can.
             await self.bury(job, str(error), context.provider_id)
         except TooLong:
@@ -134,12 +135,14 @@ class Performer:
             sentence = f"The job was done, but that could not be recorded: {told(error)}"
             await self._failed(job, definition, context, sentence)
 
-    async def bury(self, job: Job, error: str, provider_id: str | None = None) -> None:
+    async def bury(
+        self, job: Job, error: str, provider_id: str | None = None, *, code: str = JOB_FAILED
+    ) -> None:
         """The end of its attempts, or of its hopes: a dead letter."""
         logger.error("The %s is a dead letter: %s", name_of(job), error)
         try:
             settled = await self._patiently(
-                job, lambda: self._bury(job, error, provider_id), self._kept_until()
+                job, lambda: self._bury(job, error, provider_id, code), self._kept_until()
             )
         except LeaseLost:
             logger.warning("Another worker has taken the %s", name_of(job))
@@ -177,14 +180,16 @@ class Performer:
         sent = SentStep(step, downstream_key(job.scope, job.key, step), provider_id, source)
         return Lease(job.scope, job.key, job.attempt, self._lease_ms), sent
 
-    async def _bury(self, job: Job, error: str, provider_id: str | None) -> bool:
-        return await run_async(self._driver, lambda: self.buried(job, _kept(error), provider_id))
+    async def _bury(self, job: Job, error: str, provider_id: str | None, code: str) -> bool:
+        return await run_async(self._driver, lambda: self.buried(job, _kept(error), provider_id, code))
 
-    def buried(self, job: Job, error: str, provider_id: str | None = None) -> Program[bool]:
+    def buried(
+        self, job: Job, error: str, provider_id: str | None = None, code: str = JOB_FAILED
+    ) -> Program[bool]:
         """Dead, unless the provider has said meanwhile what became of it: that was kept while the job could
         still be tried, and is used now, in the same transaction."""
         yield BEGIN
-        yield from self._outbox.bury(job, error=error, provider_id=provider_id)
+        yield from self._outbox.bury(job, error=error, code=code, provider_id=provider_id)
         return (yield from self._engine.resolver.apply_waiting(job.operation_id))
 
     def _answer(self, result: Any) -> Answer | None:
@@ -246,7 +251,7 @@ class Performer:
         for tries, pause in enumerate(pauses, 1):
             try:
                 return await once()
-            except (LeaseLost, EscapedTransaction, NotAwaited, TooLong, Disputed):
+            except (LeaseLost, EscapedTransaction, NotAwaited, TooLong, Contested):
                 raise
             except Exception as error:
                 shorter = min(pause, lease / 4)

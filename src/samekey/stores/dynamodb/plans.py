@@ -424,7 +424,11 @@ def complete(p: Values, now: int) -> Plan:
     """Counted from creation, the end must be computed, which DynamoDB cannot do: a look comes first."""
     pk = pk_of(p["scope"], p["key"])
     yield from pointed(p, now)
-    allowed = _held(p, Event.COMPLETE) if p["happened"] else (*_held(p, Event.COMPLETE), Absent("disputed"))
+    allowed: tuple[Condition, ...] = _held(p, Event.COMPLETE)
+    if not p["happened"]:
+        # What is set aside is compared as it is kept: in the order in which it came.
+        known = p["heeded"] if p["heeded"] not in (None, "[]") else None
+        allowed = (*allowed, Absent("disputed") if known is None else Is("disputed", known))
     from_completion = Is("ttl_from", "completion")
     change = _completed(p, now, pk, Plus("ttl_ms", now), Plus("kept_s", now // 1000))
     item = yield from answered(pk, change, p, (*allowed, from_completion))

@@ -1,9 +1,9 @@
 -- durable
 -- event: complete
 -- The holder's answer. Nothing happens if anybody else has taken the record, or if it says no and a provider's yes
--- waits (see hold).
+-- waits (see hold), unless the handler knew of each that waits (p.heeded).
 local record = held(p.attempt, {from:complete})
-if not record or (record.disputed and p.happened ~= 1) then
+if not record or (p.happened ~= 1 and not set_aside(record, p.heeded)) then
     return {}
 end
 change(KEYS[FIRST_RECORD], record, noted_with(record, {

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from ...core.agreement import ERRORS_FROM
 from ...core.claim import Claim, downstream_key
+from ...core.disputes import is_known_to
+from ...core.effects import ANSWERED, SentStep, decode_effect
 from ...core.program import BEGIN, Program, Row, Value
 from ...core.record import Answer, Lease
 from ...errors import EscapedTransaction, LeaseLost
@@ -20,12 +22,23 @@ from ..keys import answer_values
 from ..readable import never_empty
 from .atomic import Escaped, Opened, Taken, Written, opened_values
 from .keys import Keys
+from .overruling import waiting_yeses
 from .phases import Disputed
 
 SUSPICIOUS = 2
 """Silences that make a suspect. One is no sign: a machine dies with all that runs on it."""
+JOB_FAILED = "job_failed"
+"""The error code of an operation whose job is dead."""
 LOOK_AHEAD = 1000
 """Due jobs of a kind among which those of tenants that may still begin are looked for first."""
+
+
+class Contested(Disputed):
+    """A job answers that it did not happen, and a provider's yes waits of which it did not know."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"It answers {status}, and a provider says that it happened.")
+        self.code = f"{ANSWERED}{status}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +251,14 @@ class Jobs:
         """The job is done and, if it answers, so is its operation. ``LeaseLost`` if another has it.
 
         An answer of None is one that cannot be kept: the operation is done, its answer withheld. It may run
-        inside a transaction with writes of the job's own. ``Disputed`` if the answer says no, and a
-        provider's yes waits: nothing of it may stand.
+        inside a transaction with writes of the job's own. ``Contested`` if the answer says no, and a
+        provider's yes waits of which the job does not know: nothing of it may stand.
         """
         yield BEGIN
         if job.answers and answer is not None and answer.status >= ERRORS_FROM:
             waits = yield self._queries.statement("yes_waits", now, operation_id=job.operation_id)
-            if waits and waits[0][0] == 1:
-                raise Disputed(f"It answers {answer.status}, and a provider says that it happened.")
+            if waits and waits[0][0] == 1 and not (yield from self._knows(job, provider_id)):
+                raise Contested(answer.status)
         if job.answers:
             yield from self._queries.act_as("worker")
             yield self._queries.statement(
@@ -268,6 +281,17 @@ class Jobs:
         yield BEGIN
         if not (yield self._queries.statement("regain_job", now, id=job.id, attempt=job.attempt)):
             raise LeaseLost("Another worker has taken the job.")
+
+    def _knows(self, job: Job, provider_id: str | None) -> Program[bool]:
+        """Whether the job knows of every yes that waits and is not about another job."""
+        rows = yield self._queries.statement("effects_of", None, operation_id=job.operation_id)
+        effects = [decode_effect(row) for row in rows]
+        mine = [one for one in effects if one.place == job.id]
+        steps = [SentStep(one.step, one.downstream_key, provider_id) for one in mine]
+        others = {one.downstream_key for one in effects if one not in mine}
+        waiting = yield from waiting_yeses(self._queries, job.operation_id)
+        concerned = [yes for yes in waiting if yes.about not in others]
+        return all(is_known_to(yes, steps, attempts=job.attempts) for yes in concerned)
 
     def retry(
         self,
@@ -294,7 +318,13 @@ class Jobs:
         return bool(rows)
 
     def bury(
-        self, job: Job, *, error: str, provider_id: str | None = None, now: int | None = None
+        self,
+        job: Job,
+        *,
+        error: str,
+        code: str = JOB_FAILED,
+        provider_id: str | None = None,
+        now: int | None = None,
     ) -> Program[None]:
         """Dead letter: the job stops here with its error, and its operation with it. ``LeaseLost`` too."""
         yield BEGIN
@@ -305,7 +335,7 @@ class Jobs:
                 now,
                 **_operation(job),
                 job_id=job.id,
-                error_code="job_failed",
+                error_code=code,
                 provider_id=provider_id,
             )
             yield from self._queries.act_no_more()

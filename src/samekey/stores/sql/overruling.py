@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...core.disputes import Yes, check_set_aside
+from ...core.disputes import Yes, check_set_aside, yes_of
 from ...core.effects import Says
-from ...core.program import Program, Row
+from ...core.program import Program
 from .queries import Queries
 
 
@@ -17,7 +17,7 @@ class Moved(Exception):
 def waiting_yeses(queries: Queries, operation_id: str) -> Program[list[Yes]]:
     """The events by which providers say that something of this operation happened, and that wait."""
     rows = yield queries.statement("unsettled_evidence", None, operation_id=operation_id)
-    return [_yes(row) for row in rows if row[6] == Says.EXECUTED]
+    return [yes_of(row) for row in rows if row[6] == Says.EXECUTED]
 
 
 def overrule(
@@ -44,8 +44,3 @@ def overrule(
     if waiting:
         yield queries.statement("undispute", None, operation_id=operation_id)
     return bool(waiting)
-
-
-def _yes(row: Row) -> Yes:
-    source, event_id, _, about = row[:4]
-    return Yes(str(source), str(event_id), str(about) if about else None)

@@ -139,14 +139,14 @@ select attempt from {keys} where id in (:locked)
 
 -- name: complete  event: complete
 -- The holder's answer. Nothing happens if anybody else has taken the record, or if it says no and a provider's yes
--- waits (see hold).
+-- waits (see hold), unless the handler knew of each that waits (:heeded).
 update {keys} set
     state = {to:complete}, answer_version = :answer_version, answer_status = :answer_status,
     answer_headers = :answer_headers, answer_body = :answer_body, completed_at = {now},
     locked_until = null,
     expires_at = {expiry}, error_code = null, reconcile_after = null, provider_id = coalesce(:provider_id, provider_id), mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:complete})
-    and (disputed = 0 or :happened = 1)
+    and (disputed = 0 or :happened = 1 or :heeded is not null)
 -- then
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 

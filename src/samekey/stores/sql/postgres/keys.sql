@@ -130,7 +130,7 @@ returning k.attempt
 
 -- name: complete  event: complete
 -- The holder's answer. Nothing happens if anybody else has taken the record, or if it says no and a provider's yes
--- waits (see hold).
+-- waits (see hold), unless the handler knew of each that waits (:heeded).
 update {keys} set
     state = {to:complete}, answer_version = :answer_version::bigint,
     answer_status = :answer_status::bigint, answer_headers = :answer_headers::bytea,
@@ -138,7 +138,7 @@ update {keys} set
     expires_at = {expiry}, error_code = null, reconcile_after = null,
     provider_id = coalesce(:provider_id::text, provider_id)
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
-    and state in ({from:complete}) and (disputed = 0 or :happened::bigint = 1) and {durable}
+    and state in ({from:complete}) and (disputed = 0 or :happened::bigint = 1 or :heeded::text is not null) and {durable}
 returning {now}, expires_at
 
 -- name: fail  event: fail
