@@ -147,6 +147,29 @@ def test_a_generator_that_fails(shop: Shop, when: str, error: type[Exception]) -
     assert (shop.charges, shop.states()) == ((3, ["failed_retryable"]) if said else (1, ["unknown"]))
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_generator_that_calls_a_guarded_function(shop: Shop, first: bool) -> None:
+    """Before its first piece and after it: it is a part of what it does."""
+
+    @shop.idempotency.leased
+    async def charge() -> None:
+        shop.charge()
+
+    app = FastAPI()
+
+    @app.post("/pay")
+    async def pieces() -> AsyncIterator[dict[str, int]]:
+        if first:
+            await charge()
+        yield {"one": 1}
+        if not first:
+            await charge()
+        yield {"two": 2}
+
+    got = shop.send(shop.guard(app), times=3)
+    assert statuses(got) == [200] * 3 and got[2].replayed and shop.charges == 1
+
+
 def test_a_generator_whose_key_is_optional_and_was_not_sent(shop: Shop) -> None:
     app = FastAPI()
     app.post("/pay")(endpoints(shop)["generator"])

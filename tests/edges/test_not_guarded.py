@@ -15,6 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from samekey import ConfigurationError, current_operation
+from samekey.asgi import IdempotencyMiddleware
+from tests.edges.apps import tenant_of
 from tests.edges.callers import call_asgi, call_wsgi
 from tests.edges.scenarios import Ask
 from tests.edges.shop import Shop
@@ -198,3 +200,39 @@ def test_a_generator_is_closed_and_its_guarded_function_runs_no_longer(shop: Sho
     assert got.body == b"paid" and closed == [1] and shop.charges == 1
     with pytest.raises(ConfigurationError):
         pay(kept[0])
+
+
+class Overrides:
+    """Takes the method from a header, as forms in browsers need it."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope = dict(scope, method="POST")
+        await self.app(scope, receive, send)
+
+
+@pytest.mark.parametrize("kind", ["decorated", "undecorated", "hidden"])
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_handler_of_posts_that_is_reached_by_another_method(shop: Shop, method: str, kind: str) -> None:
+    """Each such request would run it once more, and nobody would know."""
+
+    async def pay(request: Request) -> Response:
+        shop.charge()
+        return JSONResponse({})
+
+    handler = pay if kind == "undecorated" else shop.idempotency.leased(pay)
+    app: Any = Starlette(routes=[Route("/pay", handler, methods=["POST"])])
+
+    async def hides(scope: Any, receive: Any, send: Any) -> None:
+        await Overrides(app)(scope, receive, send)
+
+    guarded = IdempotencyMiddleware(
+        hides if kind == "hidden" else Overrides(app), idempotency=shop.idempotency, tenant=tenant_of
+    )
+    got = shop.send(guarded, method=method)
+    assert all(isinstance(one.error, ConfigurationError) for one in got) and shop.charges == 0
+    without = shop.send(guarded, method=method, keys=())
+    assert [one.status for one in without] == [200, 200] if kind == "undecorated" else [500, 500]

@@ -434,6 +434,101 @@ def test_a_decorated_method_beside_an_undecorated_one(shop: Shop) -> None:
     assert shop.charges == 2
 
 
+# --- above the guarded function ---
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "fastapi in a thread", "flask"])
+def test_decorators_above_the_guarded_function_have_nothing_to_do_on_a_replay(
+    shop: Shop, framework: str
+) -> None:
+    """They run until they call it. Then the key decides: nothing is published again, and nothing has failed
+    that is to be refunded."""
+    done: list[str] = []
+
+    def books(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper() -> Any:
+            done.append("checked")
+            try:
+                done.append(function()["id"])
+            except Exception:
+                done.append("refunded")
+                raise
+            return {"id": done[-1]}
+
+        @functools.wraps(function)
+        async def wrapper_async() -> Any:
+            done.append("checked")
+            try:
+                done.append((await function())["id"])
+            except Exception:
+                done.append("refunded")
+                raise
+            return {"id": done[-1]}
+
+        return wrapper_async if inspect.iscoroutinefunction(function) else wrapper
+
+    @books
+    @shop.idempotency.leased
+    def sync_pay() -> Any:
+        shop.charge()
+        return {"id": "ch_1"}
+
+    @books
+    @shop.idempotency.leased
+    async def pay() -> Any:
+        shop.charge()
+        return {"id": "ch_1"}
+
+    if framework == "flask":
+        app: Any = flask.Flask(__name__)
+        app.add_url_rule("/pay", "pay", sync_pay, methods=["POST"])
+        guarded: Any = shop.guard_wsgi(app)
+    else:
+        app = FastAPI()
+        app.add_api_route("/pay", pay if framework == "fastapi" else sync_pay, methods=["POST"])
+        guarded = shop.guard(app)
+    got = shop.send(guarded, times=3)
+    assert [one.json() for one in got] == [{"id": "ch_1"}] * 3 and got[2].replayed and shop.charges == 1
+    assert done == ["checked", "ch_1", "checked", "checked"]
+
+
+def test_what_a_decorator_holds_is_looked_at_once(shop: Shop) -> None:
+    """A cache in its closure grows: who guards the route must not depend on it, nor each request's time."""
+    kept: dict[int, Any] = {}
+    looks: list[int] = []
+
+    class Counts:
+        def __call__(self) -> None: ...
+
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            looks.append(1)
+            return {}
+
+    def memo(function: Any) -> Any:
+        def reach(*args: Any) -> Any:
+            return function(*args)
+
+        def helper(*args: Any) -> Any:
+            kept[len(kept)] = args
+            return reach(*args)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any) -> Any:
+            return helper(*args)
+
+        return wrapper
+
+    kept[0] = Counts()
+    app = payments(shop, lambda pay: memo(shop.idempotency.leased(required=False)(pay)))
+    guarded = shop.guard_wsgi(app)
+    assert shop.send(guarded)[1].replayed
+    looked = len(looks)
+    kept.update({number: Counts() for number in range(5000)})
+    assert statuses(shop.send(guarded, keys=())) == [200, 200] and len(looks) == looked
+
+
 # --- around ------------------------------------------------------------------------------------------
 
 

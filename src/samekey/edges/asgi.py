@@ -111,7 +111,7 @@ class IdempotencyMiddleware:
         elif method not in self._policy.methods:
             as_it_came = dict(scope)  # mounts change it on the way
             self._guard_handlers()
-            unguarded = Unguarded(lambda: leads_to(self._find(as_it_came)), self._policy.methods)
+            unguarded = Unguarded(lambda: leads_to(self._find(as_it_came)), self._policy)
             await self._pass(scope, receive, send, unguarded)
         else:
             await self._guard(scope, receive, send)

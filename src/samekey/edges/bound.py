@@ -15,9 +15,9 @@ from typing import Any
 
 from ..engine.around import is_wrapped
 from ..engine.decorate import at_handler, undecorated
-from ..engine.exchange import Asked, Exchange, current_exchange, exchange_of, reached
+from ..engine.exchange import Asked, Exchange, Unguarded, current_exchange, exchange_of, is_sign, reached
 from ..engine.forms import in_form_of, value_of
-from ..engine.marks import mark_of, put_in_place
+from ..engine.marks import Mark, mark_of, put_in_place
 from ..engine.streams import called_at_first_step, claiming_stream
 
 Finds = Callable[[tuple[Any, ...], dict[str, Any]], Asked | None]
@@ -36,7 +36,7 @@ def bound(
     """A function to stand in the place of a route's handler: it knows its request, and an undecorated handler
     claims for itself. ``wrapped``: others stand around it, whatever can be seen. ``leaves``: whether a call
     is for something inside it that is decorated."""
-    guarded = handler if decorated else at_handler(handler, wrapped=wrapped)
+    guarded = _below_others(handler) if decorated else at_handler(handler, wrapped=wrapped)
     mark = mark_of(handler) if decorated else None
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
@@ -67,9 +67,45 @@ def bound_stream(handler: Any, finds: Finds) -> Any:
     return put_in_place(call, handler)
 
 
+def _below_others(handler: Any) -> Any:
+    """A handler whose guarded function stands below decorators. On a replay they have nothing to go on with:
+    the function leaves them by a sign, and the answer is given in their place."""
+    mark = mark_of(handler)
+    if not isinstance(mark, Mark) or getattr(handler, "__func__", handler) is mark.function:
+        return handler
+
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        with _LeftBySign() as exchange:
+            return await value_of(handler(*args, **kwargs))
+        return exchange.respond(exchange.answer)
+
+    def run_sync(*args: Any, **kwargs: Any) -> Any:
+        with _LeftBySign() as exchange:
+            return handler(*args, **kwargs)
+        return exchange.respond(exchange.answer)
+
+    return in_form_of(handler, run_async, run_sync)
+
+
+class _LeftBySign:
+    """Around decorators that the guarded function may leave so."""
+
+    def __enter__(self) -> Any:
+        self._exchange = current_exchange.get()
+        if isinstance(self._exchange, Exchange):
+            self._exchange.below_others = True
+        return self._exchange
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        decided = isinstance(self._exchange, Exchange) and self._exchange.answer is not None
+        return decided and error is not None and is_sign(error)
+
+
 @contextmanager
 def _within(asked: Asked | None, mark: object) -> Iterator[None]:
     exchange = exchange_of(asked, decorated=mark is not None)
+    if mark is None and isinstance(exchange, Unguarded) and asked is not None:
+        exchange.check(asked)
     if isinstance(exchange, Exchange) and asked is not None:
         exchange.reached_by(asked.framework)
     token = current_exchange.set(exchange)

@@ -14,7 +14,7 @@ from ..core.record import Answer
 from ..core.states import Mode
 from ..engine.anonymous import anonymous_operation
 from ..engine.boundary import Place
-from ..engine.exchange import Answered, AnsweredInThread, Exchange, current_exchange
+from ..engine.exchange import Exchange, current_exchange, is_sign
 from ..engine.operation import Running, _current
 from ..engine.way import Finished, Handled, with_expiry
 from .guards import Guarded, own_word, unguarded_answer
@@ -31,13 +31,6 @@ _SILENCE: Final = "The application returned without sending a whole answer."
 STREAM_PATIENCE = 15.0
 """Seconds after the first piece of an answer in which the last one must come for the answer to be kept. One
 that takes longer may never end; it passes to the client as it comes."""
-
-
-def _is_sign(error: BaseException) -> bool:
-    """Whether it is our own sign that nothing may run, alone or in a task group's wrapping."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(_is_sign, error.exceptions))
-    return isinstance(error, Answered | AnsweredInThread)
 
 
 def _is_cancelled() -> bool:
@@ -227,7 +220,7 @@ class Held:
         if self._answered or self.passing:
             # After the answer: a background task or a clean-up failed. Our own sign to the framework that
             # nothing may run is no failure.
-            return not _is_sign(error)
+            return not is_sign(error)
         if exchange.answer is not None:
             await self._deliver(exchange.answer)
             return False

@@ -92,7 +92,7 @@ class IdempotencyMiddleware:
             as_it_came = dict(environ)  # dispatchers change it on the way
             methods = self._policy.methods
             unguarded = Unguarded(
-                lambda: leads_to(reached_view(methods) or self._find(as_it_came, path)), methods
+                lambda: leads_to(reached_view(methods) or self._find(as_it_came, path)), self._policy
             )
             return self._pass(environ, start_response, unguarded)
         if not self._checked:

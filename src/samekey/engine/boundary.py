@@ -44,6 +44,8 @@ class Boundary:
         """Nothing has happened yet, for all that can be seen."""
         self.said: int | None = None
         """The status that a bare ASGI or WSGI application gave by itself, without a framework."""
+        self.streams = False
+        """The handler is a generator, has given its first piece, and runs on."""
         self.sent_all = False
         """A bare ASGI application has sent its whole answer, and may still run."""
         self.unsure = False
@@ -62,6 +64,11 @@ class Boundary:
             self.place = Place.RUNNING
             self._home = _here()
             return True
+
+    @property
+    def runs(self) -> bool:
+        """Whether the handler's own lines are still being run."""
+        return self.place is Place.RUNNING or self.streams
 
     @contextmanager
     def nothing_yet(self) -> Iterator[None]:

@@ -273,7 +273,7 @@ def _phases(engine: Engine, exchange: Exchange, running: Running) -> Iterator[Ca
 
 def _respond(exchange: Exchange, finished: Finished) -> Any:
     if finished.answer is not None:
-        return exchange.decided(finished.answer)
+        return exchange.respond(finished.answer)
     assert finished.error is not None
     raise finished.error
 

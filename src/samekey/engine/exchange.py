@@ -6,13 +6,14 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..core.fingerprint import RequestParts
+from ..core.policy import Policy
 from ..core.record import Answer
 from ..errors import ConfigurationError
 from .body import Body
@@ -62,6 +63,8 @@ class AnsweredInThread(Exception):
     whoever waits for its result would wait for ever."""
 
 
+_DECIDED: Final = "This key already decides the answer ({}); the handler was not run."
+
 _CARRIERS: Final = frozenset(
     {"concurrent.futures.thread", "anyio._backends._asyncio", "asyncio.base_events", "asyncio.runners"}
 )
@@ -78,12 +81,19 @@ def sign(message: str, home: int | None = None) -> BaseException:
     return AnsweredInThread(message) if frame is None else Answered(message)
 
 
+def is_sign(error: BaseException) -> bool:
+    """Whether it is our own sign that nothing may run, alone or in a task group's wrapping."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_sign, error.exceptions))
+    return isinstance(error, Answered | AnsweredInThread)
+
+
 class Framework:
     """What the engine must know of a web framework. This one is for those that we do not know."""
 
     def respond(self, answer: Answer) -> Any:
         """The framework's own response for an answer that the key decides."""
-        raise Answered(f"This key already decides the answer ({answer.status}); the handler was not run.")
+        raise Answered(_DECIDED.format(answer.status))
 
     def noted(self, arguments: Mapping[str, Any]) -> Any:
         """What must be known of a handler's arguments before it runs, to tell later which status it chose."""
@@ -142,6 +152,8 @@ class Exchange:
     at_edge: bool = False
     """The edge claims, and the application as a whole is the handler; until its router's own is reached."""
 
+    below_others: bool = False
+    """The guarded function stands below decorators of the handler's own."""
     stream_due: bool = False
     """The handler is a generator: it was called, and has not given its first piece, nor claimed."""
 
@@ -221,6 +233,15 @@ class Exchange:
             return self._closed
 
     def decided(self, answer: Answer) -> Any:
+        """The key decides the answer. What stands around the function that was not run has nothing to go on
+        with, and nothing has failed: it is left by a sign, and whoever called it gives the answer."""
+        self.answer = answer
+        if not self.below_others:
+            return self.respond(answer)
+        raise sign(_DECIDED.format(answer.status), self._home)
+
+    def respond(self, answer: Answer) -> Any:
+        """As the framework of the handler has it."""
         self.answer = answer
         try:
             return self.framework.respond(answer)
@@ -286,11 +307,11 @@ class Unguarded:
     once for each such request, and nobody would know.
     """
 
-    __slots__ = ("_methods", "_routed_to", "over")
+    __slots__ = ("_policy", "_routed_to", "over")
 
-    def __init__(self, routed_to: Callable[[], object | None], methods: Collection[str]) -> None:
+    def __init__(self, routed_to: Callable[[], object | None], policy: Policy) -> None:
         self._routed_to = routed_to
-        self._methods = methods
+        self._policy = policy
         self.over = False
         """The request has been answered; what it has started may still run."""
 
@@ -301,20 +322,32 @@ class Unguarded:
         if self.over:
             return False
         handler, method = reached.get()
-        if handler is mark and method not in self._methods:
-            return True
+        if handler is mark:
+            return method not in self._policy.methods
         found = self._routed_to()
         return found is mark or (found is None and _is_given(self, arguments, mark))
 
+    def check(self, asked: Asked) -> None:
+        """An undecorated handler is called for this request. Inside, it may have another method."""
+        if asked.context.get(SEEN) is not self or asked.method not in self._policy.methods:
+            return
+        if _key_lines(asked.context, self._policy.header):
+            raise ConfigurationError(
+                f"{asked.method} {_full_path(asked.context)} came by a method that is not guarded, with a "
+                "key, and was given this one on its way, so nothing was run: each such request would run it "
+                "once more. Put what changes the method outside of the IdempotencyMiddleware."
+            )
+
 
 def _is_given(seen: Unguarded, arguments: Sequence[Any], mark: object) -> bool:
-    """Whether a call is given this very request, as a handler is; and not one that a router has brought to a
-    handler with another mark than ``mark``."""
+    """Whether a call is given this very request, as a handler is; and not one that has become another by its
+    method, or that a router has brought to a handler with another mark than ``mark``."""
     names = ("scope", "environ", "META", "env")
     contexts = [one for it in arguments for one in (it, *(getattr(it, name, None) for name in names))]
     given = [one for one in contexts if isinstance(one, Mapping) and one.get(SEEN) is seen]
     handlers = [one["endpoint"] for one in given if inspect.isroutine(one.get("endpoint"))]
-    return bool(given) and all(mark_of(one) is mark for one in handlers)
+    same = all(Asked(one).method not in seen._policy.methods for one in given)
+    return bool(given) and same and all(mark_of(one) is mark for one in handlers)
 
 
 def exchange_of(asked: Asked | None, *, decorated: bool) -> Exchange | Unguarded | None:

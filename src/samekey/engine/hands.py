@@ -10,24 +10,23 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from types import FunctionType, MethodType
 from typing import Any, Final
 
 _DEEPEST: Final = 8
 """Steps from a function to what it holds. Further away, everything holds everything."""
 _MOST: Final = 2000
-"""Things that are looked into."""
+"""Things that are looked at, and as many of any one list."""
 
 
 def holds(holder: Any, is_it: Callable[[Any], bool]) -> bool:
     """Whether a function holds what is looked for."""
     waiting: deque[tuple[Any, int, bool]] = deque([(holder, 0, False)])
     seen = {id(holder)}
-    for _ in range(_MOST):
-        if not waiting:
-            break
+    while waiting and len(seen) < _MOST:
         one, depth, in_object = waiting.popleft()
-        for held in in_hands(one):
+        for held in islice(in_hands(one), _MOST):
             if _safely(is_it, held):
                 return True
             if id(held) not in seen and depth < _DEEPEST and not (in_object and _is_object(held)):
@@ -69,9 +68,9 @@ def in_hands(one: Any) -> Iterator[Any]:
     elif isinstance(one, MethodType):
         yield from (one.__func__, one.__self__)
     elif isinstance(one, list | tuple | set | frozenset):
-        yield from list(one)
+        yield from list(islice(one, _MOST))
     elif isinstance(one, dict):
-        yield from list(one.values())
+        yield from list(islice(one.values(), _MOST))
     elif not isinstance(one, type) and not inspect.ismodule(one):
         yield getattr(type(one), "__call__", None)  # noqa: B004 - what is called, not whether it can be
         yield from kept_by(one)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 from .hands import holds
 
@@ -86,10 +87,24 @@ def identity(handler: Any) -> tuple[int, int]:
 
 
 def _leads_to(handler: Any, guarded: Any) -> bool:
-    """Whether a function is the guarded one, or has it in its hands."""
+    """Whether a function is the guarded one, or has it in its hands. It is looked for once: what is held may
+    become more."""
 
     def is_it(one: Any) -> bool:
         one = own_handler(one)
         return getattr(one, "__func__", one) is guarded
 
-    return is_it(handler) or holds(handler, is_it)
+    if is_it(handler):
+        return True
+    handler = getattr(handler, "__func__", handler)
+    try:
+        known = _found.setdefault(handler, {})
+    except TypeError:  # it can be no key
+        return holds(handler, is_it)
+    if id(guarded) not in known:
+        known[id(guarded)] = holds(handler, is_it)
+    return known[id(guarded)]
+
+
+_found: WeakKeyDictionary[Any, dict[int, bool]] = WeakKeyDictionary()
+"""By a function, whether it leads to a guarded one, which lives as long as it: its mark holds it."""

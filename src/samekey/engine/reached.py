@@ -18,7 +18,6 @@ from ..core.outcome import Ending, Outcome
 from ..core.states import Mode
 from ..errors import ConfigurationError, NotExecuted
 from .bare import is_called_as_application
-from .boundary import Place
 from .exchange import Exchange, Unguarded, exchange_of_call
 from .marks import GUARD, Mark, mark_of
 from .operation import Running, _current
@@ -92,7 +91,7 @@ def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
             "run: its answer would be lost. Make one Idempotency, and use it for both."
         )
     running = exchange.running
-    if running is None or running.boundary.place is not Place.RUNNING:
+    if running is None or not running.boundary.runs:
         return exchange
     if exchange.at_edge:
         if _is_the_handler(exchange, mark, arguments):
@@ -113,7 +112,7 @@ def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
 def is_part_of_the_handler(exchange: Exchange) -> bool:
     """Whether the guarded handler of this request, which still runs, has made this call."""
     running = exchange.running
-    if running is None or running.boundary.place is not Place.RUNNING:
+    if running is None or not running.boundary.runs:
         return False
     return _current.get() is running.operation
 

@@ -66,6 +66,9 @@ def _step(begun: Running, within: Within) -> Iterator[None]:
     try:
         with within():
             yield
+    except BaseException:
+        begun.boundary.streams = False
+        raise
     finally:
         _current.reset(token)
 
@@ -92,6 +95,7 @@ def _steps(
         if begun.boundary.returned():
             engine.finish(begun, exchange.handled(None))
         exchange.stream_due = False
+        begun.boundary.streams = True
         while piece is not _END:
             yield piece
             with _step(begun, within):
@@ -124,6 +128,7 @@ async def _steps_async(
         if begun.boundary.returned():
             await engine.finish_async(begun, exchange.handled(None))
         exchange.stream_due = False
+        begun.boundary.streams = True
         while piece is not _END:
             yield piece
             with _step(begun, within):
