@@ -16,8 +16,10 @@ from typing import Any, Final, NoReturn
 
 from asyncpg.connection import _ConnectionProxy
 from asyncpg.connresource import ConnectionResource
+from asyncpg.transaction import Transaction
 
-from ..errors import CommitRefused, ConfigurationError, OperationOver
+from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
+from .loan import INTERRUPTED
 from .sqltext import CLOSE_REFUSED, leaves_traces, may_change_role
 
 _OURS: Final = frozenset(
@@ -44,6 +46,11 @@ class Lent:
         """Statements that were sent and not answered yet."""
         self.interrupted = False
         """A statement was cancelled or timed out, so nobody knows what the server still does or sends."""
+        self.doubt: int | None = None
+        """How many savepoints there were around a statement that was interrupted. It may have been carried
+        out all the same, so nothing goes through until one of them is rolled back."""
+        self.savepoints: list[Any] = []
+        """The handler's own, which are open."""
         self.traces = False
         """Something stays in the session or in the driver's object that the next holder must not meet."""
         self.escaped = False
@@ -60,18 +67,31 @@ class Lent:
     def check(self) -> None:
         if self.cut or self.escaped:
             raise OperationOver
+        if self.doubt is not None:
+            raise FailedTransaction(INTERRUPTED)
 
     @contextmanager
-    def use(self) -> Iterator[None]:
-        """Around whatever is sent."""
+    def use(self, *, undoes: Any = None) -> Iterator[None]:
+        """Around whatever is sent. ``undoes``: the savepoint that it rolls back."""
         self._look_whether_it_stands()
-        self.check()
+        doubt, depth = self.doubt, len(self.savepoints)
+        if undoes in self.savepoints:
+            depth = self.savepoints.index(undoes)
+            self.doubt = None if doubt is None or depth < doubt else doubt
+        try:
+            self.check()
+        finally:
+            self.doubt = doubt
         self.under_way += 1
         try:
             yield
         except (asyncio.CancelledError, TimeoutError, GeneratorExit):
             self.interrupted = True
+            self.doubt = depth if doubt is None else min(depth, doubt)
             raise
+        else:
+            if undoes in self.savepoints:
+                self.doubt = None
         finally:
             self.under_way -= 1
             self._look_whether_it_stands()
@@ -80,9 +100,9 @@ class Lent:
         """Once the transaction has ended, by whatever way, every statement would commit by itself."""
         self.escaped = self.escaped or not (self.cut or self.under_way or self.stands())
 
-    async def awaiting(self, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def awaiting(self, work: Callable[[], Awaitable[Any]], *, undoes: Any = None) -> Any:
         """Awaits what it makes; nothing is made once the operation has ended."""
-        with self.use():
+        with self.use(undoes=undoes):
             return self.faced(await work())
 
     async def finishing(self, begun: Coroutine[Any, Any, Any]) -> Any:
@@ -94,11 +114,13 @@ class Lent:
 
     def faced(self, found: Any) -> Any:
         """What came from the connection, with a face of its own if it leads back to it."""
+        if isinstance(found, Transaction):
+            return _Savepoint(self, found)
         return _Resource(self, found) if isinstance(found, ConnectionResource) else found
 
 
 class _Resource:
-    """The face of a cursor, a prepared statement or a transaction."""
+    """The face of a cursor or a prepared statement."""
 
     __slots__ = ("_lent", "_target")
 
@@ -134,6 +156,41 @@ class _Resource:
 
     def __repr__(self) -> str:
         return repr(self._target)
+
+
+class _Savepoint(_Resource):
+    """The face of a transaction of the handler's, which is a savepoint in ours."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Any:
+        await self._lent.awaiting(self._target.__aenter__)
+        self._lent.savepoints.append(self._target)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        undoes = None if error[0] is None else self._target
+        if self._lent.cut and undoes is not None:
+            return  # its end came with the operation's; what was raised says more
+        await self._lent.awaiting(lambda: self._target.__aexit__(*error), undoes=undoes)
+        self._ended()
+
+    async def start(self) -> None:
+        await self._lent.awaiting(self._target.start)
+        self._lent.savepoints.append(self._target)
+
+    async def commit(self) -> None:
+        await self._lent.awaiting(self._target.commit)
+        self._ended()
+
+    async def rollback(self) -> None:
+        await self._lent.awaiting(self._target.rollback, undoes=self._target)
+        self._ended()
+
+    def _ended(self) -> None:
+        """With those inside of it."""
+        if self._target in self._lent.savepoints:
+            del self._lent.savepoints[self._lent.savepoints.index(self._target) :]
 
 
 def _method(lent: Lent, method: Callable[..., Any]) -> Callable[..., Any]:

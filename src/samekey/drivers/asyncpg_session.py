@@ -20,6 +20,7 @@ from ..errors import (
     CommitUncertain,
     ConnectionLost,
     EscapedTransaction,
+    FailedTransaction,
     OpenTransaction,
     SamekeyError,
     StoreError,
@@ -30,6 +31,7 @@ from .alarm import ALARM, Appointment
 from .asyncpg_face import Lent, LentConnection
 from .caller import is_handlers
 from .homes import end_elsewhere
+from .loan import INTERRUPTED
 from .pool import AsyncPool
 from .sqlstate import (
     COMMIT_ROLLED_BACK,
@@ -119,10 +121,11 @@ class AsyncpgSession:
         if self._longest is not None:
             self._longest.call_off()
         self._lent.cut = True
-        if self._ended is None and self._lent.under_way:
-            unfinished = UnfinishedWork()
-            self._end(str(unfinished), keep=False)
-            raise unfinished
+        if self._ended is not None or not (self._lent.under_way or self._lent.doubt is not None):
+            return
+        refused = UnfinishedWork() if self._lent.under_way else FailedTransaction(INTERRUPTED)
+        self._end(str(refused), keep=False)
+        raise refused
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         sql, parameters = statement.render("numeric")

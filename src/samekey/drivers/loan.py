@@ -15,6 +15,11 @@ from ..errors import OperationOver, StoreBusy, TransactionGone
 from .alarm import ALARM, Appointment
 from .attendant import start
 
+INTERRUPTED = (
+    "A statement of the handler's was interrupted (a time-out around it, a task group that failed). It may "
+    "be carried out all the same: nobody can call it back. So nothing more is sent, and everything is rolled "
+    "back. Let the time-out leave the handler: a retry with the same key runs again."
+)
 _TRY_AGAIN = 1.0
 """Seconds after which a thread is tried to be started again."""
 

@@ -39,7 +39,8 @@ class Lending(Protocol):
     def cut(self) -> None:
         """The handler has ended: nothing that was lent to it can be used any more.
 
-        ``UnfinishedWork`` if it was being used; then everything is rolled back already.
+        ``UnfinishedWork`` if it was being used, ``FailedTransaction`` if a statement of it was interrupted;
+        then everything is rolled back already.
         """
 
     def give_up(self) -> None:

@@ -43,6 +43,7 @@ from .pymysql_wire import (
     set_up,
     usable,
 )
+from .threaded_session import TAKES_BACK
 
 T = TypeVar("T")
 
@@ -198,7 +199,7 @@ class PyMySQLSession:
         if is_handlers():
             with self._loan.use():
                 return self._within(statement)
-        if statement.name != _LAST_BUT_THE_RECORD:
+        if statement.name != TAKES_BACK:
             return self._within(statement)
         try:
             self._end_loan()
@@ -344,5 +345,3 @@ _NOT_PROVEN: Final = (
     "The transaction was ended before samekey ended it, or may have been by a procedure, so its writes may "
     "stand without their record. Leave COMMIT and ROLLBACK to samekey."
 )
-_LAST_BUT_THE_RECORD: Final = "close_proof"
-"""The statement with which the engine begins to end atomic work: the handler has no more to say."""

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..core.program import Row, Statement
-from ..errors import CommitRefused, FailedTransaction, OperationOver
+from ..errors import CommitRefused, FailedTransaction, HandlerError, OperationOver
 from .caller import is_handlers
+from .loan import INTERRUPTED
 from .protocol import Session
 from .threads import Lane
 from .turn import Turn
@@ -64,11 +65,14 @@ class ThreadedSession(Generic[S]):
         return self._session.in_transaction()
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        return await self._use(lambda: self._session.execute(statement), handlers=is_handlers())
+        if statement.name == TAKES_BACK and not is_handlers():
+            # It does not queue behind what was interrupted: it waits for that, a bounded time, and cuts it.
+            return await self._lane.run(lambda: self._session.execute(statement))
+        return await self._use(lambda: self._session.execute(statement))
 
     async def lend(self, work: Callable[[Any], T]) -> T:
         """Does something with the connection that the handler sees."""
-        return await self._use(lambda: self._session.lend(work), handlers=True)
+        return await self._use(lambda: self._session.lend(work))
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         """Rolls back, and calls ``then``, if the handler has not ended by that time.
@@ -100,11 +104,11 @@ class ThreadedSession(Generic[S]):
         else:
             self._lane.leave(self._session.rollback, after=self._end_turn)
 
-    async def _use(self, work: Callable[[], T], *, handlers: bool) -> T:
-        self._refuse_if_over(handlers)
+    async def _use(self, work: Callable[[], T]) -> T:
+        self._refuse_if_over()
         await self._one_at_a_time.acquire()
         try:
-            self._refuse_if_over(handlers)
+            self._refuse_if_over()
             await self._begin()
         except BaseException:
             self._one_at_a_time.release()
@@ -119,16 +123,15 @@ class ThreadedSession(Generic[S]):
         if self._take_turn is not None and self._turn is None:
             self._turn = await self._take_turn()
             try:
-                self._refuse_if_over(False)  # it may have been ended while this waited
-            except OperationOver:
+                self._refuse_if_over()  # it may have been ended while this waited
+            except HandlerError:
                 self._end_turn()
                 raise
 
-    def _refuse_if_over(self, handlers: bool) -> None:
-        """What we send ourselves only finds out how it stands: the end is a rollback in any case."""
+    def _refuse_if_over(self) -> None:
         if self._ended:
             raise OperationOver
-        if self._interrupted and handlers:
+        if self._interrupted:
             raise FailedTransaction(INTERRUPTED)
 
     async def _end(self, how: Callable[[], None]) -> None:
@@ -184,11 +187,8 @@ class AsyncConnection:
         _refuse()
 
 
-INTERRUPTED = (
-    "A statement of the handler's was interrupted (a time-out around it, a task group that failed). It is "
-    "carried out all the same, since nobody can call it back; so nothing more is sent, and everything is "
-    "rolled back. Let the time-out leave the handler: a retry with the same key runs again."
-)
+TAKES_BACK = "close_proof"
+"""The statement with which a session that proves its transaction takes its connection back."""
 COMMIT_REFUSED = (
     "samekey commits this transaction together with the answer, so the handler must not end it, nor close "
     "its connection. Remove the commit, rollback or close; to undo everything, raise an error."

@@ -251,7 +251,7 @@ class LockedAtomic(_Atomic):
         try:
             try:
                 running.session.cut()
-            except UnfinishedWork as error:
+            except (UnfinishedWork, FailedTransaction) as error:
                 running.unfinished = error
             return (yield from super().finish(running, handled))
         finally:

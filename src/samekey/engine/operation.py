@@ -21,7 +21,7 @@ from ..core.provider import StoredText, checked_provider_id
 from ..core.record import Lease
 from ..core.states import Mode
 from ..core.texts import checked_text
-from ..errors import ConfigurationError, HandlerError, NoOperation, NotExecuted, UnfinishedWork
+from ..errors import ConfigurationError, HandlerError, NoOperation, NotExecuted
 from ..stores.sql.atomic import Opened
 from .boundary import Boundary
 from .rules import Rules
@@ -182,8 +182,9 @@ class Running:
     lease: Lease | None = None
     session: Any = None
     opened: Opened | None = None
-    unfinished: UnfinishedWork | None = None
-    """The handler ended while a statement of its own was under way; everything is rolled back."""
+    unfinished: HandlerError | None = None
+    """The handler ended while a statement of its own was under way, or after one that was interrupted;
+    everything is rolled back."""
     part_failed: bool = False
     """A guarded function that shares the transaction raised: what it had written is not undone by itself."""
     expires_at: int = field(default=0)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core.claim import Claim
 from ..core.decide import Execute, Verdict
-from ..core.problem import uncertain_answer
+from ..core.problem import Refusal, refuse, uncertain_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
 from ..core.states import State
@@ -121,7 +121,10 @@ class ProvenAtomic(ClaimedAtomic):
             logger.warning("%s; finding out what became of it", error)
             return (yield from self._find_out(running, lease, answer))
         except FailedTransaction as error:
-            return (yield from self._refuse_to_commit(running, error))
+            # It has not escaped: that was proven before.
+            yield Rollback(session)
+            yield from self._give_back(lease)
+            return Finished(refuse(Refusal(500, "The operation was rolled back."), policy), error)
         except SamekeyError as error:
             # COMMIT was not sent, or the server said no: nothing stands.
             yield Rollback(session)
