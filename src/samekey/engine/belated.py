@@ -88,14 +88,22 @@ class Belated:
             yield from self._tell(lease, operation_id, step, Executed(result, step.provider_id), found[0])
 
     def job_done(
-        self, lease: Lease, operation_id: str, step: SentStep, answer: Answer | None, *, answers: bool
+        self,
+        lease: Lease,
+        operation_id: str,
+        step: SentStep,
+        answer: Answer | None,
+        *,
+        answers: bool,
+        whole: bool = True,
     ) -> Program[None]:
-        """A job has ended so, and another worker has taken it, or it is dead. No answer: it gives none
-        (``answers``: one that cannot be kept)."""
+        """A job has ended so, and another worker runs it. No answer: it gives none (``answers``: one that
+        cannot be kept). Not ``whole``: there were writes of its own or jobs after it, so that its word must
+        not settle anything; it only keeps the operation from being freed, and an operator sees it."""
         found = yield from self._noted(lease, operation_id, Sent((step,)))
         if found is None or (answer is not None and answer.status >= ERRORS_FROM):
             return
-        given = answer if answers else Answer(200)
+        given = (answer if answers else Answer(200)) if whole else None
         evidence = None if given is None else Executed(given, step.provider_id)
         yield from self._tell(lease, operation_id, step, evidence, found[0])
 

@@ -118,7 +118,7 @@ class Performer:
                 logger.warning("Another worker has taken the %s; this result comes late", name_of(job))
                 await self._settle(job, definition, context, answer, awaited, late=True)
         except LeaseLost:
-            await self._tell(job, context.provider_id, answer)
+            await self._tell(job, context, answer)
         except Contested as error:
             await self.bury(job, str(error), context.provider_id, code=error.code)
         except (NotSerialisable, EscapedTransaction, NotAwaited) as error:
@@ -154,12 +154,16 @@ class Performer:
             return
         self._engine.events.emit("dead_letter", mode="deferred")
 
-    async def _tell(self, job: Job, provider_id: str | None, answer: Answer | None) -> None:
-        """What this run has done is known to nobody else: others who have the job are told."""
-        lease, step = self._sent_by(job, provider_id)
+    async def _tell(self, job: Job, context: JobContext, answer: Answer | None) -> None:
+        """What this run has done is known to nobody else: others who have the job are told. Where it has writes
+        of its own, or jobs after it, its word alone would not be its end: nobody else makes them."""
+        lease, step = self._sent_by(job, context.provider_id)
+        whole = context.mark() == (0, 0)
 
         def done() -> Program[None]:
-            return self._belated.job_done(lease, job.operation_id, step, answer, answers=job.answers)
+            return self._belated.job_done(
+                lease, job.operation_id, step, answer, answers=job.answers, whole=whole
+            )
 
         await self._patiently(job, lambda: run_async(self._driver, done), self._kept_until())
 
