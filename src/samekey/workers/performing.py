@@ -155,8 +155,8 @@ class Performer:
         self._engine.events.emit("dead_letter", mode="deferred")
 
     async def _tell(self, job: Job, context: JobContext, answer: Answer | None) -> None:
-        """What this run has done is known to nobody else: others who have the job are told. Where it has writes
-        of its own, or jobs after it, its word alone would not be its end: nobody else makes them."""
+        """What this run has done is known to nobody else: others who have the job are told. Where it has
+        writes of its own, or jobs after it, its word alone would not be its end: nobody else makes them."""
         lease, step = self._sent_by(job, context.provider_id)
         whole = context.mark() == (0, 0)
 
