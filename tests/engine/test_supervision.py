@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.proxy import FaultProxy
-from samekey import Idempotency, OutcomeUnknown
+from samekey import ConfigurationError, Idempotency, OutcomeUnknown
 from samekey.drivers.run import run
 from samekey.engine.events import Event
 from samekey.stores.sql.migrations import migrate
@@ -211,3 +211,28 @@ def test_two_services_can_be_looked_at(sqlite_url: str) -> None:
     """What a readiness probe asks."""
     service = WorkerService(Idempotency(sqlite_url).engine)
     assert (service.state, service.healthy, service.hanging, service.troubles) == ("starting", False, {}, {})
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"concurrency": 0},
+        {"completer_concurrency": -1},
+        {"reconciler_tries": True},
+        {"lease": timedelta(0)},
+        {"lease": -5},
+        {"grace": timedelta(seconds=-1)},
+        {"lease": timedelta(days=10**6)},
+        {"sweeper_interval": "soon"},
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused_at_once(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        Services(**setting)
+
+
+def test_durations_may_be_seconds() -> None:
+    assert Services(lease=30, grace=2.5) == Services(  # type: ignore[arg-type]
+        lease=timedelta(seconds=30), grace=timedelta(seconds=2.5)
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from typing import Any, Final
 
 from ..core.backoff import Backoff
 from ..engine.desk import LOOKUP_TIMEOUT
+from ..engine.rules import seconds
+from ..errors import ConfigurationError
 from .completer import CONCURRENCY as COMPLETER_CONCURRENCY
 from .completer import INTERVAL as COMPLETER_INTERVAL
 from .ledger import INTERVAL as LEDGER_INTERVAL
@@ -17,6 +20,10 @@ from .reconciler import BACKOFF, MAX_TRIES
 from .reconciler import CONCURRENCY as LOOKUPS
 from .reconciler import INTERVAL as RECONCILER_INTERVAL
 from .sweeper import INTERVAL as SWEEPER_INTERVAL
+
+SHORTEST_LEASE: Final = timedelta(milliseconds=100)
+"""Shorter ones run out between two renewals."""
+LONGEST: Final = timedelta(days=3650)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +53,19 @@ class Services:
     tombstones: timedelta = TOMBSTONES
     listen_url: str | None = None
     """A direct URL for LISTEN, where the store's own goes through a pooler."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, timedelta):
+                object.__setattr__(self, field.name, _duration(field.name, value))
+            elif type(field.default) is int and (type(value) is not int or value < 1):
+                raise ConfigurationError(f"{field.name} is {value!r}: give a number of at least 1.")
+
+
+def _duration(name: str, value: Any) -> timedelta:
+    least = SHORTEST_LEASE if name == "lease" else timedelta(0)
+    given = seconds(value)
+    if not least <= given <= LONGEST:
+        raise ConfigurationError(f"{name} is {given}: give between {least} and {LONGEST.days} days.")
+    return given
