@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..engine.around import is_wrapped
 from ..engine.decorate import at_handler, undecorated
 from ..engine.exchange import Asked, Exchange, Unguarded, current_exchange, exchange_of, is_sign, reached
 from ..engine.forms import in_form_of, value_of
@@ -30,12 +29,12 @@ def bound(
     finds: Finds,
     *,
     decorated: bool,
-    wrapped: bool = False,
+    wrapped: bool,
     leaves: Callable[[tuple[Any, ...]], bool] = lambda args: False,
 ) -> Any:
     """A function to stand in the place of a route's handler: it knows its request, and an undecorated handler
-    claims for itself. ``wrapped``: others stand around it, whatever can be seen. ``leaves``: whether a call
-    is for something inside it that is decorated."""
+    claims for itself. ``wrapped``: others stand around it. ``leaves``: whether a call is for something inside
+    it that is decorated."""
     guarded = _below_others(handler) if decorated else at_handler(handler, wrapped=wrapped)
     mark = mark_of(handler) if decorated else None
 
@@ -50,9 +49,8 @@ def bound(
     return put_in_place(in_form_of(handler, run_async, run_sync), handler)
 
 
-def bound_stream(handler: Any, finds: Finds) -> Any:
+def bound_stream(handler: Any, finds: Finds, *, wrapped: bool) -> Any:
     """``bound`` for an undecorated generator. What is around it runs after the claim, too."""
-    wrapped = is_wrapped(handler)
 
     @functools.wraps(handler)
     def call(*args: Any, **kwargs: Any) -> Any:

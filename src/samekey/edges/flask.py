@@ -67,13 +67,15 @@ def _guard_view(views: dict[str, Any], endpoint: str, method: str, decorated: bo
     as_a_whole = mark_of(view) is not None if decorated else _has_others_around(view)
     if method_of is None or as_a_whole:
         if not stands_in(view):
-            leaves = partial(_is_for_decorated, view)
-            views[endpoint] = bound(view, _in_context, decorated=decorated, wrapped=as_a_whole, leaves=leaves)
+            leaves, wrapped = partial(_is_for_decorated, view), as_a_whole or is_wrapped(view)
+            views[endpoint] = bound(view, _in_context, decorated=decorated, wrapped=wrapped, leaves=leaves)
         return True
     view_class, name = method_of
     handler = getattr(view_class, name)
     if not stands_in(handler):
-        setattr(view_class, name, bound(handler, _in_context, decorated=mark_of(handler) is not None))
+        is_decorated, wrapped = mark_of(handler) is not None, is_wrapped(handler)
+        stands = bound(handler, _in_context, decorated=is_decorated, wrapped=wrapped)
+        setattr(view_class, name, stands)
     return True
 
 

@@ -88,14 +88,10 @@ def _by_method(route: Any, endpoint: Any, method: str, template: str) -> Found:
     return Route(handler, template, guard_handler=partial(_guard_method, endpoint, method.lower()))
 
 
-def is_wrapped_route(route: Any, handler: Any) -> bool:
-    """Whether others stand around the function of a route, or its class dispatches by itself."""
-    if isinstance(handler, type):
-        return hasattr(handler, "dispatch")
-    route = getattr(route, "starlette_route", None) or route
-    dependant, held = getattr(route, "dependant", None), _called_by(route)
-    called = (handler if held is None else held[1]) if dependant is None else dependant.call
-    return is_wrapped(handler) or is_wrapped(called)
+def is_wrapped_handler(handler: Any) -> bool:
+    """Whether others stand around the function of a route, or its class dispatches by itself. What the route
+    was given counts: what a tracer puts around that is no decorator of the handler's."""
+    return hasattr(handler, "dispatch") if isinstance(handler, type) else is_wrapped(handler)
 
 
 def _guard_handler(route: Any, decorated: bool) -> bool:
@@ -103,13 +99,14 @@ def _guard_handler(route: Any, decorated: bool) -> bool:
     route = getattr(route, "starlette_route", None) or route
     dependant = getattr(route, "dependant", None)
     if dependant is not None:  # FastAPI asks for the function anew at each request
-        return _guard_dependant(dependant, decorated)
+        return _guard_dependant(dependant, decorated, is_wrapped(route.endpoint))
     held = _called_by(route)
     if held is None:
         return decorated
     cell, function, runs = held
     if not stands_in(function):
-        cell.cell_contents = runs(bound(function, _in_arguments, decorated=decorated))
+        wrapped = is_wrapped(getattr(route, "original_route", route).endpoint)
+        cell.cell_contents = runs(bound(function, _in_arguments, decorated=decorated, wrapped=wrapped))
     return True
 
 
@@ -134,20 +131,19 @@ def _called_by(route: Any) -> tuple[Any, Any, Callable[[Any], Any]] | None:
     return None if called is None else (cell, called, lambda function: function)
 
 
-def _guard_dependant(dependant: Any, decorated: bool) -> bool:
-    asked_for = getattr(dependant, "request_param_name", None)
+def _guard_dependant(dependant: Any, decorated: bool, wrapped: bool) -> bool:
     if stands_in(dependant.call):
         return True
-    name = asked_for or _REQUEST
+    name = getattr(dependant, "request_param_name", None) or _REQUEST
 
     def finds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _asked(kwargs.get(name) if asked_for else kwargs.pop(name, None))
+        return _asked(kwargs.pop(name, None) if name == _REQUEST else kwargs.get(name))
 
     dependant.request_param_name = name
     if is_stream(dependant.call):
-        dependant.call = bound_stream(dependant.call, finds)
+        dependant.call = bound_stream(dependant.call, finds, wrapped=wrapped)
     else:
-        dependant.call = bound(dependant.call, finds, decorated=decorated)
+        dependant.call = bound(dependant.call, finds, decorated=decorated, wrapped=wrapped)
     return True
 
 
@@ -164,7 +160,8 @@ def _asked(request: Any) -> Asked | None:
 def _guard_method(endpoint: type, name: str, decorated: bool) -> bool:
     handler = getattr(endpoint, name)
     if not stands_in(handler):
-        setattr(endpoint, name, bound(handler, _in_arguments, decorated=decorated))
+        stands = bound(handler, _in_arguments, decorated=decorated, wrapped=is_wrapped(handler))
+        setattr(endpoint, name, stands)
     return True
 
 

@@ -237,7 +237,7 @@ def _endpoint(route: Any, endpoint: Any, template: str, place: Place) -> Iterato
                 place.host,
                 route=route,
                 guard_handler=hook,
-                wrapped=starlette.is_wrapped_route(route, found.endpoint),
+                wrapped=starlette.is_wrapped_handler(found.endpoint),
             )
 
 

@@ -7,13 +7,12 @@ which of these. So an undecorated route with such a handler is refused, or guard
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from enum import Enum
 from functools import partial
-from itertools import chain
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from .hands import closed_over, in_hands, kept_by
+from .hands import closed_over, kept_by
 from .marks import own_handler, stood_for
 
 REFUSED: Final = (
@@ -25,14 +24,15 @@ REFUSED: Final = (
 
 
 def is_wrapped(handler: Any) -> bool:
-    """Whether others stand around the function of a handler, or an object holds one that it may call.
+    """Whether others stand around the function of a handler, or may: a partial or an object is the handler
+    itself only if it holds nothing but values.
 
     A decorator without ``functools.wraps`` that keeps its own name cannot be told from a handler.
     """
     handler = stood_for(handler)
     if type(handler) is partial:
         given = (*handler.args, *handler.keywords.values())
-        return _has_function(given) or is_wrapped(handler.func)
+        return not all(map(_is_value, given)) or is_wrapped(handler.func)
     if isinstance(handler, staticmethod | classmethod):
         return is_wrapped(handler.__func__)
     if getattr(handler, "__wrapped__", None) is not None:
@@ -40,24 +40,45 @@ def is_wrapped(handler: Any) -> bool:
     if isinstance(handler, MethodType):
         return inspect.isroutine(handler.__self__) or is_wrapped(handler.__func__)
     if isinstance(handler, FunctionType):
-        return _has_the_name_of_another(handler)
+        return _was_renamed(handler)
     if inspect.isroutine(handler) or isinstance(handler, type):
         return False
-    return is_wrapped(getattr(type(handler), "__call__", None)) or _has_function(kept_by(handler))  # noqa: B004
+    own = all(map(_is_value, kept_by(handler))) and all(map(_wrote_all, type(handler).__mro__[:-1]))
+    return not own or is_wrapped(getattr(type(handler), "__call__", None))  # noqa: B004
 
 
-def _has_function(values: Iterable[Any]) -> bool:
-    """Whether anything among these, or in a list of them, can be called. A class is a value."""
-    kept = (in_hands(one) if isinstance(one, _CONTAINERS) else (one,) for one in values)
-    return any(callable(one) and not isinstance(one, type) for one in chain.from_iterable(kept))
-
-
-_CONTAINERS: Final = (list, tuple, set, frozenset, dict)
-
-
-def _has_the_name_of_another(function: FunctionType) -> bool:
-    """As a decorator does without ``functools.wraps``."""
-    if function.__name__ == function.__code__.co_name:
+def _is_value(one: Any, depth: int = 8) -> bool:
+    """Whether it is nothing but data, so that nothing is called by it."""
+    if isinstance(one, dict):
+        one = (*one, *one.values())
+    if isinstance(one, list | tuple | set | frozenset):
+        return depth > 0 and all(_is_value(each, depth - 1) for each in one)
+    if callable(one) and not isinstance(one, type):
         return False
+    return isinstance(one, type | Enum) or type(one).__module__ in _DATA
+
+
+_DATA: Final = frozenset(
+    {"builtins", "datetime", "decimal", "fractions", "uuid", "pathlib", "re", "ipaddress"}
+)
+"""Modules whose objects are values."""
+
+
+def _wrote_all(kind: type) -> bool:
+    """Whether what a class has, it has of its own: its methods, and values."""
+    inside = f"{kind.__qualname__}."
+    for name, one in vars(kind).items():
+        function = getattr(one, "__func__", None) or getattr(one, "fget", None) or one
+        if callable(function) and not isinstance(function, type):
+            if not getattr(function, "__qualname__", "").startswith(inside):
+                return False
+        elif not (name.startswith("__") or inspect.isdatadescriptor(one) or _is_value(one)):
+            return False
+    return True
+
+
+def _was_renamed(function: FunctionType) -> bool:
+    """As a decorator does without ``functools.wraps``: it has another name than it was written with, and
+    holds a function."""
     held = (own_handler(one) for one in closed_over(function) if one is not function)
-    return any(isinstance(one, FunctionType) and one.__name__ == function.__name__ for one in held)
+    return function.__name__ != function.__code__.co_name and any(map(inspect.isroutine, held))

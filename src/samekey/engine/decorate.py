@@ -11,7 +11,7 @@ from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from ..core.states import Mode
 from ..errors import ConfigurationError
-from .around import REFUSED, is_wrapped
+from .around import REFUSED
 from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
 from .body import read, read_async
 from .exchange import Exchange, exchange_of_call
@@ -56,13 +56,12 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     return guarded
 
 
-def at_handler(handler: Any, *, wrapped: bool = False) -> Any:
+def at_handler(handler: Any, *, wrapped: bool) -> Any:
     """A route's own undecorated handler, guarded by the rules that the edge has for such routes.
 
     It claims when the framework reaches it, so authentication and validation come first; and its boundary
-    is seen. ``wrapped``: others stand around it; which is looked for, too.
+    is seen. ``wrapped``: others stand around it.
     """
-    wrapped = wrapped or is_wrapped(handler)
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         found = undecorated((*args, *kwargs.values()), wrapped=wrapped)
