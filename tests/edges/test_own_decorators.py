@@ -381,7 +381,7 @@ def test_functions_of_starlette_and_fastapi_with_decorators_are_refused(shop: Sh
 def test_what_a_tracer_puts_around_a_function_is_no_decorator_of_its_own(
     shop: Shop, monkeypatch: Any, late: bool
 ) -> None:
-    """The route still names the function, and calls something else: since before the guard, or since later."""
+    """The route still names the function, and calls something else: from the start, or since later."""
 
     async def pay(request: Request) -> Response:
         shop.charge()
