@@ -66,14 +66,16 @@ def test_so_is_a_job_beside_the_one_that_answers(world: World, verb: str) -> Non
     assert run(world, "dead", verb, other, "--despite", "cards:e1").code == 0
 
 
-def test_what_is_said_of_another_job_does_not_stand_in_the_way(world: World) -> None:
-    """That one runs: its own next run says more than the event."""
+@pytest.mark.parametrize("act", ["retry", "discard", "discard the operation"])
+def test_what_is_said_of_another_job_does_not_stand_in_the_way(world: World, act: str) -> None:
+    """That one runs: its own next run says more than the event, which must not be set aside for it."""
     record, job, other = two_dead_jobs(world)
     assert run(world, "dead", "retry", other).code == 0
     effects = world.run(lambda: world.operator.effects(record.id))
     about = next(one.downstream_key for one in effects if one.place == other)
     assert world.tell(YES, "e1", downstream_key=about) is Resolution.KEPT
-    assert run(world, "dead", "retry", job).code == 0
+    verb, meant = act.split(maxsplit=1)[0], record.id if act.endswith("operation") else job
+    assert run(world, "dead", verb, meant).code == 0
     assert world.sql("select state from {evidence}") == [("waiting",)]
 
 

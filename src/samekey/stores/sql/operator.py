@@ -277,10 +277,7 @@ class Operator:
         job = yield from self.job(job_id)
         if job is None or job.state != "dead":
             return False
-        if job.answers:
-            yield from self._overrule(job.operation_id, despite)
-        else:
-            yield from self._overrule_about(job_id, despite)
+        yield from self._overrule_about(job_id, despite)
         yield from act_as(self._queries, actor)
         closed = job.answers and (yield from self._close_dead(job.operation_id, answer, now))
         if not closed:
@@ -299,9 +296,14 @@ class Operator:
         despite: Sequence[str] = (),
         now: int | None = None,
     ) -> Program[bool]:
-        """A dead operation is given up for good, with this final answer; its dead job goes with it."""
+        """A dead operation is given up for good, with this final answer; its dead job goes with it. Jobs beside
+        that one stay, and so does what a provider says of them."""
         yield BEGIN
-        overruled = yield from self._overrule(operation_id, despite)
+        answering = [job.id for job in (yield from self.jobs_of(operation_id)) if job.answers]
+        if answering:
+            overruled = yield from self._overrule_about(answering[0], despite)
+        else:
+            overruled = yield from self._overrule(operation_id, despite)
         yield from act_as(self._queries, actor)
         closed = yield from self._close_dead(operation_id, answer, now)
         yield from act_end(self._queries)
