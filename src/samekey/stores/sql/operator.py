@@ -296,8 +296,8 @@ class Operator:
         despite: Sequence[str] = (),
         now: int | None = None,
     ) -> Program[bool]:
-        """A dead operation is given up for good, with this final answer; its dead job goes with it. Jobs beside
-        that one stay, and so does what a provider says of them."""
+        """A dead operation is given up for good, with this final answer; its dead job goes with it. Jobs
+        beside that one stay, and so does what a provider says of them."""
         yield BEGIN
         answering = [job.id for job in (yield from self.jobs_of(operation_id)) if job.answers]
         if answering:
