@@ -35,7 +35,7 @@ from samekey.core.states import State
 from samekey.errors import LeaseLost, SamekeyError, StoreUnavailable
 from samekey.stores.protocols import Actor
 from samekey.workers.completer import Completer
-from tests.evidence.conftest import Node
+from tests.evidence.conftest import HOUR, Node
 
 SOMEBODY = Actor("somebody", "a test")
 
@@ -98,8 +98,8 @@ def unsure() -> Any:
     raise OutcomeUnknown
 
 
-def refused() -> Any:
-    made("ch_1")
+def refused(provider_id: str = "ch_1") -> Any:
+    made(provider_id)
     raise NotExecuted
 
 
@@ -358,3 +358,41 @@ def test_the_late_result_of_a_phase_reaches_the_attempt_that_has_begun_since(sql
     assert booking.complete() == 1
     assert booking.post() == (201, {"id": "ch_1"})
     assert len(booking.charges) == 1
+
+
+class Nameless(Holder):
+    """One that never asks for a downstream key."""
+
+    source = "cards"
+
+    def _pay(self) -> Any:
+        current_operation().source = self.source
+        self.entered.set()
+        assert self.go_on.wait(60)
+        return self._ends()
+
+
+class Elsewhere(Nameless):
+    source = "other"
+
+
+def test_a_late_yes_counts_where_the_next_attempt_went_to_another_provider(node: Node) -> None:
+    first = Nameless(node, paid)
+    found_nothing(node)
+    second = Elsewhere(node, lambda: refused("o_1"))
+    second.finish()
+    assert node.state("k") is State.FAILED_RETRYABLE
+    first.finish()
+    assert node.state("k") is State.UNKNOWN
+    assert not isinstance(retry(node), dict)
+
+
+def test_a_late_yes_wakes_the_tombstone(node: Node) -> None:
+    """As a provider's does: it does not matter whether the reaper was by."""
+    holder = Holder(node, paid)
+    found_nothing(node)
+    later = node.clock() + 10_000 * HOUR
+    assert node.run(lambda: node.upkeep.reap(batch=10, soft=True, now=later)) == 1
+    assert node.state("k") is State.EXPIRED
+    holder.finish()
+    assert node.state("k") in (State.COMPLETED, State.UNKNOWN)

@@ -287,6 +287,12 @@ def test_anything_else_is_refused_with_a_sentence(world: World, state: State) ->
     assert world.read(record).state is state
 
 
+def test_what_is_free_to_run_again_may_have_happened_after_all(world: World) -> None:
+    record = world.failed()
+    ran = resolve(world, record.id, "--executed", "--status", "201", "--body", "{}")
+    assert (ran.code, world.read(record).state) == (0, State.COMPLETED), ran.sentence
+
+
 def test_a_lease_that_ended_is_swept_first(world: World) -> None:
     record = world.claim(at=-HOUR)
     ran = resolve(world, record.id, "--not-executed")

@@ -302,7 +302,7 @@ def test_a_holder_who_comes_back_meanwhile_wins(world: World) -> None:
         return NotExecuted
 
     world.engine.lookup()(lookup)
-    assert reconcile(world)[0].why == "somebody else settled it meanwhile"
+    assert reconcile(world)[0].why == "others have moved it meanwhile"
     assert world.read(record).answer == ANSWER
 
 

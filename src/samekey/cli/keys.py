@@ -414,7 +414,8 @@ def _to_resolve(store: Store, operation_id: str, *, not_executed: bool) -> Recor
     record = store.record(operation_id)
     if record is None:
         raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
-    if record.state not in (State.UNKNOWN, State.DEAD_LETTER):
+    freed = record.state is State.FAILED_RETRYABLE and record.mode in (Mode.LEASED, Mode.REPEATABLE)
+    if record.state not in (State.UNKNOWN, State.DEAD_LETTER) and (not_executed or not freed):
         hint = next_step(record, store.now())
         raise Refusal(
             f"It is {record.state}; only what is {State.UNKNOWN} or {State.DEAD_LETTER} can be resolved. "

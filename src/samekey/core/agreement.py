@@ -46,7 +46,10 @@ def aftermath(word: Word, record: Record, effects: Sequence[Effect]) -> Aftermat
 
 
 def _knew(word: Word, record: Record, effects: Sequence[Effect]) -> bool:
-    """Whether a leased handler has given its answer with this in mind."""
+    """Whether a leased handler has given its answer with this in mind. (What others have found out has kept
+    the error code of what they found out about.)"""
+    if record.error_code is not None:
+        return False
     noted = [one for one in effects if one.kind is EffectKind.LEASED and one.run == record.run]
     in_order = sorted(noted, key=lambda one: int(one.place))
     steps = [SentStep(one.step, one.downstream_key, one.provider_id) for one in in_order]

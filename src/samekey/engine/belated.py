@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..core.agreement import ERRORS_FROM
 from ..core.claim import downstream_key, is_call
-from ..core.effects import Sent, SentStep
+from ..core.effects import Sent, SentStep, unburied
 from ..core.phases import decode_value
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
@@ -44,7 +44,7 @@ class Belated:
         found = yield from self._noted(lease, operation_id, sent)
         if found is None or status >= ERRORS_FROM:
             return  # a refusal is nothing that could happen twice
-        now, record = found
+        now, record = found[0], unburied(found[1])
         refused = record.answer is not None and record.answer.status >= ERRORS_FROM
         if record.state in _OVER and not refused:
             if record.run != lease.attempt:
@@ -63,7 +63,7 @@ class Belated:
         """It cannot tell what became of what the provider has made: nobody may run it as if there was
         nothing, and no answer can be made of it."""
         found = yield from self._keys.read_by_id(operation_id)
-        if not sent.made or (found is not None and _is_held_or_known(found[1], lease)):
+        if not sent.made or (found is not None and _is_held_or_known(unburied(found[1]), lease)):
             return
         found = yield from self._noted(lease, operation_id, sent)
         if found is None:
@@ -150,6 +150,7 @@ def _said(lease: Lease, step: SentStep, evidence: Executed, now: int) -> Said:
         now,
         about=step.downstream_key,
         provider_id=step.provider_id,
+        is_ours=True,
     )
 
 

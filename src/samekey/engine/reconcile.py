@@ -61,6 +61,13 @@ NOTHING_OPEN: Final = (
 _UNSETTLED = (State.UNKNOWN, State.DEAD_LETTER)
 
 
+def _fits(finding: Evidence, record: Record) -> bool:
+    """Whether it is a record about which something can be found out. Of a leased call that is free to run
+    again because somebody believed that nothing had happened, that something has."""
+    happened = isinstance(finding, Executed | Declined) and record.mode in (Mode.LEASED, Mode.REPEATABLE)
+    return record.state in _UNSETTLED or (happened and record.state is State.FAILED_RETRYABLE)
+
+
 class Resolver(Protocol):
     """Applies evidence to operations."""
 
@@ -109,8 +116,8 @@ class NotingResolver:
         check_about(finding, record)
         yield BEGIN
         found = yield from self._effects.locked(record.id)
-        if found is None or found[1].attempt != record.attempt or found[1].state not in _UNSETTLED:
-            return False
+        if found is None or found[1].attempt != record.attempt or not _fits(finding, found[1]):
+            return False  # a yes of a lookup's is an event then
         dead_job = record.mode is Mode.DEFERRED and found[1].state is State.DEAD_LETTER
         if dead_job and says(finding) is Says.NOT_EXECUTED:
             return False  # its handler must not run again: its job is tried again

@@ -73,6 +73,8 @@ class Said:
     """The downstream keys of the effects that have this id, where there are several."""
     fault: SamekeyError | None = None
     """What is wrong with how it was said, where that is known."""
+    is_ours: bool = False
+    """A holder's or a lookup's, which know whose operation it is."""
 
     def about_this(self, record: Record) -> Said:
         """As it is heard by this operation: a yes whose answer does not fit is a yes all the same. Anything
@@ -108,7 +110,7 @@ class Said:
             at,
             self.event_id,
             self.among,
-            knows_us=self.provider_id is None,
+            knows_us=self.is_ours or self.provider_id is None,
             finding=given,
         )
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from ..core.backoff import Backoff
-from ..core.effects import asked_about
+from ..core.effects import Effect, asked_about
 from ..core.policy import milliseconds
 from ..core.record import Record
 from ..core.states import State
 from ..drivers.run import run_async
+from ..engine.asked import told_by_lookup
 from ..engine.desk import LOOKUP_TIMEOUT, Lookup, LookupFailed
 from ..engine.engine import Engine
-from ..errors import ConfigurationError, Contradicted, CorruptRecord, SamekeyError
+from ..engine.resolving import ROUNDS
+from ..engine.said import Misfit, Resolution
+from ..errors import ConfigurationError, Contradicted, CorruptRecord, SamekeyError, StoreBusy
 from ..evidence import Declined, Executed, check_finding, fault_of, is_still_unknown
 from ..stores.protocols import Actor
 from ..stores.sql.overruling import Moved
@@ -184,6 +187,7 @@ class Reconciler:
         if isinstance(finding, Executed | Declined) and (fault := fault_of(finding, record)) is not None:
             # Asking again does not help, and what it says is not nothing: a person must use it.
             said = type(finding).__name__
+            await self._hear(record, effects, finding)
             return await self._give_up(record, f"the lookup said {said}, and that cannot be used: {fault}")
         check_finding(finding)
         if is_still_unknown(finding):
@@ -195,16 +199,39 @@ class Reconciler:
             # Asking again does not help: one of the two is wrong, and a person must find out which.
             return await self._give_up(record, f"the lookup contradicts the provider's own event. {error}")
         except ConfigurationError as error:
+            await self._hear(record, effects, finding, error)
             return await self._give_up(record, f"what the lookup said cannot be used: {error}")
         if not applied:
-            return Looked(record, record.state, "somebody else settled it meanwhile")
+            # What others have found out meanwhile does not make a yes untrue.
+            if await self._hear(record, effects, finding) is Resolution.RESOLVED:
+                return await self._settled(record, "the lookup said Executed, and others had moved it")
+            return await self._as_it_is(record, "others have moved it meanwhile")
         named = finding if isinstance(finding, type) else type(finding)
         return await self._settled(record, f"the lookup said {named.__name__}")
 
+    async def _hear(
+        self, record: Record, effects: Sequence[Effect], finding: Any, fault: SamekeyError | None = None
+    ) -> Resolution | Misfit | None:
+        """A yes that could not be applied is an event like any other: noted, and used where it can be."""
+        if not isinstance(finding, Executed):
+            return None
+        said = replace(told_by_lookup(finding, record, effects), fault=fault)
+        for _ in range(ROUNDS):
+            try:
+                return await run_async(
+                    self._engine.drivers.aio, lambda: self._resolver.receive(said, record.id)
+                )
+            except Moved:
+                continue
+        raise StoreBusy("The operation would not hold still.")
+
     async def _settled(self, record: Record, why: str) -> Looked:
         self._tell("reconcile.resolved", record)
+        return replace(await self._as_it_is(record, why), resolved=True)
+
+    async def _as_it_is(self, record: Record, why: str) -> Looked:
         now = await run_async(self._engine.drivers.aio, lambda: self._engine.keys.read_by_id(record.id))
-        return Looked(record, record.state if now is None else now[1].state, why, resolved=True)
+        return Looked(record, record.state if now is None else now[1].state, why)
 
     async def _ask(self, lookup: Lookup, record: Record) -> Any:
         """The lookup's own word, in bounded time. One that will not end is no longer waited for."""
@@ -234,7 +261,7 @@ class Reconciler:
         if await run_async(driver, lambda: finding.give_up(record.id, actor, attempt=record.attempt)):
             logger.error("The outcome of operation %s is a dead letter: %s", record.id, why)
             self._tell("dead_letter", record)
-        return Looked(record, State.DEAD_LETTER, why)
+        return await self._as_it_is(record, why)
 
     def _tell(self, event: str, record: Record) -> None:
         self._engine.events.emit(event, mode=str(record.mode), endpoint=record.endpoint)

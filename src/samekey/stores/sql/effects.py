@@ -233,6 +233,15 @@ class Effects:
             yield from self.settle(
                 record.id, effect.step, said, provider_id=provider_id, source=source, now=now
             )
+            if said == Says.EXECUTED:
+                yield self._queries.statement(
+                    "effect_settled",
+                    now,
+                    operation_id=record.id,
+                    downstream_key=effect.downstream_key,
+                    provider_id=provider_id,
+                )
+                yield from self.undispute(record.id)
         yield from act_end(self._queries)
         return bool(moved and written)
 

@@ -275,7 +275,11 @@ class Phases:
             # The provider's word about this effect has come before its own reply, as it often does.
             sent = downstream_key(lease.scope, lease.key, name)
             yield self._queries.statement(
-                "effect_settled", now, operation_id=operation_id, downstream_key=sent
+                "effect_settled",
+                now,
+                operation_id=operation_id,
+                downstream_key=sent,
+                provider_id=provider_id,
             )
             yield self._queries.statement("undispute", now, operation_id=operation_id)
 

@@ -183,10 +183,11 @@ where id = :operation_id::text and disputed = 1 and not exists (
 ) and {durable}
 
 -- name: effect_settled
--- An effect has its result, by its holder: a yes that waits about it has nothing more to say. Nor has one that names
--- no effect, once every effect that was sent has one.
+-- An effect has its result, whoever told it: a yes that waits about it has nothing more to say, nor has one that fits
+-- others too and names the same object. Nor has one that names no effect, once every effect that was sent has one.
 update {evidence} set state = 'used'
-where operation_id = :operation_id::text and state = 'waiting' and says = 'executed' and (
+where operation_id = :operation_id::text and says = 'executed'
+    and (state = 'waiting' or (state = 'ambiguous' and provider_id = :provider_id::text)) and (
     about = :downstream_key::text or (about = '' and not exists (
         select from {effects} as e where e.operation_id = :operation_id::text and e.kind = 'phase'
             and coalesce(e.outcome, '') not in ('executed', 'declined')
