@@ -170,6 +170,43 @@ def test_a_generator_that_calls_a_guarded_function(shop: Shop, first: bool) -> N
     assert statuses(got) == [200] * 3 and got[2].replayed and shop.charges == 1
 
 
+@pytest.mark.parametrize("kind", ["generator", "undecorated", "leased", "atomic"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_answer_that_breaks_off(shop: Shop, kind: str, behind: bool) -> None:
+    """Starlette's middleware ends such an answer as if it were whole, and raises afterwards."""
+    app = FastAPI()
+
+    async def pieces() -> AsyncIterator[str]:
+        if kind == "atomic":
+            await current_operation().connection.execute(shop.store.insert, (shop.world.name, 1))
+        yield "debit"
+        raise ConnectionError
+
+    async def streams() -> StreamingResponse:
+        shop.charge()
+        return StreamingResponse(pieces(), 201)
+
+    async def generator() -> AsyncIterator[str]:
+        shop.charge()
+        yield "debit"
+        raise ConnectionError
+
+    decorators = {"leased": shop.idempotency.leased, "atomic": shop.idempotency.atomic}
+    handler: Any = generator if kind == "generator" else decorators.get(kind, lambda one: one)(streams)
+    app.post("/pay", response_model=None)(handler)
+    if behind:
+
+        @app.middleware("http")
+        async def timed(request: Request, call_next: Any) -> Any:
+            return await call_next(request)
+
+    got = shop.send(shop.guard(app), times=3)
+    if kind == "atomic":
+        assert statuses(got) == [500] * 3 and shop.store.effects(shop.world) == 0
+    else:
+        assert got[2].code == "outcome_unknown" and shop.charges == 1 and shop.states() == ["unknown"]
+
+
 def test_a_generator_whose_key_is_optional_and_was_not_sent(shop: Shop) -> None:
     app = FastAPI()
     app.post("/pay")(endpoints(shop)["generator"])

@@ -14,9 +14,10 @@ from typing import Any
 
 from ..core.record import Answer, Headers
 from ..engine.around import is_wrapped
+from ..engine.boundary import Boundary
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.marks import mark_of, own_handler, stands_in
-from ..engine.streams import is_stream
+from ..engine.streams import is_stream, noting
 from .bound import bound, bound_stream
 from .guards import NO_ROUTE, Found, Route
 from .wrapped import _DEEPEST, behind, routes_of
@@ -223,6 +224,11 @@ class StarletteFramework(Framework):
             return int(value.status_code)
         chosen = [one.status_code for one, before in noted or () if one.status_code != before]
         return next((int(status) for status in chosen if status is not None), None)
+
+    def watch(self, value: Any, boundary: Boundary) -> None:
+        pieces = getattr(value, "body_iterator", None)
+        if isinstance(value, self._response) and pieces is not None:
+            value.body_iterator = noting(pieces, boundary)
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))

@@ -46,6 +46,8 @@ class Boundary:
         """The status that a bare ASGI or WSGI application gave by itself, without a framework."""
         self.streams = False
         """The handler is a generator, has given its first piece, and runs on."""
+        self.broken = False
+        """What gives the pieces of its answer has failed, however the answer was ended then."""
         self.sent_all = False
         """A bare ASGI application has sent its whole answer, and may still run."""
         self.unsure = False

@@ -119,6 +119,7 @@ def _run(
         raise
     finally:
         _current.reset(token)
+    exchange.framework.watch(value, boundary)
     if boundary.returned(value):
         engine.finish(begun, exchange.handled(None))
     return value
@@ -161,6 +162,7 @@ async def _run_async(
         raise
     finally:
         _current.reset(token)
+    exchange.framework.watch(value, boundary)
     if boundary.returned(value):
         await engine.finish_async(begun, exchange.handled(None))
     return value

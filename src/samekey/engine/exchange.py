@@ -108,6 +108,10 @@ class Framework:
         """The status of the framework's own HTTP exception; None for every other error."""
         return None
 
+    def watch(self, value: Any, boundary: Boundary) -> None:
+        """Notes where what a handler returned fails while its pieces are sent: a middleware on the way may
+        end such an answer as if it were whole."""
+
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         """The request that a handler is called for; None where that is not seen."""
         return None
@@ -262,6 +266,7 @@ class Exchange:
                 before_effect=boundary.is_proof(),
                 unsure=boundary.unsure or boundary.wrapped,
             )
+        page = None if boundary.broken else page
         own = self._is_own(boundary, page)
         unsure = boundary.unsure or boundary.wrapped
         return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, unsure=unsure)

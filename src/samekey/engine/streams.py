@@ -7,13 +7,15 @@ returned: what fails later has broken its answer.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from typing import Any, Final
 
 from ..core.record import Answer
+from .boundary import Boundary
 from .exchange import Exchange
 from .operation import Running, _current
 
@@ -59,6 +61,16 @@ def called_at_first_step(handler: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return steps_async() if any(map(inspect.isasyncgenfunction, _behind(handler))) else steps()
 
 
+async def noting(pieces: AsyncIterable[Any], boundary: Boundary) -> AsyncIterator[Any]:
+    """The pieces of an answer that a handler returned, and whether they broke off."""
+    try:
+        async for piece in pieces:
+            yield piece
+    except (Exception, asyncio.CancelledError):
+        boundary.broken = True
+        raise
+
+
 @contextmanager
 def _step(begun: Running, within: Within) -> Iterator[None]:
     """Around one step of the handler's own."""
@@ -67,7 +79,7 @@ def _step(begun: Running, within: Within) -> Iterator[None]:
         with within():
             yield
     except BaseException:
-        begun.boundary.streams = False
+        begun.boundary.streams, begun.boundary.broken = False, begun.boundary.streams
         raise
     finally:
         _current.reset(token)
