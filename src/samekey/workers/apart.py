@@ -62,8 +62,15 @@ class Apart:
         threads = [name for thread, name in list(self._hanging.items()) if thread.is_alive()]
         return Counter([*threads, *list(self._let_go.values())])
 
-    async def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """A sync function in a thread: its result or error; ``Ended`` for what no future can carry."""
+    async def call(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+        late: Callable[[Any], None] = lambda _result: None,
+    ) -> Any:
+        """A sync function in a thread: its result or error; ``Ended`` for what no future can carry. ``late``
+        hears of a result that comes when nobody waits for it any more."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -71,8 +78,9 @@ class Apart:
             if self._hanging.pop(thread, None) is not None:
                 self._changed()
             if future.done():
-                return
-            if error is None:
+                if error is None:
+                    late(result)
+            elif error is None:
                 future.set_result(result)
             else:
                 future.set_exception(error)
@@ -101,14 +109,21 @@ class Apart:
             self._hanging[thread] = name
             raise
 
-    async def call_any(self, name: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
+    async def call_any(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+        late: Callable[[Any], None] = lambda _result: None,
+    ) -> tuple[Any, bool]:
         """A user's function of whatever kind: its result, and whether it was an async one.
 
         A decorator or an object may hide that it is async, so what it gives decides: whatever can be awaited
         is awaited, and never taken for a result. Only for what ``at_most`` waits for.
         """
         hidden = not inspect.iscoroutinefunction(function)
-        result = await (self.call(name, function, *arguments) if hidden else function(*arguments))
+        called = self.call(name, function, *arguments, late=late) if hidden else function(*arguments)
+        result = await called
         awaited = not hidden
         while inspect.isawaitable(result):
             given, awaited = result, True
@@ -134,6 +149,8 @@ class Apart:
                 self._let_go[task] = name
                 task.add_done_callback(self._forget)
         await asyncio.wait({task}, timeout=FAREWELL)
+        if task.done() and not task.cancelled() and task.exception() is None:
+            return task.result()  # it went on in spite of the cancellation, and has ended well
         hang = self.hanging
         if hang[name]:
             self._hangs()

@@ -82,6 +82,7 @@ class Performer:
         self._belated = Belated(engine.keys, engine.resolver)
         self.left: dict[str, str | None] = {}
         """The provider's ids of jobs that were cancelled, by the job's id."""
+        self._late: set[asyncio.Task[None]] = set()
 
     async def run(self, job: Job, definition: JobDefinition, envelope: Envelope) -> None:
         """One attempt, to its end."""
@@ -100,7 +101,13 @@ class Performer:
     async def _attempt(self, job: Job, definition: JobDefinition, context: JobContext, payload: Any) -> None:
         longest = definition.timeout
         try:
-            work = self._apart.call_any(name_of(job), definition.function, context, payload)
+            work = self._apart.call_any(
+                name_of(job),
+                definition.function,
+                context,
+                payload,
+                late=lambda result: self._hear_late(job, definition, context, result),
+            )
             result, awaited = await self._apart.at_most(longest, name_of(job), work)
         except TooLong:
             await self._failed(
@@ -134,6 +141,27 @@ class Performer:
         except Exception as error:
             sentence = f"The job was done, but that could not be recorded: {told(error)}"
             await self._failed(job, definition, context, sentence)
+
+    def _hear_late(self, job: Job, definition: JobDefinition, context: JobContext, result: Any) -> None:
+        """A thread that could not be stopped has ended well after its time: nobody else knows that."""
+        if inspect.isawaitable(result):
+            return  # and nobody awaits it
+        task = asyncio.ensure_future(self._record_late(job, definition, context, result))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _record_late(
+        self, job: Job, definition: JobDefinition, context: JobContext, result: Any
+    ) -> None:
+        logger.warning("The %s has ended well after its time; this result comes late", name_of(job))
+        try:
+            answer = self._answer(result) if job.answers else None
+            try:
+                await self._settle(job, definition, context, answer, False, late=True)
+            except LeaseLost:
+                await self._tell(job, context, answer)
+        except Exception as error:
+            logger.error("The late end of the %s could not be recorded: %s", name_of(job), told(error))
 
     async def bury(
         self, job: Job, error: str, provider_id: str | None = None, *, code: str = JOB_FAILED
