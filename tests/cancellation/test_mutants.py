@@ -34,7 +34,7 @@ def tear_claims_and_forget_them(patch: Patch) -> None:
         return await work
 
     patch.setattr(Errands, "begin", begin)
-    patch.setattr(Keeper, "give_back_later", lambda self, lease, factory: None)
+    patch.setattr(Keeper, "give_back_later", lambda self, factory: None)
     patch.setattr(world, "PATIENCE", 2.0)  # it will not come to rest
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
+from lab import environment
 from lab.processes import wait_until
 from samekey.core.program import Program, Row, Statement
 from samekey.core.record import Lease
 from samekey.engine.keeper import AT_ONCE, Keeper
-from samekey.engine.late import MOST
+from samekey.engine.late import MOST, SETTLE, Late
 from samekey.errors import StoreError, StoreUnavailable
 
 
@@ -233,9 +237,89 @@ def test_a_claim_to_give_back_is_looked_for_until_it_has_had_time_to_land() -> N
         asked.append(next(answers))
         return asked[-1]
 
-    keeper.give_back_later(lease("claim", 60_000), give_back)
+    keeper.give_back_later(give_back)
     wait_until(lambda: asked == [False, False, True] and not keeper._late._items)
     keeper.stop()
+
+
+def test_a_claim_is_given_back_however_long_the_store_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was sent before the silence may be carried out after it."""
+    clock = [0.0]
+    monkeypatch.setattr("samekey.engine.late.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=None))
+    late, asked = Late(Store()), list[str]()  # type: ignore[arg-type]
+    silence = StoreUnavailable("silence")
+    given: list[bool | StoreUnavailable] = [silence, silence, False, True]
+    answers = iter(given)
+    monkeypatch.setattr(late, "attend", lambda: None)
+
+    def give_back() -> Program[bool]:
+        yield from ()
+        answer = next(answers)
+        asked.append(repr(answer))
+        if isinstance(answer, StoreUnavailable):
+            raise answer
+        return answer
+
+    late.give_back(give_back)
+    for _ in range(4):
+        clock[0] += 7_200
+        if len(asked) == 3:
+            clock[0] += SETTLE / 2 - 7_200
+        late._try_due()
+    assert len(asked) == 4 and not late._items
+
+
+def test_what_waits_is_tried_for_a_while_when_the_process_stops() -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    tries: list[int] = []
+
+    def record() -> Program[None]:
+        yield from ()
+        tries.append(threading.get_ident())
+        if len(tries) < 4:
+            raise StoreUnavailable("away")
+
+    def record_another() -> Program[None]:
+        yield from ()
+        another.append(len(tries))
+
+    another: list[int] = []
+    store.away = True
+    keeper.record_later(lease("late", 60_000), record)
+    keeper.record_later(lease("later", 60_000), record_another)
+    keeper.stop()
+    assert len(tries) >= 4 and another
+
+
+AT_EXIT = """
+from samekey.engine.late import Late
+from samekey.errors import StoreUnavailable
+
+tries = []
+
+def record():
+    yield from ()
+    tries.append(1)
+    if len(tries) < 4:
+        raise StoreUnavailable("away")
+    print("recorded", flush=True)
+
+late = Late(None)
+late.record(record, 60)
+"""
+
+
+def test_a_program_that_just_ends_records_what_waits() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", AT_EXIT],
+        check=True,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert child.stdout == "recorded\n", child.stderr
 
 
 def test_what_waits_is_tried_once_more_when_the_process_stops() -> None:

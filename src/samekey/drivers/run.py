@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..core.program import Begin, Program, Row
-from ..errors import ConnectionLost, StoreError, StoreUnreachable, TransactionConflict
+from ..errors import ConnectionLost, StoreError, TransactionConflict
 from .caller import NotSent, leave_if_unwanted
 from .protocol import AsyncDriver, AsyncSession, Driver, Session
 
@@ -30,20 +30,27 @@ def run(driver: Driver, factory: Callable[[], Program[T]]) -> T:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _run_once(driver, factory())
-        except (TransactionConflict, ConnectionLost) as error:
+        except StoreError as error:
             lost = _lost(lost, error)
-            if attempt == ATTEMPTS:
+            if not _again(error, attempt):
+                _raise_lost(lost, error)
                 raise
-        except StoreUnreachable as error:
-            if lost is not None:
-                raise lost from error  # nothing was sent now, but something was before
-            raise
     raise AssertionError("unreachable")
 
 
-def _lost(before: ConnectionLost | None, error: StoreError) -> ConnectionLost | None:
+def _lost(before: ConnectionLost | None, error: BaseException) -> ConnectionLost | None:
     """The first try that may have been carried out though nobody heard of it."""
     return before or (error if isinstance(error, ConnectionLost) else None)
+
+
+def _again(error: BaseException, attempt: int) -> bool:
+    return isinstance(error, TransactionConflict | ConnectionLost) and attempt < ATTEMPTS
+
+
+def _raise_lost(lost: ConnectionLost | None, error: BaseException) -> None:
+    """What is known of the last try (busy, read-only, not sent) says nothing about the one that was lost."""
+    if lost is not None and not isinstance(error, ConnectionLost):
+        raise lost from error
 
 
 def _run_once(driver: Driver, program: Program[T]) -> T:
@@ -102,14 +109,11 @@ async def run_async(driver: AsyncDriver, factory: Callable[[], Program[T]]) -> T
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await _run_once_async(driver, factory())
-        except (TransactionConflict, ConnectionLost) as error:
+        except (StoreError, NotSent) as error:
             lost = _lost(lost, error)
-            if attempt == ATTEMPTS:
+            if not _again(error, attempt):
+                _raise_lost(lost, error)
                 raise
-        except (StoreUnreachable, NotSent) as error:
-            if lost is not None:
-                raise lost from error
-            raise
     raise AssertionError("unreachable")
 
 

@@ -65,6 +65,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("samekey")
 
+RAN_TOO_LONG = (
+    "A transaction of %s ran longer than max_run and was rolled back; what it still does on its connection "
+    "is refused. Raise max_run if it needs the time."
+)
+
 REFUSED_PAUSE_MS = 30_000
 """How long the completer leaves an operation alone whose definition does not fit: a process that has the
 right one may come by, and nothing changes here before the next deployment."""
@@ -153,6 +158,13 @@ class Run:
 
     def open(self) -> Flow[Any]:
         session = yield Open(None)
+        try:
+            # A function that hangs must not keep the locks of its transaction, or its place in the pool.
+            longest = max_run_ms(self.definition.rules) / 1000
+            session.expire_after(longest, lambda: logger.error(RAN_TOO_LONG, self.definition.identity))
+        except BaseException:
+            yield Rollback(session)
+            raise
         return session
 
     def enter(self, session: Any, name: str) -> Flow[int | None]:

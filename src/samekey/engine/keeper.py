@@ -123,9 +123,9 @@ class Keeper:
         """
         self._late.record(factory, max(TRIED_FOR, lease.duration_ms / 1000), otherwise)
 
-    def give_back_later(self, lease: Lease, factory: Callable[[], Program[bool]]) -> None:
+    def give_back_later(self, factory: Callable[[], Program[bool]]) -> None:
         """Gives back a claim that may have landed though nobody heard of it; nothing runs under it."""
-        self._late.give_back(factory, lease.duration_ms / 1000)
+        self._late.give_back(factory)
 
     def stop(self) -> None:
         """Ends the threads. Leases that are still live then run out by themselves."""

@@ -7,9 +7,12 @@ log, and keeps no other from being recorded.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import math
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,10 +65,13 @@ class Late:
         self._driver = driver
         self.start_anew()
         anew_after_fork(self)
+        _at_exit(weakref.ref(self))
 
     def start_anew(self) -> None:
         self._wake = threading.Condition()
         self._items: list[_Item] = []
+        self._trying = 0
+        """How many are being tried: they may come back."""
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._away = FIRST_PAUSE
@@ -80,9 +86,10 @@ class Late:
         """Tries an outcome until the store has taken it, or refused it for good, or the time is over."""
         self._add(_Item(factory, time.monotonic() + seconds, gives_back=False, otherwise=otherwise))
 
-    def give_back(self, factory: Callable[[], Program[bool]], seconds: float) -> None:
-        """Gives back a claim that may have landed, or may still land."""
-        self._add(_Item(factory, time.monotonic() + seconds, gives_back=True))
+    def give_back(self, factory: Callable[[], Program[bool]]) -> None:
+        """Gives back a claim that may have landed, or may still land: however long the store says nothing,
+        and for a while after its first word. What it was sent before may be carried out only then."""
+        self._add(_Item(factory, math.inf, gives_back=True))
 
     def stop(self) -> None:
         """Ends the thread, after a last try of everything that waits."""
@@ -97,7 +104,7 @@ class Late:
 
     def _add(self, item: _Item) -> None:
         with self._wake:
-            if len(self._items) >= MOST:
+            if len(self._items) + self._trying >= MOST:
                 logger.error("Too many outcomes wait for the store; this one is left to its lease's end")
                 return
             self._items.append(item)
@@ -127,10 +134,26 @@ class Late:
         self._last_tries()
 
     def _last_tries(self) -> None:
-        deadline = time.monotonic() + LAST_TRIES
-        for item in self._taken(everything=True):
-            if time.monotonic() < deadline and not self._try(item):
-                deadline = 0.0  # the store is away, for the others too
+        """Everything that waits, as long as there is time: nobody else knows of it."""
+        deadline, pause = time.monotonic() + LAST_TRIES, FIRST_PAUSE
+        left = self._taken(everything=True)
+        while left and time.monotonic() < deadline:
+            item = left.pop(0)
+            if self._try(item):
+                # What could not be done yet is back; a claim that has not landed is not waited for.
+                again = [item for item in self._taken(everything=True) if not item.gives_back]
+                left += again
+            else:
+                left.insert(0, item)
+                again = left
+            if again:
+                time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+                pause *= 2
+        lost = sum(not item.gives_back for item in left)
+        if lost:
+            logger.error(
+                "%d outcomes could not be recorded before the end: others have to find them out", lost
+            )
 
     def _wait(self) -> float | None:
         """Until something is due; None while nothing waits."""
@@ -147,12 +170,14 @@ class Late:
             # The others wait too, and go first next time: it may be this one that cannot be done.
             self._put_back([*due[number + 1 :], item], time.monotonic() + self._away)
             self._away = min(2 * self._away, LONGEST_PAUSE)
-            return
+            break
+        self._trying = 0
 
     def _taken(self, *, everything: bool = False) -> list[_Item]:
         now = time.monotonic()
         with self._wake:
             taken = [item for item in self._items if everything or item.due <= now]
+            self._trying = 0 if everything else len(taken)
             self._items = [item for item in self._items if not everything and item.due > now]
         return taken
 
@@ -185,7 +210,19 @@ class Late:
         else:
             if item.gives_back and not done:
                 if not item.looked_for:
-                    item.looked_for, item.until = True, min(item.until, time.monotonic() + SETTLE)
+                    item.looked_for, item.until = True, time.monotonic() + SETTLE
                 item.later()
                 self._put_back([item])
         return True
+
+
+def _at_exit(late: weakref.ref[Late]) -> None:
+    """A program may end without closing what it made."""
+
+    def stop() -> None:
+        found = late()
+        if found is not None and found._items:
+            found.stop()
+
+    atexit.register(stop)
+    weakref.finalize(late() or stop, atexit.unregister, stop).atexit = False

@@ -114,7 +114,7 @@ class PhasedWay:
             yield from ask(program)
         except StoreError as error:
             logger.warning("A claim could not be given back and will be tried again: %s", error)
-            self.keeper.give_back_later(lease, program)
+            self.keeper.give_back_later(program)
 
     def resume(self, lease: Lease, operation_id: str, attempts: int) -> Flow[Run | None]:
         """For the completer: everything comes from what was stored. None if there is nothing to do."""

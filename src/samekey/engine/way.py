@@ -133,7 +133,7 @@ def claimed(keys: Keys, keeper: Keeper, claim: Claim, policy: Policy, admit: Adm
     except BaseException as error:
         if _may_have_landed(error):
             lease = Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
-            keeper.give_back_later(lease, lambda: keys.give_back(lease))
+            keeper.give_back_later(lambda: keys.give_back(lease))
         raise
 
 
@@ -151,7 +151,7 @@ def given_back(keys: Keys, keeper: Keeper, lease: Lease) -> Flow[None]:
     try:
         yield from ask(lambda: keys.give_back(lease))
     except BaseException as error:
-        keeper.give_back_later(lease, lambda: keys.give_back(lease))
+        keeper.give_back_later(lambda: keys.give_back(lease))
         if not isinstance(error, StoreError):
             raise
         logger.warning("A claim could not be given back and will be tried again: %s", error)
@@ -160,7 +160,7 @@ def given_back(keys: Keys, keeper: Keeper, lease: Lease) -> Flow[None]:
 def given_back_later(keys: Keys, keeper: Keeper, lease: Lease) -> None:
     """``given_back`` by a thread."""
     keeper.forget(lease)
-    keeper.give_back_later(lease, lambda: keys.give_back(lease))
+    keeper.give_back_later(lambda: keys.give_back(lease))
 
 
 class Way(Protocol):

@@ -119,6 +119,8 @@ class Points:
         keeper = idempotency.engine.keeper
         for name in ("record_later", "give_back_later"):
             setattr(keeper, name, self._unless_dead(getattr(keeper, name)))
+        stranded: Any = idempotency.engine._stranded
+        stranded._carry_on = self._unless_dead(stranded._carry_on)
 
     def _unless_dead(self, act: Callable[..., None]) -> Callable[..., None]:
         def act_if_alive(*args: Any) -> None:

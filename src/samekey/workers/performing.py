@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..core.backoff import Backoff
 from ..core.claim import downstream_key
@@ -23,6 +23,7 @@ from ..core.policy import milliseconds
 from ..core.program import BEGIN, Program
 from ..core.record import Answer, Lease
 from ..core.replayable import replayable
+from ..drivers.protocol import Lending
 from ..drivers.run import run_async, run_in, run_in_async
 from ..engine.belated import Belated
 from ..engine.engine import Engine
@@ -255,13 +256,13 @@ class Performer:
 
         async def once() -> None:
             context.cut_back(before)  # what the writes of a try that does not count have added
+            left = max(until - time.monotonic(), self._lease_ms / 1000)
             if awaited:
                 work = self._record(job, context, answer, definition.timeout, late)
             else:
                 # In a thread of its own: its writes want a sync connection and may block. A thread cannot be
                 # stopped, so a second one would only wait behind it.
-                work = self._apart.call(name, self._record_sync, job, context, answer, late)
-            left = max(until - time.monotonic(), self._lease_ms / 1000)
+                work = self._apart.call(name, self._record_sync, job, context, answer, late, left)
             await self._apart.at_most(timedelta(seconds=left), name, work)
 
         await self._patiently(job, once, until)
@@ -317,10 +318,15 @@ class Performer:
             raise
         await session.commit()
 
-    def _record_sync(self, job: Job, context: JobContext, answer: Answer | None, late: bool) -> None:
-        """The same for a sync job, whose writes want a sync connection."""
+    def _record_sync(
+        self, job: Job, context: JobContext, answer: Answer | None, late: bool, longest: float
+    ) -> None:
+        """The same for a sync job, whose writes want a sync connection: they keep it for so long at most."""
         session = self._engine.drivers.sync.open()
         try:
+            cast(Lending, session).expire_after(
+                longest, lambda: logger.error("The writes of a job took too long")
+            )
             if late:
                 run_in(session, self._outbox.regain(job))
             if context.writes:
