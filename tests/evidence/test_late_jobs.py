@@ -15,7 +15,9 @@ from starlette.testclient import TestClient
 
 from samekey import Executed, Resolution, Response, current_operation
 from samekey.asgi import IdempotencyMiddleware
+from samekey.core.record import Answer
 from samekey.core.states import State
+from samekey.stores.sql.effects import Effects
 from samekey.stores.sql.jobs import Job
 from samekey.stores.sql.keys import Keys as SqlKeys
 from samekey.stores.sql.operator import Operator
@@ -27,7 +29,15 @@ from tests.taking import begin
 class Orders:
     """A deferred order whose job is paused in its function."""
 
-    def __init__(self, node: Node, *, fails: bool = False, more: bool = True) -> None:
+    def __init__(
+        self,
+        node: Node,
+        *,
+        fails: bool = False,
+        more: bool = True,
+        write_enqueues: bool = False,
+        refused: bool = False,
+    ) -> None:
         self.node, self.runs, self.paid = node, 0, 0
         self.entered, self.go_on = threading.Event(), threading.Event()
         idempotency = node.idempotency
@@ -45,7 +55,11 @@ class Orders:
             job.provider_id = "ch_1"
             if fails:
                 raise TimeoutError
-            if more:
+            if refused:
+                return Response(402, {"declined": True})
+            if write_enqueues:
+                job.write(self.mark_paid, job)
+            elif more:
                 job.write(self.mark_paid)
                 job.enqueue("receipt", {})
             return Response(201, {"id": "ch_1"})
@@ -72,13 +86,24 @@ class Orders:
             answer = client.post("/order", json={}, headers={"Idempotency-Key": "k"})
             return answer.status_code, answer.json()
 
-    async def mark_paid(self, _connection: Any) -> None:
+    async def mark_paid(self, _connection: Any, job: Any = None) -> None:
         self.paid += 1
+        if job is not None:
+            job.enqueue("receipt", {})
 
     def jobs(self) -> dict[str, str]:
         """The state of each."""
+        return dict(self.all_jobs())
+
+    def all_jobs(self) -> list[tuple[str, str]]:
         operator, record = Operator(SqlKeys(self.node.idempotency.engine.queries)), self.node.record("k")
-        return {job.name: job.state for job in self.node.run(lambda: operator.jobs_of(record.id))}
+        return [(job.name, job.state) for job in self.node.run(lambda: operator.jobs_of(record.id))]
+
+    def events(self) -> list[Any]:
+        """What waits for somebody."""
+        queries, record = self.node.idempotency.engine.queries, self.node.record("k")
+        effects = Effects(Operator(SqlKeys(queries)), queries)
+        return self.node.run(lambda: effects.unsettled(record.id))
 
     def receipts(self) -> int:
         return int(self.jobs().get("receipt") == "live")
@@ -145,3 +170,28 @@ def test_what_a_late_run_has_made_finds_its_operation(sql_node: Node, fails: boo
     assert sql_node.tell(said, tenant="acme", provider_id="ch_1") is Resolution.KEPT
     orders.bury(other)
     assert sql_node.state("k") is State.COMPLETED
+
+
+def test_what_a_write_enqueues_is_enqueued_once(sql_node: Node) -> None:
+    """The writes are run by a try that comes too late, and again by the one that counts."""
+    orders = Orders(sql_node, write_enqueues=True)
+    orders.bury(orders.taken_over())
+    orders.finish()
+    names = [name for name, _ in orders.all_jobs()]
+    assert sorted(names) == ["charge", "receipt"]
+
+
+def test_a_late_refusal_says_nothing_of_what_was_sent_since(sql_node: Node) -> None:
+    orders = Orders(sql_node, refused=True)
+    orders.bury(orders.taken_over())
+    orders.finish()
+    assert sql_node.state("k") is State.DEAD_LETTER and orders.jobs()["charge"] == "dead"
+
+
+def test_a_late_success_beside_one_that_counts_asks_nobody(sql_node: Node) -> None:
+    orders = Orders(sql_node)
+    other, outbox = orders.taken_over(), sql_node.idempotency.engine.outbox
+    sql_node.run(lambda: outbox.finish(other, Answer(201, (), b"{}"), "ch_1"))
+    orders.finish()
+    assert sql_node.state("k") is State.COMPLETED
+    assert orders.events() == []

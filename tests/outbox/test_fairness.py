@@ -290,10 +290,13 @@ def test_a_worker_that_has_just_begun_leaves_what_others_hold(outbox: Outbox) ->
     outbox.place("job")
     [held] = outbox.take()
     outbox.place("job")
-    Clock(outbox).lapse(held.id, ago_ms=3_600_000)
+    Clock(outbox).lapse(held.id, ago_ms=500_000)
     worker = outbox.worker(lease=timedelta(seconds=60), new=True)
     outbox.run(worker_round(worker))
     assert sorted(job.state for job in outbox.jobs()) == ["done", "live"], "the store may have been away"
+    Clock(outbox).lapse(held.id, ago_ms=601_000)
+    outbox.run(worker_round(worker))
+    assert {job.state for job in outbox.jobs()} == {"done"}, "nobody has renewed it for ten leases"
 
 
 class Clock:

@@ -62,8 +62,8 @@ def is_known_to(yes: Yes, steps: Sequence[SentStep], *, attempts: int) -> bool:
     answer is no contradiction, whatever its status. It may have given the money back.
 
     ``steps`` are what the handler has sent, in their order. It knows of what it has noted the provider's id
-    of, and of a step after which it went on to another. Where another attempt may have done it, only the same
-    id says that it knows.
+    of: of that object, where the event names one. It knows of a step after which it went on to another, too.
+    Where another attempt may have done it, only the same id says that it knows.
     """
     meant = [one for one in steps if yes.about in (None, one.downstream_key)]
     meant = meant or [one for one in steps if one.downstream_key is None]
@@ -71,7 +71,8 @@ def is_known_to(yes: Yes, steps: Sequence[SentStep], *, attempts: int) -> bool:
         return True
     if not meant or attempts > 1:
         return False
-    return all(one.provider_id is not None or one is not steps[-1] for one in meant)
+    noted = yes.provider_id is None
+    return all((noted and one.provider_id is not None) or one is not steps[-1] for one in meant)
 
 
 def yes_of(event: Row) -> Yes:

@@ -18,13 +18,16 @@ from ..core.program import Program
 from ..core.record import Answer, Lease, Record
 from ..core.states import State
 from ..errors import ConfigurationError
-from ..evidence import Executed, check_answer
+from ..evidence import Executed, Unusable, check_answer
 from ..stores.keys import Keys
 from .reconcile import Resolver
 from .said import Said
 
 logger = logging.getLogger("samekey")
 
+NOT_WHOLE: Final = (
+    "the run that tells this could not make its own writes, nor the jobs after it: another one had the job"
+)
 OWN_VOICE: Final = "holder"
 """The source of what a holder tells whose handler has named no provider."""
 _OVER: Final = (State.COMPLETED, State.EXPIRED)
@@ -103,8 +106,10 @@ class Belated:
         found = yield from self._noted(lease, operation_id, Sent((step,)))
         if found is None or (answer is not None and answer.status >= ERRORS_FROM):
             return
-        given = (answer if answers else Answer(200)) if whole else None
+        given = answer if answers else Answer(200)
         evidence = None if given is None else Executed(given, step.provider_id)
+        if not whole:
+            evidence = Executed(Unusable(NOT_WHOLE), step.provider_id)
         yield from self._tell(lease, operation_id, step, evidence, found[0])
 
     def _noted(self, lease: Lease, operation_id: str, sent: Sent) -> Program[tuple[int, Record] | None]:

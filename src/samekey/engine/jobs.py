@@ -61,8 +61,8 @@ class JobRegistry:
                 "count the jobs of an operation by them, so two jobs could share one."
             )
         checked_text("The name of a job", definition.name)
-        function = inspect.unwrap(definition.function)
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        called = (definition.function, getattr(type(definition.function), "__call__", None))  # noqa: B004
+        if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in called):
             raise ConfigurationError(
                 f"The function of the job {definition.name!r} is a generator (it has a yield), so calling it "
                 "would run nothing of it. Let it do its work and return."

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
+from ..core.agreement import ERRORS_FROM
 from ..core.backoff import Backoff
 from ..core.claim import downstream_key
 from ..core.effects import Sent, SentStep
@@ -32,6 +33,7 @@ from ..engine.keeper import Keeper
 from ..errors import EscapedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
+from ..stores.sql.operator import Operator
 from .apart import Apart, Ended, TooLong, told
 from .lasting import will_last
 
@@ -110,6 +112,7 @@ class Performer:
                 late=lambda result: self._hear_late(job, definition, context, result),
             )
             result, awaited = await self._apart.at_most(longest, name_of(job), work)
+            _check_result(result)
         except TooLong:
             await self._failed(
                 job, definition, context, f"It took longer than {longest.total_seconds():g} s."
@@ -119,12 +122,12 @@ class Performer:
             await self._failed(job, definition, context, told(error))
             return
         try:
-            answer = self._answer(result) if job.answers else None
+            answer, before = self._answer(result) if job.answers else None, context.mark()
             try:
-                await self._settle(job, definition, context, answer, awaited)
+                await self._settle(job, definition, context, answer, awaited, before)
             except LeaseLost:
                 logger.warning("Another worker has taken the %s; this result comes late", name_of(job))
-                await self._settle(job, definition, context, answer, awaited, late=True)
+                await self._settle_late(job, definition, context, answer, awaited, before)
         except LeaseLost:
             await self._tell(job, context, answer)
         except Contested as error:
@@ -145,8 +148,8 @@ class Performer:
 
     def _hear_late(self, job: Job, definition: JobDefinition, context: JobContext, result: Any) -> None:
         """A thread that could not be stopped has ended well after its time: nobody else knows that."""
-        if inspect.isawaitable(result):
-            return  # and nobody awaits it
+        if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+            return  # and nobody runs it
         task = asyncio.ensure_future(self._record_late(job, definition, context, result))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
@@ -156,9 +159,9 @@ class Performer:
     ) -> None:
         logger.warning("The %s has ended well after its time; this result comes late", name_of(job))
         try:
-            answer = self._answer(result) if job.answers else None
+            answer, before = self._answer(result) if job.answers else None, context.mark()
             try:
-                await self._settle(job, definition, context, answer, False, late=True)
+                await self._settle_late(job, definition, context, answer, False, before)
             except LeaseLost:
                 await self._tell(job, context, answer)
         except Exception as error:
@@ -186,6 +189,16 @@ class Performer:
     async def _tell(self, job: Job, context: JobContext, answer: Answer | None) -> None:
         """What this run has done is known to nobody else: others who have the job are told. Where it has
         writes of its own, or jobs after it, its word alone would not be its end: nobody else makes them."""
+        finding = self._engine.store.finding
+        assert isinstance(finding, Operator)
+        until = self._kept_until()
+        found = await self._patiently(
+            job, lambda: run_async(self._driver, lambda: finding.job(job.id)), until
+        )
+        if found is not None and found.state == "done":
+            # By this very run, whose commit was not acknowledged, or by the other one: all of it is there.
+            await self._note(job, context.provider_id)
+            return
         lease, step = self._sent_by(job, context.provider_id)
         whole = context.mark() == (0, 0)
 
@@ -242,16 +255,18 @@ class Performer:
         context: JobContext,
         answer: Answer | None,
         awaited: bool,
+        before: tuple[int, int],
         *,
         late: bool = False,
     ) -> None:
-        """Records what was done. ``late``: others had the job meanwhile; if none of them runs it, this is its
-        end like any other, with its writes and the jobs after it.
+        """Records what was done. ``before``: what the context held when the function had ended. ``late``:
+        others had the job meanwhile; if none of them runs it, this is its end like any other, with its writes
+        and the jobs after it.
 
         The function's time is no measure for it: a store that stalls is waited for, each statement for the
         store's own time-out, and the whole for as long as the lease can be kept.
         """
-        name, before = name_of(job), context.mark()
+        name = name_of(job)
         until = self._kept_until(definition.timeout)
 
         async def once() -> None:
@@ -266,6 +281,21 @@ class Performer:
             await self._apart.at_most(timedelta(seconds=left), name, work)
 
         await self._patiently(job, once, until)
+
+    async def _settle_late(
+        self,
+        job: Job,
+        definition: JobDefinition,
+        context: JobContext,
+        answer: Answer | None,
+        awaited: bool,
+        before: tuple[int, int],
+    ) -> None:
+        """Others had the job meanwhile. That it was refused says nothing of what they have sent since."""
+        context.cut_back(before)
+        if answer is not None and answer.status >= ERRORS_FROM:
+            raise LeaseLost("Another worker has had the job since.")
+        await self._settle(job, definition, context, answer, awaited, before, late=True)
 
     def _kept_until(self, longest: timedelta = timedelta(0)) -> float:
         """When the lease can be kept no longer, if what is to be recorded may take so long by itself."""
@@ -363,6 +393,14 @@ class Performer:
 
         if not await self._patiently(job, once, self._kept_until()):
             await self._note(job, provider_id)
+
+
+def _check_result(result: Any) -> None:
+    """A generator that comes back has not run, and nobody runs it."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(
+            "The function gave a generator, of which nothing has run. Let it do its work and return."
+        )
 
 
 async def _write(context: JobContext, connection: Any, longest: timedelta) -> None:

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import threading
 
-UNHEARD_OF = 10 * 365 * 86400.0
-"""Seconds: longer than any outage."""
+LEASES_BEFORE = 9
+"""How long an outage before its start a process reckons with, in leases: a longer one is rare, and what
+nobody has renewed for so long must be taken in the end, also by processes that live for less than a lease."""
 
 
 class Weather:
     """Of one store. Times are seconds of a clock that never goes back. Safe in threads.
 
-    ``began``: when a process began that has not seen what was before: as far as it knows, an outage of any
-    length.
+    ``began``: when a process began that has not seen what was before: as far as it knows, an outage.
     """
 
     def __init__(self, lease: float, began: float | None = None) -> None:
         self._lease = lease
         self._lock = threading.RLock()
-        self._bad: list[tuple[float, float]] = [] if began is None else [(began - UNHEARD_OF, began)]
+        self._bad: list[tuple[float, float]] = (
+            [] if began is None else [(began - LEASES_BEFORE * lease, began)]
+        )
         """Outages, oldest first, as far back as they matter."""
         self._since: float | None = None
         """When the outage began that is not over."""
