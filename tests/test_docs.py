@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import dataclasses
 import inspect
@@ -129,11 +130,29 @@ def layer_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def module_list() -> str:
+    """Every file of the package, by what its own first sentence says."""
+    source = ROOT / "src" / "samekey"
+    folders: dict[str, list[str]] = {}
+    for path in sorted(source.rglob("*.py")):
+        written = ast.get_docstring(ast.parse(path.read_text()))
+        if path.name != "__init__.py" and written is not None:
+            folder = str(path.parent.relative_to(source)).removeprefix(".")
+            said = " ".join(written.split("\n\n")[0].split())
+            folders.setdefault(folder, []).append(f"| `{path.stem}` | {said.replace('|', chr(92) + '|')} |")
+    parts = []
+    for folder, rows in folders.items():
+        name = f"samekey/{folder}/" if folder else "samekey/"
+        parts.append("\n".join([f"**`{name}`**", "", "| file | |", "|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "states": lambda: f"```mermaid\n{diagram()}```\n",
     "outcomes": outcome_table,
     "migrate": migrate_output,
     "layers": layer_table,
+    "modules": module_list,
 }
 
 

@@ -1,4 +1,4 @@
-"""Conformance, part one: who may run, and what everybody else is told (REQUIREMENTS S2, S4, S5, D1-D11)."""
+"""Conformance, part one: who may run, and what everybody else is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance, part two: leases and fencing (REQUIREMENTS S3).
+"""Conformance, part two: leases and fencing.
 
 An old holder, however late it wakes, changes nothing that another has taken; while its attempt is still the
 current one, its late result is the truth.

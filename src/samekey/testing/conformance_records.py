@@ -1,4 +1,4 @@
-"""Conformance, part three: what is kept, and how it is found again (REQUIREMENTS K6, D3, D9, S7, X8, X10)."""
+"""Conformance, part three: what is kept, and how it is found again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance, part four: inside somebody's transaction, for stores that have one (REQUIREMENTS S2)."""
+"""Conformance, part four: inside somebody's transaction, for stores that have one."""
 
 from __future__ import annotations
 
