@@ -396,3 +396,14 @@ def test_a_late_yes_wakes_the_tombstone(node: Node) -> None:
     assert node.state("k") is State.EXPIRED
     holder.finish()
     assert node.state("k") in (State.COMPLETED, State.UNKNOWN)
+
+
+def test_what_the_answer_is_about_is_no_news(sql_node: Node) -> None:
+    """The provider knows the key: both attempts have made the same object."""
+    node = sql_node
+    first = Holder(node, unsure)
+    found_nothing(node)
+    second = Holder(node, paid)
+    assert second.finish() == {"paid": "ch_1"}
+    first.finish()
+    assert node.shown("k") == []

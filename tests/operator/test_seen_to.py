@@ -6,7 +6,9 @@ import pytest
 
 from samekey import Declined, Executed, NotExecuted, Resolution, Response
 from samekey.core.record import Answer, Record
-from samekey.core.states import State
+from samekey.core.states import Mode, State
+from samekey.stores.protocols import Actor
+from samekey.stores.sql.phases import StoredInput
 from samekey.workers.reconciler import Reconciler
 from tests.operator.command import Ran, samekey
 from tests.operator.world import DAY, HOUR, MINUTE, SOURCE, TENANT, World
@@ -46,7 +48,6 @@ def states(world: World) -> dict[str, str]:
     ("said", "status", "becomes"),
     [
         (YES, 201, "used"),
-        (YES, 402, "used"),  # the answer was no answer against it
         (DECLINED, 402, "used"),
         (DECLINED, 201, "conflict"),
         (NotExecuted, 402, "used"),
@@ -66,11 +67,32 @@ def test_what_came_before_its_calls_own_end_does_not_wait_for_ever(
     assert again is Resolution.DUPLICATE
     settled = world.read(record)
     assert settled.state is State.COMPLETED
-    assert settled.answer is not None and settled.answer.status == (201 if said is YES else status)
+    assert settled.answer is not None and settled.answer.status == status
+
+
+def test_an_early_yes_that_the_answer_contradicts_waits_for_somebody(world: World) -> None:
+    record = heard_early(world, YES, "e1", 402)
+    reconcile(world)
+    assert [event.state for event in world.run(lambda: _shown(world, record))] == ["waiting"]
+    assert world.read(record).state is State.UNKNOWN
 
 
 def _shown(world: World, record: Record):  # type: ignore[no-untyped-def]
     return world.engine.engine.store.tables.effects.shown(record.id)
+
+
+def test_a_yes_about_an_effect_that_was_given_up_is_seen(world: World) -> None:
+    record = world.claim(mode=Mode.PHASED)
+    lease = record.lease(MINUTE)
+    world.run(lambda: world.phases.begin(lease, record.id, StoredInput("ride", 1, b"{}")))
+    world.run(lambda: world.phases.intend(lease, record.id, 0, "charge", source=SOURCE))
+    world.run(lambda: world.keys.lose(lease, "TimeoutError"))
+    ann = Actor("ann", "ticket 9")
+    assert world.run(lambda: world.operator.give_up(record.id, ann))
+    assert world.run(lambda: world.operator.discard_dead_operation(record.id, Answer(500), ann))
+    said = world.tell(Executed({"id": "ch_1"}, "ch_1"), "e1", at=500, operation_id=record.id, step="charge")
+    assert said is Resolution.TOO_LATE
+    assert [event.state for event in world.run(lambda: _shown(world, record))] == ["conflict"]
 
 
 def test_a_no_about_a_former_attempt_contradicts_nothing(world: World) -> None:

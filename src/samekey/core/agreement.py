@@ -72,6 +72,10 @@ def _happened(record: Record, effect: Effect | None) -> bool | None:
         return answered
     if effect is None:
         return None
+    if effect.kind is EffectKind.PHASE and effect.outcome is not None:
+        return effect.outcome == Says.EXECUTED
     if effect.kind is EffectKind.PHASE:
-        return None if effect.outcome is None else effect.outcome == Says.EXECUTED
+        return None if answered else False  # an operator has given it up, or its function did
+    if effect.job_state == "discarded":
+        return False
     return answered if effect.job_answers else None

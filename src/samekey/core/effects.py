@@ -203,7 +203,9 @@ _LEASED = (Mode.LEASED, Mode.REPEATABLE)
 ANSWERED: Final = "answered_"
 """How the error code of an outcome begins whose handler has given an answer that says no, against a
 provider's yes of which it had not known."""
-UNTOLD: Final = ("lease_ended", "not_noted")
+NOT_NOTED: Final = "not_noted"
+"""The error code of an attempt whose outcome is unknown, and so is what it may have sent."""
+UNTOLD: Final = ("lease_ended", NOT_NOTED)
 """The error codes of attempts of which nobody has noted what they may have sent."""
 
 
@@ -280,12 +282,9 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
         return Unplaced()
     if word.says is Says.EXECUTED:
         return Settle(word, None)
-    doubt = _in_doubt(_about_last_call(word, record, effects))
-    if doubt is not None:
-        return doubt
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
-        return Late()  # nothing new
-    return Settle(word, None)
+        return Late()  # nothing new, whichever attempt it is about
+    return _in_doubt(_about_last_call(word, record, effects)) or Settle(word, None)
 
 
 def _is_the_call(word: Word, record: Record, noted: Sequence[Effect]) -> bool:
@@ -336,12 +335,9 @@ def _judge_phase(word: Word, record: Record, effects: Sequence[Effect]) -> Verdi
         return Unplaced() if word.says is Says.EXECUTED else Late()
     if record.state in _RUNNING:
         return Keep()
-    doubt = _in_doubt(_believable(word, record, effect))
-    if doubt is not None:
-        return doubt
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
         return Late()
-    return Settle(word, effect)
+    return _in_doubt(_believable(word, record, effect)) or Settle(word, effect)
 
 
 def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict:
@@ -375,10 +371,11 @@ def _one_of(word: Word, effects: Sequence[Effect]) -> Effect | None:
 
 def unburied(record: Record) -> Record:
     """The tombstone of what never had an answer, as it was before the reaper came: to a yes it must not
-    matter whether that was by. After ``gone`` nothing runs in any case."""
+    matter whether that was by. What had been sent may be forgotten. After ``gone`` nothing runs in any
+    case."""
     failed = record.completed_at is None and record.after_expiry != "gone"
     if record.state is State.EXPIRED and failed:
-        return replace(record, state=State.FAILED_RETRYABLE)
+        return replace(record, state=State.FAILED_RETRYABLE, error_code=NOT_NOTED)
     return record
 
 

@@ -71,8 +71,15 @@ class Belated:
         found = yield from self._noted(lease, operation_id, sent)
         if found is None:
             return
-        now, _ = found
-        for step in sent.made:
+        now, record = found
+        news = sent.made
+        if record.state in _OVER:
+            effects = yield from self._resolver.finding.effects(operation_id)
+            told = {record.provider_id, *(effect.provider_id for effect in effects)}
+            news = tuple(step for step in sent.made if step.provider_id not in told)
+        if not news:
+            return  # whoever has answered has made of it what there is to make
+        for step in news:
             said = _said(lease, step, Executed(None, step.provider_id), now)
             yield from self._resolver.note_ambiguous(said, operation_id)
         logger.error(
@@ -80,7 +87,7 @@ class Belated:
             "provider and can tell no more: nothing of it is free before somebody has seen to that. See "
             "samekey evidence list.",
             operation_id,
-            ", ".join(repr(step.provider_id) for step in sent.made),
+            ", ".join(repr(step.provider_id) for step in news),
         )
 
     def effect_done(self, lease: Lease, operation_id: str, step: SentStep, result: Any) -> Program[None]:

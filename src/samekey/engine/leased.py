@@ -8,13 +8,13 @@ from typing import Any
 
 from ..core.claim import Claim
 from ..core.decide import Execute, Replay, Uncertain, Verdict, Withheld
-from ..core.effects import NOTHING_SENT, Sent
+from ..core.effects import NOT_NOTED, NOTHING_SENT, Sent
 from ..core.outcome import Outcome
 from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
 from ..errors import SamekeyError, StoreError
-from ..stores.keys import NOT_NOTED, Keys, Seen
+from ..stores.keys import Keys, Seen
 from ..stores.sql.overruling import Moved
 from .belated import Belated
 from .flow import Flow, ask

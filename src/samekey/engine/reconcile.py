@@ -140,6 +140,13 @@ class NotingResolver:
         if record.mode is Mode.PHASED and len(open_phases) == 1:
             return (yield from self._settle(record, open_phases[0], effects, finding, actor, None))
         if record.mode is Mode.PHASED and isinstance(finding, Executed | Declined):
+            if isinstance(finding, Executed) and not (yield from self._effects.has_input(record.id)):
+                # There is nothing left that could go on, and nobody knows its answer; but it has happened.
+                return (
+                    yield from self._operator.executed(
+                        record.id, None, actor, provider_id=finding.provider_id, attempt=record.attempt
+                    )
+                )
             if isinstance(finding, Declined) or finding.response is not None:
                 raise ConfigurationError(NOTHING_OPEN)
             return (yield from self._effects.go_on(record, actor))

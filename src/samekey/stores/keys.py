@@ -41,8 +41,6 @@ made progress, so more than a few is unheard of; the bound turns the unheard-of 
 
 LOOKED_AT = 50
 """Leases that were not renewed and are looked at in one go; with a lock on each, still far below a beat."""
-NOT_NOTED = "not_noted"
-"""The error code of an attempt whose outcome is unknown, and so is what it may have sent."""
 DISPUTED = "disputed"
 """The error code of a key that would have been freed against a provider's word."""
 NOT_BEGUN = "not_begun"

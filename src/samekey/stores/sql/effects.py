@@ -245,6 +245,10 @@ class Effects:
         yield from act_end(self._queries)
         return bool(moved and written)
 
+    def has_input(self, operation_id: str) -> Program[bool]:
+        """Whether phased work can go on at all: what was buried cannot."""
+        return bool((yield self._queries.statement("load_input", None, operation_id=operation_id)))
+
     def go_on(self, record: Record, actor: Actor, *, now: int | None = None) -> Program[bool]:
         """Phased work of which nothing is open goes on from its recovery point. False if it has moved."""
         yield BEGIN

@@ -169,7 +169,9 @@ where operation_id = :operation_id::text and state in ('waiting', 'ambiguous') o
 
 -- name: dispute  event: dispute
 -- A provider says that it happened, and that word waits. What was free to run again (:freed) is not any more.
+-- Of a tombstone it is forgotten what had been sent.
 update {keys} set
+    error_code = case when state = 'expired' then 'not_noted' else error_code end,
     state = case when :freed::bigint = 1 and state in ({from:dispute}) then {to:dispute} else state end,
     reconcile_after = case when :freed::bigint = 1 and state in ({from:dispute}) then {now} else reconcile_after end, disputed = 1
 where id = :operation_id::text and state <> 'completed' and (state <> 'expired' or :freed::bigint = 1) and {durable}
