@@ -15,12 +15,11 @@ from .core.policy import Policy
 from .core.record import Record
 from .core.states import Mode
 from .drivers.encrypted import Cipher
-from .engine.decorate import check_undecorated, guard, phased_endpoint
+from .engine.decorate import exempted, guard, phased_endpoint
 from .engine.engine import Engine
 from .engine.extending import Extension, extend
 from .engine.input import model_of
 from .engine.jobs import JobDefinition
-from .engine.marks import GUARD
 from .engine.once import Once, decorator
 from .engine.options import LeasedOptions, OnceOptions, PhasedOptions, TransactionOptions
 from .engine.phased import Definition
@@ -119,10 +118,9 @@ class Idempotency:
         return self._declare(handler, mode, options)
 
     def exempt(self, handler: Handler) -> Handler:
-        """The middleware leaves this handler alone."""
-        check_undecorated(handler)
-        setattr(handler, GUARD, "exempt")
-        return handler
+        """The middleware leaves this handler alone, on the routes that are given what this returns."""
+        left_alone: Handler = exempted(handler)
+        return left_alone
 
     @overload
     def deferred(self, handler: Handler) -> Handler: ...

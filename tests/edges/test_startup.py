@@ -19,7 +19,9 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from samekey import ConfigurationError, Idempotency, Input, ietf
 from samekey.asgi import IdempotencyMiddleware
+from samekey.edges.guards import RouteGuard
 from samekey.edges.startup import problems, refuse
+from samekey.ops.coverage import How, coverage
 from samekey.tenants import single_tenant
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 
@@ -223,7 +225,8 @@ def test_methods_of_an_object_are_known_again(idempotency: Idempotency) -> None:
 
 
 def test_one_function_on_two_routes_with_its_guard_and_without(idempotency: Idempotency) -> None:
-    """The one is guarded by its decorator, the other as the middleware says, or not at all."""
+    """The one is guarded by its decorator, the other as ``routes`` says, or not at all; without a word it may
+    be a mistake in the order of its decorators."""
 
     async def pay() -> str:
         return "paid"
@@ -232,16 +235,44 @@ def test_one_function_on_two_routes_with_its_guard_and_without(idempotency: Idem
     app.post("/pay")(idempotency.leased(pay))
     app.post("/admin/pay")(pay)
     for undecorated in ("guard", "pass"):
-        assert problems(app, idempotency.engine, undecorated=undecorated) == []
-    assert problems(app, idempotency.engine, {"/admin/pay": "exempt"}) == []
+        found = only(problems(app, idempotency.engine, undecorated=undecorated))
+        assert found.startswith("POST /admin/pay (") and "routes={'/admin/pay': 'exempt'}" in found
+    words: tuple[RouteGuard, ...] = ("exempt", "optional", "required")
+    for said in words:
+        assert problems(app, idempotency.engine, {"/admin/pay": said}) == []
+    stacked = FastAPI()
+    stacked.post("/v2/pay")(idempotency.leased(stacked.post("/pay")(fresh())))
+    assert only(problems(stacked, idempotency.engine, undecorated="pass")).startswith("POST /pay (")
 
     async def order() -> str:
         return "ordered"
 
     idempotency.leased(order)
     app.post("/order")(order)
-    assert only(problems(app, idempotency.engine)).startswith("POST /order (")
-    assert problems(app, idempotency.engine, {"/order": "exempt"}) == []
+    meant: dict[str, RouteGuard] = {"/admin/pay": "exempt"}
+    assert only(problems(app, idempotency.engine, meant)).startswith("POST /order (")
+    assert problems(app, idempotency.engine, meant | {"/order": "exempt"}) == []
+
+
+def test_exempt_is_said_of_a_route_and_not_of_the_function(idempotency: Idempotency) -> None:
+    """Elsewhere the function is guarded as any other; and a copy of the mark says nothing of another one."""
+
+    async def pay() -> str:
+        return "paid"
+
+    app = FastAPI()
+    app.post("/admin/pay")(idempotency.exempt(pay))
+    app.post("/pay")(pay)
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=lambda scope: "acme")
+    assert {one.path: one.how for one in coverage(app)} == {"/admin/pay": How.EXEMPT, "/pay": How.EDGE}
+
+    @functools.wraps(idempotency.exempt(fresh()))
+    async def charge() -> str:
+        return "charged"
+
+    copied = FastAPI()
+    copied.post("/pay")(charge)
+    assert "has copied the mark" in only(problems(copied, idempotency.engine))
 
 
 @pytest.mark.parametrize("decorated", [True, False])

@@ -134,17 +134,18 @@ def wrong_with(
     mark = mark_of(one.handler)
     if mark is None:
         copied = getattr(one.handler, GUARD, None)
-        if isinstance(copied, Mark) and one.methods - READ_ONLY:
+        if copied is not None and one.methods - READ_ONLY:
             yield (
                 f"{one}: functools.wraps has copied the mark of {_name(copied.function)} to this function, "
                 "which cannot be seen to call it, so nothing may guard it. Decorate this function "
                 "itself, or have it call the guarded one by a name that it holds."
             )
-        elif one.methods - READ_ONLY and of_path != "exempt" and _is_bare(one, idempotency, guarded):
+        elif one.methods - READ_ONLY and _is_bare(one, idempotency, guarded, of_path):
             yield (
                 f"{one}: the route calls the function itself, past its decorator, so nothing guards it. The "
                 "decorators stand in the wrong order: write the route's (@app.post) above samekey's, so that "
-                "it is given the guarded function."
+                "it is given the guarded function. If it is meant so, say it: "
+                f"routes={{{one.path!r}: 'exempt'}}."
             )
         elif (
             (of_path in ("required", "optional") or (of_path is None and undecorated == "guard"))
@@ -200,12 +201,14 @@ def _decorated(
         )
 
 
-def _is_bare(one: Declared, idempotency: Engine, guarded: Guarded) -> bool:
-    """Whether a handler without a mark is, or wraps, a function that was declared, and that no other route
-    leads to through its guard: then the two are meant so."""
+def _is_bare(one: Declared, idempotency: Engine, guarded: Guarded, of_path: RouteGuard | None) -> bool:
+    """Whether a handler without a mark is, or wraps, a function that was declared, and nothing says that this
+    is meant so: that its path is exempt, or is guarded in another way than another route of it is."""
     here = {(method, one.path) for method in one.methods}
     known = [identity(each) for each in _chain(one.handler) if identity(each) in idempotency.declared]
-    return any(not set(guarded.get(each, ())) - here for each in known)
+    if not known or of_path == "exempt":
+        return False
+    return of_path is None or any(not set(guarded.get(each, ())) - here for each in known)
 
 
 def _chain(handler: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from .body import read, read_async
 from .exchange import Exchange, exchange_of_call
 from .forms import in_form_of, must_have_run, value_of
 from .input import Captured, capture
-from .marks import GUARD, Mark, identity
+from .marks import GUARD, Exempt, Mark, identity
 from .operation import Running, _current
 from .phased import Definition
 from .reached import Part, is_part_of_the_handler, reach
@@ -54,6 +54,21 @@ def guard(engine: Engine, handler: Any, rules: Rules) -> Any:
     guarded: Any = in_form_of(handler, run_async, run_sync)
     _mark(guarded, engine, handler, rules)
     return guarded
+
+
+def exempted(handler: Any) -> Any:
+    """A handler that is left alone. It is a function of its own: the handler may be on other routes, too."""
+    check_undecorated(handler)
+
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        return await value_of(handler(*args, **kwargs))
+
+    def run_sync(*args: Any, **kwargs: Any) -> Any:
+        return handler(*args, **kwargs)
+
+    left_alone = in_form_of(handler, run_async, run_sync)
+    setattr(left_alone, GUARD, Exempt(left_alone))
+    return left_alone
 
 
 def at_handler(handler: Any, *, wrapped: bool) -> Any:

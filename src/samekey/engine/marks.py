@@ -35,22 +35,32 @@ class Mark:
     """The guarded function that it was put on."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Exempt:
+    """The mark of a handler that is left alone."""
+
+    function: Any
+    """The function that it was put on."""
+
+
 def mark_of(handler: Any) -> Mark | Literal["exempt"] | None:
     """The mark of a handler; None where there is none, or only a copy on a function that does not call the
     guarded one."""
     mark = getattr(handler, GUARD, None)
-    if isinstance(mark, Mark) and mark.function is handler:
-        return mark
+    if isinstance(mark, Mark | Exempt) and mark.function is handler:
+        return _said(mark)
     handler = own_handler(handler)
     mark = getattr(handler, GUARD, None)
     if mark is None and not inspect.isroutine(handler) and not isinstance(handler, type):
         handler = getattr(type(handler), "__call__", None)  # noqa: B004 (its mark is looked for)
         mark = getattr(handler, GUARD, None)
-    if mark == "exempt":
-        return "exempt"
-    if not isinstance(mark, Mark):
+    if not isinstance(mark, Mark | Exempt):
         return None
-    return mark if _leads_to(handler, mark.function) else None
+    return _said(mark) if _leads_to(handler, mark.function) else None
+
+
+def _said(mark: Mark | Exempt) -> Mark | Literal["exempt"]:
+    return mark if isinstance(mark, Mark) else "exempt"
 
 
 def own_handler(handler: Any) -> Any:
