@@ -253,8 +253,12 @@ def test_no_connection_is_waited_for_longer_than_the_timeout(redis_url: str, sty
             client = cast(Any, store.sync._client(read_url(redis_url).servers[0]))
             client.connection_pool.get_connection()
         else:
-            pool = cast(Any, store.aio._clients[read_url(redis_url).servers[0]]).connection_pool
-            store._runner.run(pool.get_connection())
+            server = read_url(redis_url).servers[0]
+
+            async def take() -> Any:
+                return await cast(Any, store.aio._client(server)).connection_pool.get_connection()
+
+            store._runner.run(take())
         with pytest.raises(StoreBusy, match="No connection to Redis was free"):
             store.ask(read)
 

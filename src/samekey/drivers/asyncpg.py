@@ -19,7 +19,7 @@ from asyncpg.exceptions import ClientConfigurationError, TargetServerAttributeNo
 from ..core.program import Row, Statement
 from ..errors import ConfigurationError, ConnectionLost, ReadOnlyStore, SamekeyError, StoreUnavailable
 from .asyncpg_session import CONNECTION_ERRORS, AsyncpgSession, bounded, translate, words_of
-from .homes import Home, Homes, end_without_loop
+from .homes import Homes, Pools, end_without_loop
 from .pool import AsyncPool
 from .sqlstate import OLDEST_SERVER, is_standby, servers_of, too_old, unreachable
 
@@ -36,7 +36,7 @@ class AsyncpgDriver:
         """How many statements a connection keeps prepared; None until we know that no pooler is between."""
         self._pool_size = pool_size
         self.timeout = timeout
-        self._homes = Homes(self._make_home, end_without_loop)
+        self._homes = Homes(self._make_home, asyncpg.Connection.terminate, end_without_loop)
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         pool = self._homes.here().statements
@@ -83,7 +83,7 @@ class AsyncpgDriver:
         """``close`` for sync code: the connections of every event loop of this process."""
         self._homes.close()
 
-    def _make_home(self) -> Home:
+    def _make_home(self) -> Pools:
         asking = asyncio.Lock()
 
         def pool() -> AsyncPool[Any]:
@@ -95,7 +95,7 @@ class AsyncpgDriver:
                 usable=_usable,
             )
 
-        return Home(pool(), pool())
+        return Pools(pool(), pool())
 
     async def _connect(self, asking: asyncio.Lock) -> asyncpg.Connection:
         if self._cache is None:

@@ -1,4 +1,4 @@
-"""Where async connections live: pools for each event loop, closed with the loop, or after it.
+"""Where async connections live: some for each event loop, closed with the loop, or after it.
 
 A connection belongs to one event loop of one process. An application has one loop; a test suite may have one
 for each test, and a program one in each of several threads. A loop that ends the ordinary way closes its own
@@ -14,14 +14,30 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from socket import SHUT_RDWR, socket
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from .fork import anew_after_fork, leave_to_parent
 from .pool import AsyncPool
 
 
+class Home(Protocol):
+    """The connections of one event loop."""
+
+    farewell: AsyncGenerator[None, None] | None
+    """Kept alive so that the loop finds it when it shuts down."""
+
+    def close(self) -> None:
+        """From within its loop: idle connections now, the others when they are given back."""
+
+    @property
+    def in_use(self) -> bool: ...
+
+    def empty(self) -> list[Any]:
+        """Every connection, for whoever ends them."""
+
+
 @dataclass(slots=True)
-class Home:
+class Pools:
     """The pools of one event loop."""
 
     statements: AsyncPool[Any]
@@ -29,10 +45,8 @@ class Home:
     operations: AsyncPool[Any]
     """For handlers that hold a connection."""
     farewell: AsyncGenerator[None, None] | None = field(default=None, repr=False)
-    """Kept alive so that the loop finds it when it shuts down."""
 
     def close(self) -> None:
-        """From within its loop: idle connections now, the others when they are given back."""
         self.statements.close()
         self.operations.close()
 
@@ -41,18 +55,23 @@ class Home:
         return bool(self.statements.in_use or self.operations.in_use)
 
     def empty(self) -> list[Any]:
-        """Every connection, for whoever ends them."""
         return [*self.statements.empty(), *self.operations.empty()]
 
 
-class Homes:
-    """``end``: ends a connection whose loop is not there to do it."""
+H = TypeVar("H", bound=Home)
 
-    def __init__(self, make: Callable[[], Home], end: Callable[[Any], None]) -> None:
+
+class Homes(Generic[H]):
+    """``hang_up``: ends a connection within its loop; ``end``: where that is not there to do it."""
+
+    def __init__(
+        self, make: Callable[[], H], hang_up: Callable[[Any], None], end: Callable[[Any], None]
+    ) -> None:
         self._make = make
+        self._hang_up = hang_up
         self._end = end
-        self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
-        self._leaving: list[Home] = []
+        self._homes: dict[asyncio.AbstractEventLoop, H] = {}
+        self._leaving: list[H] = []
         """Closed, and still in use: the loop finds their farewell for as long as they are kept."""
         self._lock = threading.Lock()
         anew_after_fork(self)
@@ -61,7 +80,7 @@ class Homes:
         leave_to_parent(self._homes, self._leaving)
         self._lock, self._homes, self._leaving = threading.Lock(), {}, []
 
-    def here(self) -> Home:
+    def here(self) -> H:
         """The pools of the running loop."""
         loop = asyncio.get_running_loop()
         found = self._homes.get(loop)
@@ -69,9 +88,9 @@ class Homes:
             found = self._move_in(loop)
         return found
 
-    def _move_in(self, loop: asyncio.AbstractEventLoop) -> Home:
+    def _move_in(self, loop: asyncio.AbstractEventLoop) -> H:
         home = self._make()
-        home.farewell = _farewell(home)
+        home.farewell = _farewell(home, self._hang_up)
         try:
             # Its first step makes it known to the loop, which closes all of its kind when it shuts down.
             home.farewell.asend(None).send(None)
@@ -105,18 +124,18 @@ class Homes:
             else:
                 self._end_all(home)
 
-    def _end_all(self, home: Home) -> None:
+    def _end_all(self, home: H) -> None:
         for connection in home.empty():
             self._end(connection)
 
 
-async def _farewell(home: Home) -> AsyncGenerator[None, None]:
+async def _farewell(home: Home, hang_up: Callable[[Any], None]) -> AsyncGenerator[None, None]:
     """Waits for the end of its event loop, and closes what is open there."""
     try:
         yield
     finally:
         for connection in home.empty():
-            connection.terminate()
+            hang_up(connection)
 
 
 def end_elsewhere(connection: Any, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:
@@ -137,13 +156,17 @@ def end_elsewhere(connection: Any, loop: asyncio.AbstractEventLoop, then: Callab
 
 def end_without_loop(connection: Any) -> None:
     """Ends an asyncpg connection whose event loop does not run: by its socket."""
-    transport = connection._transport
+    end_transport(connection._transport, connection.terminate)
+
+
+def end_transport(transport: Any, end: Callable[[], None]) -> None:
+    """``end`` is how its owner would end it in its event loop, which does not run."""
     connection_of_loop = getattr(transport, "_ssl_protocol", None)
     plain = getattr(connection_of_loop, "_transport", None) or transport
     line = getattr(plain, "_sock", None)
     closed = False
     try:
-        connection.terminate()
+        end()
     except RuntimeError:
         closed = True  # it asked its loop, which cannot do anything any more
     if line is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import redis
@@ -19,17 +20,29 @@ from redis.retry import Retry
 from ..core.program import Row, Statement
 from ..errors import ConfigurationError
 from .fork import anew_after_fork, leave_to_parent
+from .homes import Homes, end_transport
 from .redis_plan import Batch, Planner, Replies, without_asking
 from .redis_url import Address, RedisURL
 
 
 class RedisDriver:
-    """``timeout`` bounds every wait: for a connection, for a connect, for the replies of one statement."""
+    """``timeout`` bounds every wait: for a connection, for a connect, for the replies of one statement.
 
-    def __init__(self, url: RedisURL, *, pool_size: int = 10, timeout: float = 5.0) -> None:
+    ``beside``: closes what async code has opened, maybe in an event loop that is gone. It goes with ours.
+    """
+
+    def __init__(
+        self,
+        url: RedisURL,
+        *,
+        pool_size: int = 10,
+        timeout: float = 5.0,
+        beside: Callable[[], None] = lambda: None,
+    ) -> None:
         self.planner = Planner(url)
         self._pool_size = pool_size
         self._timeout = timeout
+        self._beside = beside
         self._lock = threading.Lock()
         self._clients: dict[Address, redis.Redis] = {}
         anew_after_fork(self)
@@ -69,6 +82,7 @@ class RedisDriver:
         for client in clients.values():
             client.close()
             client.connection_pool.disconnect()
+        self._beside()
 
     def _client(self, server: Address) -> redis.Redis:
         with self._lock:
@@ -87,6 +101,42 @@ class RedisDriver:
             return self._clients[server]
 
 
+@dataclass(slots=True)
+class _Clients:
+    """Those of one event loop."""
+
+    by_server: dict[Address, redis.asyncio.Redis] = field(default_factory=dict)
+    farewell: AsyncGenerator[None, None] | None = field(default=None, repr=False)
+
+    def close(self) -> None:
+        for connection in self.empty():
+            hang_up(connection)
+
+    @property
+    def in_use(self) -> bool:
+        return any(_pool(client)._in_use_connections for client in self.by_server.values())
+
+    def empty(self) -> list[Any]:
+        pools = [_pool(client) for client in self.by_server.values()]
+        return [one for pool in pools for one in (*pool._available_connections, *pool._in_use_connections)]
+
+
+def _pool(client: Any) -> Any:
+    return client.connection_pool
+
+
+def hang_up(connection: Any) -> None:
+    """Ends a connection of redis-py's at once, within its event loop."""
+    connection._close()
+
+
+def end_without_loop(connection: Any) -> None:
+    """The same where its event loop does not run: by its socket."""
+    if connection._writer is not None:
+        end_transport(connection._writer.transport, connection._close)
+        connection._writer = connection._reader = None
+
+
 class AsyncRedisDriver:
     """The same for event loops; connections belong to one loop of one process."""
 
@@ -94,14 +144,11 @@ class AsyncRedisDriver:
         self.planner = Planner(url)
         self._pool_size = pool_size
         self._timeout = timeout
-        self._home: asyncio.AbstractEventLoop | None = None
-        self._clients: dict[Address, redis.asyncio.Redis] = {}
+        self._homes = Homes(_Clients, hang_up, end_without_loop)
         anew_after_fork(self)
 
     def start_anew(self) -> None:
-        leave_to_parent(self._clients)
         self.planner = Planner(self.planner.url)
-        self._home, self._clients = None, {}
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         plan = self.planner.plan(statement)
@@ -132,17 +179,17 @@ class AsyncRedisDriver:
         raise _no_transactions()
 
     async def close(self) -> None:
-        clients, self._clients = self._clients, {}
-        if self._home is asyncio.get_running_loop():
-            for client in clients.values():
-                await client.aclose()
-                await client.connection_pool.disconnect()
+        for client in self._homes.here().by_server.values():
+            await client.connection_pool.disconnect()
+        self._homes.close()
+
+    def close_now(self) -> None:
+        """``close`` for sync code: the connections of every event loop of this process."""
+        self._homes.close()
 
     def _client(self, server: Address) -> redis.asyncio.Redis:
-        here = asyncio.get_running_loop()
-        if self._home is not here:
-            self._home, self._clients = here, {}
-        if server not in self._clients:
+        clients = self._homes.here().by_server
+        if server not in clients:
             options = _options(self.planner.url, self._timeout, redis.asyncio.retry.Retry(NoBackoff(), 0))
             kind = redis.asyncio.SSLConnection if options.pop("ssl", False) else redis.asyncio.Connection
             pool = redis.asyncio.BlockingConnectionPool(
@@ -153,8 +200,8 @@ class AsyncRedisDriver:
                 port=server[1],
                 **options,
             )
-            self._clients[server] = redis.asyncio.Redis(connection_pool=pool)
-        return self._clients[server]
+            clients[server] = redis.asyncio.Redis(connection_pool=pool)
+        return clients[server]
 
 
 def _options(url: RedisURL, timeout: float, retry: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,7 +25,8 @@ from redis.retry import Retry
 
 from ..errors import ConfigurationError, StoreUnavailable
 from .copies import Ask
-from .fork import anew_after_fork, leave_to_parent
+from .homes import Homes
+from .redis import end_without_loop, hang_up
 
 logger = logging.getLogger("samekey")
 
@@ -199,23 +200,13 @@ class AsyncRedisCache:
     def __init__(self, where: CacheUrl, breaker: AbstractContextManager[None]) -> None:
         self._guard = _Guard(breaker)
         self._where = where
-        self._home: asyncio.AbstractEventLoop | None = None
-        self._line: _Line | None = None
-        anew_after_fork(self)
-
-    def start_anew(self) -> None:
-        leave_to_parent(self._line)
-        self._home = self._line = None
+        self._lines = Homes(lambda: _Line(where, self._guard), hang_up, end_without_loop)
 
     async def ask(self, ask: Ask) -> Any:
         """As ``RedisCache.ask``."""
         if ask.must:
             return await self._insist(ask)
-        here = asyncio.get_running_loop()
-        if self._line is None or self._home is not here:
-            self._home = here
-            self._line = _Line(self._where, self._guard)
-        return await self._line.ask(ask)
+        return await self._lines.here().ask(ask)
 
     async def _insist(self, ask: Ask) -> Any:
         options = _options(OPERATOR_PATIENCE) | {"retry": AsyncRetry(NoBackoff(), 1)}
@@ -230,9 +221,8 @@ class AsyncRedisCache:
             await client.connection_pool.disconnect()
 
     async def close(self) -> None:
-        line, self._line = self._line, None
-        if line is not None and self._home is asyncio.get_running_loop():
-            await line.close()
+        await self._lines.here().end()
+        self._lines.close()
 
 
 class _Line:
@@ -249,6 +239,19 @@ class _Line:
         self._waiting: list[tuple[Ask, asyncio.Future[Any]]] = []
         self._pump: asyncio.Task[None] | None = None
         self._connection: Any = None
+        self.farewell: AsyncGenerator[None, None] | None = None
+
+    def close(self) -> None:
+        for connection in self.empty():
+            hang_up(connection)
+
+    @property
+    def in_use(self) -> bool:
+        return self._pump is not None
+
+    def empty(self) -> list[Any]:
+        connection, self._connection = self._connection, None
+        return [] if connection is None else [connection]
 
     def ask(self, ask: Ask) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -329,7 +332,8 @@ class _Line:
         if connection is not None:
             await connection.disconnect(nowait=True)
 
-    async def close(self) -> None:
+    async def end(self) -> None:
+        """Waits until it is closed."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait({self._pump})

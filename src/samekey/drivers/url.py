@@ -104,11 +104,9 @@ def _redis(url: str, pool_size: int, timeout: float) -> Drivers:
     from .redis import AsyncRedisDriver, RedisDriver
 
     read = read_url(url)
-    return Drivers(
-        "redis",
-        RedisDriver(read, pool_size=pool_size, timeout=timeout),
-        AsyncRedisDriver(read, pool_size=pool_size, timeout=timeout),
-    )
+    aio = AsyncRedisDriver(read, pool_size=pool_size, timeout=timeout)
+    sync = RedisDriver(read, pool_size=pool_size, timeout=timeout, beside=aio.close_now)
+    return Drivers("redis", sync, aio)
 
 
 def _dynamodb(url: str, pool_size: int, timeout: float) -> Drivers:
