@@ -13,7 +13,7 @@ from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
 from ..engine.anonymous import anonymous_operation
-from ..engine.boundary import Place
+from ..engine.boundary import Pieces, Place
 from ..engine.exchange import Exchange, current_exchange, is_sign
 from ..engine.operation import Running, _current
 from ..engine.way import Finished, Handled, with_expiry
@@ -71,7 +71,8 @@ class Held:
         """What the application sends goes straight to the client."""
         self._passes = asyncio.Event()
         self._page: Answer | None = None
-        """An error page of an application that has not ended yet: what it raises may follow."""
+        """An error page, or an answer that may have broken off, of an application that has not ended yet:
+        what it raises may follow."""
         self._handled: Handled | None = None
         """How the handler ended, once that is being made durable; whatever else the application sends is
         dropped, except for the rest of a stream."""
@@ -117,7 +118,9 @@ class Held:
         if running is None or self._answered or self.passing or self._handled is not None:
             return
         try:
-            if self._sent.start is not None and self._is_answering(running):
+            if self._page is not None:
+                await self._finish(self._whole_page())
+            elif self._sent.start is not None and self._is_answering(running):
                 await self._finish(self._sent.answer(), streamed=True)
             elif running.boundary.place is Place.RETURNED:
                 await self._finish(None)
@@ -207,12 +210,13 @@ class Held:
         elif self._sent.start is not None and exchange.running is None:
             await self._pass_held({"type": "http.response.body", "body": b"", "more_body": False})
         elif not exchange.let_go():
-            if self._page is None and self._handled is None:
+            page = self._whole_page()
+            if page is None and self._handled is None:
                 raise_again = await self._app_raised(silence := RuntimeError(_SILENCE))
                 if raise_again:
                     raise silence
             else:
-                await self._finish(self._page)
+                await self._finish(page)
 
     async def _app_raised(self, error: BaseException) -> bool:
         """Records what is to be recorded. True: raise the error, so that the server reports it."""
@@ -236,8 +240,9 @@ class Held:
                 return True  # no key was sent, so there is nothing to say of one
             await self._deliver(self._still_runs())
             return not isinstance(error, asyncio.CancelledError) or _is_cancelled()
+        page = self._page if exchange.at_edge and self._is_error_page() else None
         try:
-            finished = await self._finish(self._page)
+            finished = await self._finish(page)
         except Exception as found:
             if found is error:
                 return True
@@ -245,7 +250,7 @@ class Held:
         if isinstance(error, asyncio.CancelledError):
             return _is_cancelled()
         # An error that was answered on purpose (``NotExecuted``) is nobody's failure.
-        return finished.answer is None or late or boundary.place is Place.RETURNED or self._page is not None
+        return finished.answer is None or late or boundary.place is Place.RETURNED or page is not None
 
     def _abandon(self) -> bool:
         """Whether the handler still runs: then whoever runs it will finish, and nobody else."""
@@ -323,7 +328,7 @@ class Held:
         assert running is not None
         if not message.get("more_body", False):
             await self._calm()
-            if self._exchange.at_edge and self._sent.start["status"] >= 500:
+            if (self._exchange.at_edge and self._is_error_page()) or not self._is_whole(running):
                 self._page = self._sent.answer()
             else:
                 await self._finish(self._sent.answer())
@@ -332,6 +337,23 @@ class Held:
             await self._finish(self._sent.answer(), streamed=True)
         elif self._patience is None and running.rules.mode in (Mode.LEASED, Mode.REPEATABLE):
             self._patience = asyncio.create_task(self._lose_patience())
+
+    def _is_error_page(self) -> bool:
+        return self._sent.start is not None and self._sent.start["status"] >= 500
+
+    def _is_whole(self, running: Running) -> bool:
+        """Whether the last message is the end of the answer. Its handler says so, or the answer itself does;
+        else the application's end tells."""
+        pieces = running.boundary.pieces
+        if pieces is Pieces.NOT_SEEN:
+            return self._sent.shows_its_end
+        return pieces is Pieces.WHOLE and not self._sent.is_short
+
+    def _whole_page(self) -> Answer | None:
+        """The page of an application that has ended; None where it broke off."""
+        running = self._exchange.running
+        broke_off = running is not None and running.boundary.pieces in (Pieces.OPEN, Pieces.BROKEN)
+        return None if broke_off or self._page is None or self._sent.is_short else self._page
 
     async def _finish(self, page: Answer | None, *, streamed: bool = False) -> Finished:
         """The outcome becomes durable, once; only then does the first byte leave.

@@ -25,17 +25,40 @@ class Collected:
         self.start: Message | None = None
         self.chunks: list[bytes] = []
         self.size = 0
+        self.pieces = 0
 
     def add(self, message: Message) -> None:
         """A piece of the body."""
         self.chunks.append(bytes(message.get("body", b"")))
         self.size += len(self.chunks[-1])
+        self.pieces += 1
 
     @property
     def is_endless(self) -> bool:
         assert self.start is not None
         types = [value for name, value in self.start.get("headers", ()) if name.lower() == b"content-type"]
         return any(value.strip().lower().startswith(_ENDLESS) for value in types)
+
+    @property
+    def is_short(self) -> bool:
+        """Less came than was announced."""
+        announced = self._announced
+        return announced is not None and self.size < announced
+
+    @property
+    def shows_its_end(self) -> bool:
+        """Whether what came so far proves that it is all: as much as was announced, one piece that was not
+        empty, or an answer that has no body. A middleware may end an answer that broke off."""
+        assert self.start is not None
+        if self._announced is not None:
+            return not self.is_short
+        return self.pieces == 1 and (self.size > 0 or self.start["status"] in (204, 304))
+
+    @property
+    def _announced(self) -> int | None:
+        assert self.start is not None
+        named = [value for name, value in self.start.get("headers", ()) if name.lower() == b"content-length"]
+        return int(named[0]) if len(named) == 1 and named[0].isdigit() else None
 
     def answer(self) -> Answer:
         """All of it, as one answer."""

@@ -17,7 +17,7 @@ from ..engine.around import is_wrapped
 from ..engine.boundary import Boundary
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.marks import mark_of, own_handler, stands_in
-from ..engine.streams import is_stream, noting
+from ..engine.streams import is_stream, watched
 from .bound import bound, bound_stream
 from .guards import NO_ROUTE, Found, Route
 from .wrapped import _DEEPEST, behind, routes_of
@@ -228,7 +228,7 @@ class StarletteFramework(Framework):
     def watch(self, value: Any, boundary: Boundary) -> None:
         pieces = getattr(value, "body_iterator", None)
         if isinstance(value, self._response) and pieces is not None:
-            value.body_iterator = noting(pieces, boundary)
+            value.body_iterator = watched(pieces, boundary)
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))

@@ -24,6 +24,18 @@ class Place(StrEnum):
     RAISED = "raised"
 
 
+class Pieces(StrEnum):
+    """How far the pieces of the answer were seen to come that the handler gives one by one."""
+
+    NOT_SEEN = "not_seen"
+    """There are none, or they cannot be looked at."""
+    OPEN = "open"
+    """They have not come to their end: there are more, or nobody wants the rest."""
+    BROKEN = "broken"
+    """What gives them has failed."""
+    WHOLE = "whole"
+
+
 class Boundary:
     """One run of one handler. Safe between threads."""
 
@@ -46,8 +58,8 @@ class Boundary:
         """The status that a bare ASGI or WSGI application gave by itself, without a framework."""
         self.streams = False
         """The handler is a generator, has given its first piece, and runs on."""
-        self.broken = False
-        """What gives the pieces of its answer has failed, however the answer was ended then."""
+        self.pieces = Pieces.NOT_SEEN
+        """The end of an answer is its handler's to say: a middleware may end one that broke off."""
         self.sent_all = False
         """A bare ASGI application has sent its whole answer, and may still run."""
         self.unsure = False

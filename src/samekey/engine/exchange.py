@@ -17,7 +17,7 @@ from ..core.policy import Policy
 from ..core.record import Answer
 from ..errors import ConfigurationError
 from .body import Body
-from .boundary import Boundary, Place
+from .boundary import Boundary, Pieces, Place
 from .marks import mark_of
 from .operation import Running
 from .way import Handled
@@ -109,8 +109,8 @@ class Framework:
         return None
 
     def watch(self, value: Any, boundary: Boundary) -> None:
-        """Notes where what a handler returned fails while its pieces are sent: a middleware on the way may
-        end such an answer as if it were whole."""
+        """Has the boundary hear how far the pieces of what a handler returned have come: a middleware on the
+        way may end an answer that broke off as if it were whole."""
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         """The request that a handler is called for; None where that is not seen."""
@@ -266,7 +266,8 @@ class Exchange:
                 before_effect=boundary.is_proof(),
                 unsure=boundary.unsure or boundary.wrapped,
             )
-        page = None if boundary.broken else page
+        if boundary.pieces is Pieces.BROKEN or (boundary.pieces is Pieces.OPEN and not streamed):
+            page = None
         own = self._is_own(boundary, page)
         unsure = boundary.unsure or boundary.wrapped
         return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, unsure=unsure)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from typing import Any, Final
 
 from ..core.record import Answer
-from .boundary import Boundary
+from .boundary import Boundary, Pieces
 from .exchange import Exchange
 from .operation import Running, _current
 
@@ -61,14 +61,23 @@ def called_at_first_step(handler: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return steps_async() if any(map(inspect.isasyncgenfunction, _behind(handler))) else steps()
 
 
-async def noting(pieces: AsyncIterable[Any], boundary: Boundary) -> AsyncIterator[Any]:
-    """The pieces of an answer that a handler returned, and whether they broke off."""
+def watched(pieces: AsyncIterable[Any], boundary: Boundary) -> AsyncIterator[Any]:
+    """The pieces of an answer that a handler returned; the boundary hears whether they came to their end."""
+    boundary.pieces = Pieces.OPEN
+    return _watched(pieces, boundary)
+
+
+async def _watched(pieces: AsyncIterable[Any], boundary: Boundary) -> AsyncIterator[Any]:
     try:
         async for piece in pieces:
             yield piece
+        boundary.pieces = Pieces.WHOLE
     except (Exception, asyncio.CancelledError):
-        boundary.broken = True
+        boundary.pieces = Pieces.BROKEN
         raise
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
 
 
 @contextmanager
@@ -79,7 +88,9 @@ def _step(begun: Running, within: Within) -> Iterator[None]:
         with within():
             yield
     except BaseException:
-        begun.boundary.streams, begun.boundary.broken = False, begun.boundary.streams
+        begun.boundary.streams = False
+        if begun.boundary.pieces is Pieces.OPEN:
+            begun.boundary.pieces = Pieces.BROKEN
         raise
     finally:
         _current.reset(token)
@@ -107,11 +118,12 @@ def _steps(
         if begun.boundary.returned():
             engine.finish(begun, exchange.handled(None))
         exchange.stream_due = False
-        begun.boundary.streams = True
+        begun.boundary.streams, begun.boundary.pieces = True, Pieces.OPEN
         while piece is not _END:
             yield piece
             with _step(begun, within):
                 piece = next(given, _END)
+        begun.boundary.pieces = Pieces.WHOLE
     finally:
         exchange.stream_due = False
         given.close()
@@ -140,11 +152,12 @@ async def _steps_async(
         if begun.boundary.returned():
             await engine.finish_async(begun, exchange.handled(None))
         exchange.stream_due = False
-        begun.boundary.streams = True
+        begun.boundary.streams, begun.boundary.pieces = True, Pieces.OPEN
         while piece is not _END:
             yield piece
             with _step(begun, within):
                 piece = await anext(given, _END)
+        begun.boundary.pieces = Pieces.WHOLE
     finally:
         exchange.stream_due = False
         await given.aclose()
