@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.servers import mariadb
+from tests.edges import world
 from tests.edges.apps import Kind, Setup, build
 from tests.edges.callers import Client, LoopThread
 from tests.edges.shop import Shop
@@ -25,9 +26,10 @@ def loop() -> Iterator[LoopThread]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_declared_before(stores: Stores) -> None:
+def nothing_declared_before() -> None:
     """Tests share an ``Idempotency``, but not what others have decorated by it."""
-    stores.forget_declarations()
+    for store in world.ALL:
+        store.idempotency.engine.marks.clear()
 
 
 @pytest.fixture(scope="session")

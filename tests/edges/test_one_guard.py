@@ -343,7 +343,7 @@ def test_a_mounted_application_behind_a_middleware_of_its_own(shop: Shop) -> Non
 
 
 def test_flask_behind_what_hides_it(shop: Shop) -> None:
-    """Under another name, and in a closure, where the edge has claimed: the decorated view takes over."""
+    """Under another name, and in a closure, where only decorated views are guarded."""
 
     class WhiteNoise:
         def __init__(self, application: Any) -> None:
@@ -374,7 +374,7 @@ def test_flask_behind_what_hides_it(shop: Shop) -> None:
         return {"mode": current_operation().mode}
 
     for number, wrap in enumerate((WhiteNoise, closure)):
-        guarded = shop.guard_wsgi(wrap(app.wsgi_app))
+        guarded = shop.guard_wsgi(wrap(app.wsgi_app), undecorated="pass" if wrap is closure else None)
         for mode in ("leased", "atomic"):
             got = shop.send(guarded, path=f"/{mode}", keys=(f"{mode}{number}".encode(),))
             assert got[0].json() == {"mode": mode} and got[1].replayed, (wrap, mode, got)
@@ -400,7 +400,9 @@ def test_starlette_behind_a_closure(shop: Shop) -> None:
     async def closure(scope: Any, receive: Any, send: Any) -> None:
         await inner(scope, receive, send)
 
-    guarded = IdempotencyMiddleware(closure, idempotency=shop.idempotency, tenant=tenant_of)
+    guarded = IdempotencyMiddleware(
+        closure, idempotency=shop.idempotency, tenant=tenant_of, undecorated="pass"
+    )
     for path, mode in (("/pay", "leased"), ("/sync", "repeatable")):
         got = shop.send(guarded, path=path, keys=(path.encode(),))
         assert got[0].json() == {"mode": mode} and got[1].replayed, (path, got)
@@ -603,7 +605,9 @@ def test_a_replay_is_no_failure_to_an_unknown_framework(shop: Shop) -> None:
             raise
         await JSONResponse(value)(scope, receive, send)
 
-    guarded: Any = IdempotencyMiddleware(framework, idempotency=shop.idempotency, tenant=tenant_of)
+    guarded: Any = IdempotencyMiddleware(
+        framework, idempotency=shop.idempotency, tenant=tenant_of, undecorated="pass"
+    )
     got = shop.send(guarded, times=3)
     assert statuses(got) == [200] * 3 and got[2].replayed and shop.charges == 1
     assert compensations == []

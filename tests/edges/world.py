@@ -173,6 +173,10 @@ def open_store(url: str, policy: Policy | None = None, **options: Any) -> Store:
     return store
 
 
+ALL: list[Store] = []
+"""The stores of all tests."""
+
+
 @dataclass(slots=True)
 class Stores:
     """The stores of a test run: one database, one ``Idempotency`` for each policy."""
@@ -185,11 +189,8 @@ class Stores:
         name = f"{profile} {overrides!r}"
         if name not in self._known:
             self._known[name] = open_store(self.url, PROFILES[profile](**overrides))
+            ALL.append(self._known[name])
         return self._known[name]
-
-    def forget_declarations(self) -> None:
-        for store in self._known.values():
-            store.idempotency.engine.marks.clear()
 
     def close(self) -> None:
         for store in self._known.values():

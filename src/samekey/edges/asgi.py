@@ -267,7 +267,7 @@ class IdempotencyMiddleware:
                 self.app,
                 self._engine,
                 self._routes,
-                undecorated=self._guards.undecorated,
+                undecorated=self._guards.said,
                 decorators=self._guards.decorators,
                 root=scope.get("root_path", ""),
             )

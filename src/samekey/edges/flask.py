@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,12 +149,6 @@ class FlaskFramework(Framework):
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _in_context((), {})
-
-    def routed_to(self, context: Mapping[str, Any]) -> Any:
-        request = self._flask.request if self._flask.has_request_context() else None
-        if request is None or request.environ is not context:
-            return None
-        return _view(self._flask.current_app.view_functions.get(request.endpoint), request.method)
 
     def refusal(self, error: BaseException) -> int | None:
         if not isinstance(error, self._exception):

@@ -40,6 +40,8 @@ class Route:
     template: str
     opaque: bool = False
     """A mounted application of another kind: its own router may still refuse the request."""
+    walked: bool = False
+    """An opaque one whose handlers are known all the same: they claim for themselves."""
     guard_handler: GuardHandler = lambda decorated: False
     """Puts a stand-in in the place of the route's own handler."""
 
@@ -163,7 +165,8 @@ class RouteGuards:
     def _for_undecorated(self, route: Found, rules: Rules) -> Guarded:
         # Where there is no route, a 404 or 405 is on its way, or another handler will be reached and claims.
         known = isinstance(route, Route) and not route.opaque and route.guard_handler(False)
-        return Guarded(known or route is NO_ROUTE, rules, self._max_body, is_certain=known)
+        at_handler = known or route is NO_ROUTE or (isinstance(route, Route) and route.walked)
+        return Guarded(at_handler, rules, self._max_body, is_certain=known)
 
     def status_id(self, method: str, path: str, root: str) -> str | None:
         """The operation id, if this request is for the status resource. ``root`` is what a mount or the

@@ -20,7 +20,7 @@ from ..engine.marks import mark_of, own_handler, stands_in
 from ..engine.streams import is_stream, watched
 from .bound import bound, bound_stream
 from .guards import NO_ROUTE, Found, Route
-from .wrapped import _DEEPEST, behind, routes_of
+from .wrapped import _DEEPEST, behind, is_flask, routes_of
 
 logger = logging.getLogger("samekey")
 
@@ -67,7 +67,8 @@ def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:
             mounted = router_behind(getattr(route, "app", None))
             if mounted is not None:  # behind a middleware of its own
                 return _match(mounted, routes_of(mounted), {**scope, **child}, template)
-            return Route(endpoint, scope.get("path", ""), opaque=True)
+            walked = behind(getattr(route, "app", None), is_flask) is not None
+            return Route(endpoint, scope.get("path", ""), opaque=True, walked=walked)
         return _by_method(route, endpoint, scope["method"], template)
     return NO_ROUTE if _refuses(app) else None
 

@@ -18,6 +18,7 @@ from ..engine.marks import GUARD, Mark, identity, mark_of
 from ..engine.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
 from .guards import Decorators, RouteGuard, Undecorated
+from .hidden import two_guards
 from .walk import READ_ONLY, Place, Reached, plain, walk
 
 _NAMED: Final = 3
@@ -29,7 +30,7 @@ def problems(
     idempotency: Engine,
     routes: Mapping[str, RouteGuard] | None = None,
     *,
-    undecorated: Undecorated = "guard",
+    undecorated: Undecorated | None = None,
     decorators: Decorators = "refuse",
     root: str = "",
 ) -> list[str]:
@@ -42,10 +43,10 @@ def problems(
     said = dict(routes or {})
     reached = list(walk(app, Place()))
     _learn_shapes(reached)
-    found = [*_second_middleware(reached, said)]
+    found = [*_second_middleware(reached, said), *two_guards(reached, idempotency, undecorated)]
     guarded = guarded_on(reached)
     for one in _by_handler(reached):
-        found.extend(wrong_with(one, idempotency, said, guarded, root, undecorated, decorators))
+        found.extend(wrong_with(one, idempotency, said, guarded, root, undecorated or "guard", decorators))
     found.extend(_routes_without_effect(reached, idempotency, said, root))
     return found
 
@@ -55,7 +56,7 @@ def refuse(
     idempotency: Engine,
     routes: Mapping[str, RouteGuard] | None = None,
     *,
-    undecorated: Undecorated = "guard",
+    undecorated: Undecorated | None = None,
     decorators: Decorators = "refuse",
     root: str = "",
 ) -> None:

@@ -20,7 +20,7 @@ from ..core.policy import Policy
 from ..engine.marks import GUARD, own_handler
 from . import flask, starlette
 from .guards import Found, GuardHandler, Route
-from .wrapped import attribute, inside, routes_of
+from .wrapped import attribute, inside, is_flask, routes_of
 
 if TYPE_CHECKING:
     from .asgi import IdempotencyMiddleware as AsgiMiddleware
@@ -104,10 +104,12 @@ def walk(app: Any, place: Place) -> Iterator[Reached]:
     owner = app.__self__ if isinstance(app, MethodType) else None
     if is_ours(type(app)):
         yield from walk(app.app, place.behind(app))
-    elif _is_flask(app):
+    elif is_flask(app):
         yield from walk(app.wsgi_app, place)
-    elif owner is not None and _is_flask(owner):
+    elif owner is not None and is_flask(owner):
         yield from _flask_routes(owner, place)
+    elif owner is not None and routes_of(owner) is not None and app.__name__ == "app":
+        yield from _routes(owner, place)  # a router's own, behind its middleware
     elif attribute(app, "user_middleware") is not None and routes_of(app) is not None:
         yield from _starlette(app, place)
     elif routes_of(app) is not None:
@@ -167,10 +169,6 @@ def _is_asgi(app: Any) -> bool:
     return inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(call)
 
 
-def _is_flask(app: Any) -> bool:
-    return all(attribute(app, name) is not None for name in ("view_functions", "url_map", "wsgi_app"))
-
-
 def _opaque(app: Any, place: Place) -> Iterator[Reached]:
     """An application that cannot be looked into may take anything; only files are known to be read."""
     if type(app).__name__ == "StaticFiles":
@@ -201,7 +199,10 @@ def _starlette(app: Any, place: Place) -> Iterator[Reached]:
 
 def _router(router: Any, place: Place) -> Iterator[Reached]:
     """The routes of a router, behind its own middleware."""
-    place = _behind_all(getattr(router, "middleware_stack", None), place)
+    yield from _routes(router, _behind_all(getattr(router, "middleware_stack", None), place))
+
+
+def _routes(router: Any, place: Place) -> Iterator[Reached]:
     for route in starlette._flat(router.routes):
         original = getattr(route, "original_route", route)
         sockets = getattr(sys.modules.get("starlette.routing"), "WebSocketRoute", ())

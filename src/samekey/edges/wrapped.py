@@ -37,6 +37,10 @@ def routes_of(app: Any) -> Sequence[Any] | None:
     return routes if isinstance(routes, list | tuple) else None
 
 
+def is_flask(app: Any) -> bool:
+    return all(attribute(app, name) is not None for name in ("view_functions", "url_map", "wsgi_app"))
+
+
 def behind(app: Any, is_it: Any) -> Any:
     """The first application for which ``is_it`` holds, behind whatever wraps it; None if there is none."""
     for _ in range(_DEEPEST):

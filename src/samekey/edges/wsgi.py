@@ -100,7 +100,7 @@ class IdempotencyMiddleware:
                 self.app,
                 self._engine,
                 self._routes,
-                undecorated=self._guards.undecorated,
+                undecorated=self._guards.said,
                 decorators=self._guards.decorators,
                 root=root,
             )

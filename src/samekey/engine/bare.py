@@ -33,13 +33,6 @@ def _is_wsgi(exchange: Exchange, args: tuple[Any, ...]) -> bool:
     return len(args) >= 2 and _is_of(args[-2], exchange)
 
 
-def is_called_as_application(exchange: Exchange, args: tuple[Any, ...]) -> bool:
-    """Whether a call hands over this request with the ways to answer it: the caller leaves it all to it."""
-    if not args or not callable(args[-1]):
-        return False
-    return _is_wsgi(exchange, args) or (_is_asgi(exchange, args, {}) is not None and callable(args[-2]))
-
-
 def as_wsgi(exchange: Exchange, boundary: Boundary, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a call, with a ``start_response`` that notes what the application says."""
     if not _is_wsgi(exchange, args):

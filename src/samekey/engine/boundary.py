@@ -63,6 +63,7 @@ class Boundary:
         self.sent_all = False
         """A bare ASGI application has sent its whole answer, and may still run."""
         self.unsure = False
+        self._parts = 0
         """A guarded function that the handler called ended in a way that would not free its own key."""
         self.wrapped = False
         """Others stand around the handler, so nothing that comes out of it is its own word."""
@@ -102,10 +103,23 @@ class Boundary:
             self._inside -= 1
         self._close_window()
 
-    def calls_a_part(self) -> None:
+    @contextmanager
+    def calls_a_part(self) -> Iterator[None]:
         """The handler calls another guarded function. It may have acted before, so what that one says of
-        itself is no proof about the whole."""
+        itself is no proof about the whole; and what is answered while that one runs proves nothing at all."""
         self._close_window()
+        with self._lock:
+            self._parts += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._parts -= 1
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether nothing that is said in the end frees the key."""
+        return self.unsure or self.wrapped or self._parts > 0
 
     def may_act(self) -> None:
         """The handler asks for what it needs to act: a key for a provider, a place for the provider's id."""

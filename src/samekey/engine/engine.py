@@ -213,10 +213,8 @@ class Engine:
 
     def begin(self, exchange: Exchange, rules: Rules) -> Running | Answer:
         """Claims for sync code. An answer: the key decides it, and nothing may run."""
-        edges = exchange.start_claim()
+        exchange.start_claim()
         try:
-            if edges is not None:
-                self.drive(self._way(edges).give_back(edges))
             begun: Running | Answer | None = body.read(exchange, rules.policy) if exchange.key_lines else None
             if begun is None:
                 connection = rules.connection(exchange.context) if rules.connection is not None else None
@@ -236,10 +234,8 @@ class Engine:
 
     async def begin_async(self, exchange: Exchange, rules: Rules) -> Running | Answer:
         """Claims for async code."""
-        edges = exchange.start_claim()
+        exchange.start_claim()
         try:
-            if edges is not None:
-                await self.drive_async(self._way(edges).give_back(edges))
             begun: Running | Answer | None = None
             if exchange.key_lines:
                 begun = await body.read_async(exchange, rules.policy)

@@ -116,14 +116,6 @@ class Framework:
         """The request that a handler is called for; None where that is not seen."""
         return None
 
-    def routed_to(self, context: Mapping[str, Any]) -> Any:
-        """The handler that the router has chosen for a request; None where that is not seen. Starlette leaves
-        it in the scope, whatever hides the rest of it."""
-        endpoint = context.get("endpoint")
-        if isinstance(endpoint, type):
-            return getattr(endpoint, str(context.get("method", "")).lower(), None)
-        return endpoint
-
 
 UNKNOWN_FRAMEWORK = Framework()
 
@@ -154,7 +146,7 @@ class Exchange:
     around: bool = False
     """Undecorated handlers with decorators of their own are guarded around those; else they are refused."""
     at_edge: bool = False
-    """The edge claims, and the application as a whole is the handler; until its router's own is reached."""
+    """The edge has claimed, and the application as a whole is the handler."""
 
     below_others: bool = False
     """The guarded function stands below decorators of the handler's own."""
@@ -201,18 +193,12 @@ class Exchange:
         if framework is not None and (self.running is None or self.at_edge):
             self.framework = framework
 
-    def start_claim(self) -> Running | None:
-        """A guard begins to claim; there is one for each request. It gets the edge's own claim, if there is
-        one: to be given back, since the handler knows better how it is to be guarded."""
+    def start_claim(self) -> None:
+        """A guard begins to claim; there is one for each request."""
         with self._lock:
-            if self._claiming or self.answer is not None or (self.running is not None and not self.at_edge):
-                raise ConfigurationError(_TWO_GUARDS)
-            edges, self.running, self.at_edge = self.running, None, False
-            if edges is not None and edges.boundary.place is not Place.RUNNING:
-                self.running = edges
+            if self.is_claimed:
                 raise ConfigurationError(_TWO_GUARDS)
             self._claiming = True
-            return edges
 
     def end_claim(self, begun: Running | Answer | None) -> bool:
         """What came of it; None: nothing. False: the edge has let go of the request meanwhile, so nothing may
@@ -264,13 +250,12 @@ class Exchange:
                 streamed=streamed,
                 refusal=None if self.at_edge else self.framework.refusal(boundary.error),
                 before_effect=boundary.is_proof(),
-                unsure=boundary.unsure or boundary.wrapped,
+                unsure=boundary.is_unsure,
             )
         if boundary.pieces is Pieces.BROKEN or (boundary.pieces is Pieces.OPEN and not streamed):
             page = None
         own = self._is_own(boundary, page)
-        unsure = boundary.unsure or boundary.wrapped
-        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, unsure=unsure)
+        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, unsure=boundary.is_unsure)
 
     def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
         if page is None or boundary.wrapped:

@@ -1,8 +1,7 @@
 """How a decorated function is reached: as the handler, which claims; as a part of what has claimed; or bare.
 
 There is one claim for each request. Whoever claimed first may have acted before it calls another guarded
-function, so that claim stays, and the function runs as a part of it. Only the handler that the router has
-chosen takes over what the edge has claimed: until it is reached, nothing of the application's own has run.
+function, so that claim stays, and the function runs as a part of it.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from typing import Any
 from ..core.outcome import Ending, Outcome
 from ..core.states import Mode
 from ..errors import ConfigurationError, NotExecuted
-from .bare import is_called_as_application
 from .exchange import Exchange, Unguarded, exchange_of_call
-from .marks import GUARD, Mark, mark_of
+from .marks import GUARD
 from .operation import Running, _current
 from .rules import Rules
 
@@ -39,8 +37,7 @@ class Part:
     def runs(self) -> Iterator[Callable[[Any], Any]]:
         """Around the call; what it gives is told here. What the function says of itself is no proof about the
         whole; and where by its own rules its key would not be free, that of the whole is not either."""
-        boundary, framework = self.running.boundary, self.exchange.framework
-        boundary.calls_a_part()
+        framework = self.exchange.framework
 
         def gave(value: Any) -> Any:
             status = framework.own_status(value, None)
@@ -48,7 +45,8 @@ class Part:
             return value
 
         try:
-            yield gave
+            with self.running.boundary.calls_a_part():
+                yield gave
         except BaseException as error:
             if isinstance(error, NotExecuted):
                 error.is_word_of(f"a part of {self.running.operation.id}")
@@ -94,8 +92,6 @@ def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
     if running is None or not running.boundary.runs:
         return exchange
     if exchange.at_edge:
-        if _is_the_handler(exchange, mark, arguments):
-            return exchange
         if mark.rules.mode not in _HELD:
             raise ConfigurationError(
                 f"{guarded.__qualname__} is {mark.rules.mode}, but was reached in the middle of a request "
@@ -115,15 +111,6 @@ def is_part_of_the_handler(exchange: Exchange) -> bool:
     if running is None or not running.boundary.runs:
         return False
     return _current.get() is running.operation
-
-
-def _is_the_handler(exchange: Exchange, mark: Mark, arguments: tuple[Any, ...]) -> bool:
-    """Whether this is the function that the router has chosen, or an application itself."""
-    framework = exchange.framework
-    asked = framework.asked(arguments)
-    contexts = [exchange.context] if asked is None else [asked.context, exchange.context]
-    chosen = (framework.routed_to(context) for context in contexts)
-    return any(mark_of(one) is mark for one in chosen) or is_called_as_application(exchange, arguments)
 
 
 def _may_be_part(outer: Rules, inner: Rules) -> bool:
