@@ -195,3 +195,15 @@ def test_a_late_success_beside_one_that_counts_asks_nobody(sql_node: Node) -> No
     orders.finish()
     assert sql_node.state("k") is State.COMPLETED
     assert orders.events() == []
+
+
+def test_a_job_that_was_found_done_gets_the_writes_that_its_worker_still_has(sql_node: Node) -> None:
+    orders = Orders(sql_node)
+    orders.bury(orders.taken_over())
+    said = Executed(Response(201, {"id": "ch_1"}), "ch_1")
+    about = sql_node.record("k").downstream_key("charge")
+    assert sql_node.tell(said, tenant="acme", downstream_key=about) is Resolution.RESOLVED
+    assert orders.jobs() == {"charge": "done"}
+    orders.finish()
+    assert sql_node.state("k") is State.COMPLETED
+    assert orders.paid and orders.jobs() == {"charge": "done", "receipt": "live"}

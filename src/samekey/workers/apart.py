@@ -149,8 +149,6 @@ class Apart:
                 self._let_go[task] = name
                 task.add_done_callback(self._forget)
         await asyncio.wait({task}, timeout=FAREWELL)
-        if task.done() and not task.cancelled() and task.exception() is None:
-            return task.result()  # it went on in spite of the cancellation, and has ended well
         hang = self.hanging
         if hang[name]:
             self._hangs()

@@ -112,7 +112,6 @@ class Performer:
                 late=lambda result: self._hear_late(job, definition, context, result),
             )
             result, awaited = await self._apart.at_most(longest, name_of(job), work)
-            _check_result(result)
         except TooLong:
             await self._failed(
                 job, definition, context, f"It took longer than {longest.total_seconds():g} s."
@@ -122,6 +121,7 @@ class Performer:
             await self._failed(job, definition, context, told(error))
             return
         try:
+            _check_result(result)
             answer, before = self._answer(result) if job.answers else None, context.mark()
             try:
                 await self._settle(job, definition, context, answer, awaited, before)
@@ -396,9 +396,10 @@ class Performer:
 
 
 def _check_result(result: Any) -> None:
-    """A generator that comes back has not run, and nobody runs it."""
+    """A generator that comes back has not run, and nobody runs it. What the function did before is done, so
+    it is not called again."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise TypeError(
+        raise NotSerialisable(
             "The function gave a generator, of which nothing has run. Let it do its work and return."
         )
 

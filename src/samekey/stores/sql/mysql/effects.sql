@@ -133,7 +133,8 @@ on duplicate key update
 select position from {phases} where operation_id = :operation_id and position = :position and mark = :mark
 
 -- name: found_job
-update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provider_id, provider_id),
+-- Nobody's run has ended it: a worker that still has its own end in hand makes its writes, and the jobs after it.
+update {jobs} set state = 'done', attempt = null, done_at = {now}, provider_id = coalesce(:provider_id, provider_id),
     mark = :mark
 where id = :id and state = 'dead'
 -- then

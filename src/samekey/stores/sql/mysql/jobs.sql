@@ -107,9 +107,10 @@ where id = :id and attempt = :attempt and state = 'live'
 select {now} from {jobs} where id = :id and mark = :mark
 
 -- name: regain_job
--- A worker that was overtaken has done the job after all, and nobody runs it: it waits for another try, or is dead.
+-- A worker that was overtaken has done the job after all, and nobody runs it: it waits for
+-- another try, is dead, or somebody's word alone has made it done.
 update {jobs} set state = 'live', attempt = :attempt, done_at = null, mark = :mark
-where id = :id and (state = 'dead' or (state = 'live' and attempt is null))
+where id = :id and (state = 'dead' or (state in ('live', 'done') and attempt is null))
 -- then
 select {now} from {jobs} where id = :id and mark = :mark
 

@@ -145,9 +145,10 @@ where id = :id::text and attempt = :attempt::text and state = 'live' and {durabl
 returning {now}
 
 -- name: regain_job
--- A worker that was overtaken has done the job after all, and nobody runs it: it waits for another try, or is dead.
+-- A worker that was overtaken has done the job after all, and nobody runs it: it waits for
+-- another try, is dead, or somebody's word alone has made it done.
 update {jobs} set state = 'live', attempt = :attempt::text, done_at = null
-where id = :id::text and (state = 'dead' or (state = 'live' and attempt is null)) and {durable}
+where id = :id::text and (state = 'dead' or (state in ('live', 'done') and attempt is null)) and {durable}
 returning {now}
 
 -- name: retry_job

@@ -135,7 +135,8 @@ on conflict (operation_id, position) do update set
 returning position
 
 -- name: found_job
-update {jobs} set state = 'done', done_at = {now}, provider_id = coalesce(:provider_id, provider_id)
+-- Nobody's run has ended it: a worker that still has its own end in hand makes its writes, and the jobs after it.
+update {jobs} set state = 'done', attempt = null, done_at = {now}, provider_id = coalesce(:provider_id, provider_id)
 where id = :id and state = 'dead'
 returning id
 
