@@ -285,11 +285,12 @@ class EscapedTransaction(HandlerError):
 
 
 class OperationOver(HandlerError):
-    """The connection of an operation was used after its end, when it had been cut. Nothing was sent."""
+    """What an operation had lent was used after its end, when that had been cut. Nothing was sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, sentence: str | None = None) -> None:
         super().__init__(
-            "This operation is over and its connection was cut, so nothing was sent. Await every task and "
+            sentence
+            or "This operation is over and its connection was cut, so nothing was sent. Await every task and "
             "join every thread that uses the connection before the handler returns; what comes after it "
             "needs a connection of your own."
         )

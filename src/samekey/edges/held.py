@@ -175,9 +175,11 @@ class Held:
                 begun.boundary.enter()
                 self._exchange.at_edge = True
             elif self._left_alone:
-                _current.set(anonymous_operation(Mode.LEASED, self._exchange.endpoint))
+                self._exchange.anonymous.append(anonymous_operation(Mode.LEASED, self._exchange.endpoint))
+                _current.set(self._exchange.anonymous[-1])
             await self._run_app()
         finally:
+            self._exchange.over()
             current_exchange.reset(token)
 
     async def _run_app(self) -> None:

@@ -226,6 +226,7 @@ class Engine:
         wanted = exchange.end_claim(begun if waits else None)
         if isinstance(begun, Running):
             begun.sync = True
+            exchange.anonymous += [begun.operation] if begun.anonymous else []
             if begun.to_finish and not wanted:
                 self.unwanted(begun)
             if rules.mode is Mode.DEFERRED:
@@ -250,6 +251,7 @@ class Engine:
         waits = not isinstance(begun, Running) or begun.to_finish
         wanted = exchange.end_claim(begun if waits else None)
         if isinstance(begun, Running):
+            exchange.anonymous += [begun.operation] if begun.anonymous else []
             if begun.to_finish and not wanted:
                 await self.unwanted_async(begun)
             if rules.mode is Mode.DEFERRED:
@@ -494,12 +496,14 @@ class Engine:
         """Around an application whose request is not guarded. None: it might be, but the key is optional and
         was not sent, or the route is exempt."""
         exchange = current_exchange.set(seen)
-        operation = _current.set(anonymous_operation(Mode.LEASED, endpoint)) if seen is None else None
+        operation = anonymous_operation(Mode.LEASED, endpoint)
+        token = _current.set(operation) if seen is None else None
         try:
             yield
         finally:
-            if operation is not None:
-                _current.reset(operation)
+            operation.end()
+            if token is not None:
+                _current.reset(token)
             current_exchange.reset(exchange)
 
     def claim_key(

@@ -19,7 +19,7 @@ from ..errors import ConfigurationError
 from .body import Body
 from .boundary import Boundary, Pieces, Place
 from .marks import mark_of
-from .operation import Running
+from .operation import Operation, Running
 from .way import Handled
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ class Exchange:
     _closed: bool = False
     _claiming: bool = False
     running: Running | None = None
+    anonymous: list[Operation] = field(default_factory=list)
+    """Without a key there may be nothing to finish; these end with the request."""
     answer: Answer | None = None
     """The answer that the key decided; nothing was run."""
 
@@ -210,6 +212,14 @@ class Exchange:
             elif not self._closed:
                 self.running = begun
             return not self._closed
+
+    def over(self) -> None:
+        """The request has been answered, and its application has ended."""
+        running = self.running
+        if running is not None and running.outcome is not None:
+            running.operation.end()
+        for operation in self.anonymous:
+            operation.end()
 
     @property
     def is_claimed(self) -> bool:

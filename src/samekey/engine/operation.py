@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..core.claim import Claim, downstream_key
 from ..core.effects import Sent, SentStep
@@ -21,9 +21,9 @@ from ..core.provider import StoredText, checked_provider_id
 from ..core.record import Lease
 from ..core.states import Mode
 from ..core.texts import checked_text
-from ..errors import ConfigurationError, HandlerError, NoOperation, NotExecuted
+from ..errors import ConfigurationError, HandlerError, NoOperation, NotExecuted, OperationOver
 from ..stores.sql.atomic import Opened
-from .boundary import Boundary
+from .boundary import Boundary, Pieces
 from .rules import Rules
 from .steps import Steps
 
@@ -53,6 +53,7 @@ class Operation:
         self._noted: list[tuple[str, str]] = []
         """The provider's ids that were noted and not taken back, each after its step, in their order."""
         self._sent: dict[str, SentStep] = {}
+        self._ended = False
         self.known = False
         """Whether the handler has it in its hands, and may have told others its id."""
 
@@ -65,6 +66,7 @@ class Operation:
 
     @provider_id.setter
     def provider_id(self, value: str | None) -> None:
+        self._must_go_on()
         self._boundary.may_act()
         step = next(reversed(self._sent), "")
         if value is not None:
@@ -104,6 +106,7 @@ class Operation:
         lookup.
         """
         checked_text("step", step, may_be_empty=True)
+        self._must_go_on()
         if "#" in step and self._claim.mode is Mode.DEFERRED:
             raise ConfigurationError(
                 f"The step {step!r} of a deferred operation needs a name without #: that is how its jobs are "
@@ -119,6 +122,15 @@ class Operation:
         elif self.source is not None:
             self._sent[step] = replace(known, source=self.source)  # it is sent once more, perhaps elsewhere
         return key
+
+    def end(self) -> None:
+        """It gives and takes no more. What it has started may go on, with a copy of its context, and serve
+        others: under this operation's keys a provider would do the work of only one of them."""
+        self._ended = True
+
+    def _must_go_on(self) -> None:
+        if self._ended and self._boundary.pieces is not Pieces.OPEN:
+            raise OperationOver(_ENDED)
 
     def _check_step(self, step: str) -> None:
         others = {one for one, sent in self._sent.items() if sent.downstream_key is not None}
@@ -142,6 +154,7 @@ class Operation:
         ``delay``: seconds, or a timedelta, before which it is not begun.
         The first job's result is the operation's final answer. ``payload`` must be plain JSON values.
         """
+        self._must_go_on()
         if self._enqueue is None:
             raise ConfigurationError(
                 f"A {self.mode} operation has no outbox. Declare the handler with @idempotency.deferred."
@@ -239,6 +252,8 @@ class Running:
         if self._acted(ending) and (ending.foreign or not isinstance(ending.error, NotExecuted)):
             ending = replace(ending, acted=True)
         self.outcome = self.rules.judge(ending)
+        if not handled.streamed:
+            self.operation.end()
         if ending.acted and self.outcome is Outcome.UNKNOWN and ending.own and ending.error is None:
             logger.error(
                 "The answer of operation %s says that nothing happened, but its handler has noted the "
@@ -273,6 +288,13 @@ class Running:
             for one in self.operation.sent().steps
         )
 
+
+_ENDED: Final = (
+    "This operation has ended, so it gives no downstream keys and takes no provider's id and no jobs any "
+    "more: they would be taken for its own. Ask before the handler returns, and hand the key on. What "
+    "outlives the request that started it (a worker, a consumer of a queue) runs with a copy of its context: "
+    "start it with context=contextvars.Context(), and give each piece of its work a key of its own, once(…)."
+)
 
 _current: ContextVar[Operation | None] = ContextVar("samekey_operation", default=None)
 
