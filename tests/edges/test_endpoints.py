@@ -207,6 +207,35 @@ def test_an_answer_that_breaks_off(shop: Shop, kind: str, behind: bool) -> None:
         assert got[2].code == "outcome_unknown" and shop.charges == 1 and shop.states() == ["unknown"]
 
 
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("decorated", [False, True])
+def test_a_stream_that_calls_a_guarded_function(shop: Shop, decorated: bool, sync: bool) -> None:
+    """The pieces of an answer are the handler's own lines, and run in its operation."""
+
+    @shop.idempotency.leased
+    def charge() -> str:
+        shop.charge()
+        return current_operation().id
+
+    def pieces() -> Iterator[str]:
+        yield current_operation().id
+        yield charge()
+
+    async def pieces_in_the_loop() -> AsyncIterator[str]:
+        yield current_operation().id
+        yield charge()
+
+    async def streams() -> StreamingResponse:
+        return StreamingResponse(pieces() if sync else pieces_in_the_loop())
+
+    app = FastAPI()
+    app.post("/pay")(shop.idempotency.leased(streams) if decorated else streams)
+    got = shop.send(shop.guard(app), times=3)
+    assert statuses(got) == [200] * 3 and got[2].replayed and shop.charges == 1
+    middle = len(got[0].body) // 2
+    assert got[0].body[:middle] == got[0].body[middle:]
+
+
 def test_a_generator_whose_key_is_optional_and_was_not_sent(shop: Shop) -> None:
     app = FastAPI()
     app.post("/pay")(endpoints(shop)["generator"])

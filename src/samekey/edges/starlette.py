@@ -14,9 +14,9 @@ from typing import Any
 
 from ..core.record import Answer, Headers
 from ..engine.around import is_wrapped
-from ..engine.boundary import Boundary
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.marks import mark_of, own_handler, stands_in
+from ..engine.operation import Running
 from ..engine.streams import is_stream, watched
 from .bound import bound, bound_stream
 from .guards import NO_ROUTE, Found, Route
@@ -226,10 +226,10 @@ class StarletteFramework(Framework):
         chosen = [one.status_code for one, before in noted or () if one.status_code != before]
         return next((int(status) for status in chosen if status is not None), None)
 
-    def watch(self, value: Any, boundary: Boundary) -> None:
+    def watch(self, value: Any, running: Running) -> None:
         pieces = getattr(value, "body_iterator", None)
         if isinstance(value, self._response) and pieces is not None:
-            value.body_iterator = watched(pieces, boundary)
+            value.body_iterator = watched(pieces, running)
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))

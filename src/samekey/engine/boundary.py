@@ -83,7 +83,7 @@ class Boundary:
     @property
     def runs(self) -> bool:
         """Whether the handler's own lines are still being run."""
-        return self.place is Place.RUNNING or self.streams
+        return self.place is Place.RUNNING or self.streams or self.pieces is Pieces.OPEN
 
     @contextmanager
     def nothing_yet(self) -> Iterator[None]:

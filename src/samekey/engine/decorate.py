@@ -134,7 +134,7 @@ def _run(
         raise
     finally:
         _current.reset(token)
-    exchange.framework.watch(value, boundary)
+    exchange.framework.watch(value, begun)
     if boundary.returned(value):
         engine.finish(begun, exchange.handled(None))
     return value
@@ -177,7 +177,7 @@ async def _run_async(
         raise
     finally:
         _current.reset(token)
-    exchange.framework.watch(value, boundary)
+    exchange.framework.watch(value, begun)
     if boundary.returned(value):
         await engine.finish_async(begun, exchange.handled(None))
     return value

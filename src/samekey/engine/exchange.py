@@ -108,7 +108,7 @@ class Framework:
         """The status of the framework's own HTTP exception; None for every other error."""
         return None
 
-    def watch(self, value: Any, boundary: Boundary) -> None:
+    def watch(self, value: Any, running: Running) -> None:
         """Has the boundary hear how far the pieces of what a handler returned have come: a middleware on the
         way may end an answer that broke off as if it were whole."""
 

@@ -7,15 +7,14 @@ returned: what fails later has broken its answer.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, aclosing, closing, contextmanager
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from typing import Any, Final
 
 from ..core.record import Answer
-from .boundary import Boundary, Pieces
+from .boundary import Pieces
 from .exchange import Exchange
 from .operation import Running, _current
 
@@ -61,20 +60,22 @@ def called_at_first_step(handler: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return steps_async() if any(map(inspect.isasyncgenfunction, _behind(handler))) else steps()
 
 
-def watched(pieces: AsyncIterable[Any], boundary: Boundary) -> AsyncIterator[Any]:
-    """The pieces of an answer that a handler returned; the boundary hears whether they came to their end."""
-    boundary.pieces = Pieces.OPEN
-    return _watched(pieces, boundary)
+def watched(pieces: AsyncIterable[Any], running: Running) -> AsyncIterator[Any]:
+    """The pieces of an answer that a handler returned. They are the handler's own lines, and run in its
+    operation; the boundary hears whether they came to their end."""
+    running.boundary.pieces = Pieces.OPEN
+    return _watched(aiter(pieces), running)
 
 
-async def _watched(pieces: AsyncIterable[Any], boundary: Boundary) -> AsyncIterator[Any]:
+async def _watched(pieces: AsyncIterator[Any], running: Running) -> AsyncIterator[Any]:
     try:
-        async for piece in pieces:
+        while True:
+            with _step(running, nullcontext):
+                piece = await anext(pieces, _END)
+            if piece is _END:
+                break
             yield piece
-        boundary.pieces = Pieces.WHOLE
-    except (Exception, asyncio.CancelledError):
-        boundary.pieces = Pieces.BROKEN
-        raise
+        running.boundary.pieces = Pieces.WHOLE
     finally:
         if isinstance(pieces, AsyncGenerator):
             await pieces.aclose()
