@@ -8,10 +8,10 @@ from typing import Any
 
 import flask
 import pytest
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Request
 from starlette.responses import JSONResponse
 
-from samekey import Input, NotExecuted, current_operation
+from samekey import ConfigurationError, Input, NotExecuted, current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.edges.startup import problems
 from tests.edges.apps import tenant_of
@@ -393,3 +393,30 @@ def test_a_flask_application_below_fastapi_authenticates_before_the_key_decides(
     assert first.json() == again.json() == {"card": "4242"} and again.replayed and shop.charges == 1
     (stranger,) = shop.send(guarded, times=1, path="/shop/pay")
     assert stranger.status == 401 and shop.charges == 1
+
+
+@pytest.mark.parametrize("said", [None, "guard", "pass"])
+def test_a_function_around_an_application_is_asked_about_before_it_answers_for_it(
+    shop: Shop, said: Any
+) -> None:
+    """It would answer from the store before the application has authenticated anybody."""
+    api = FastAPI()
+
+    def authenticate(request: Request) -> None:
+        if request.headers.get("x-token") != "good":
+            raise HTTPException(401)
+
+    @api.post("/pay", dependencies=[Depends(authenticate)])
+    async def pay() -> dict[str, str]:
+        return {"card": "4242"}
+
+    async def around(scope: Any, receive: Any, send: Any) -> None:
+        await api(scope, receive, send)
+
+    chosen = {} if said is None else {"undecorated": said}
+    app = IdempotencyMiddleware(around, idempotency=shop.idempotency, tenant=tenant_of, **chosen)
+    (got,) = shop.send(app, times=1)
+    if said is None:
+        assert isinstance(got.error, ConfigurationError) and "authenticated" in str(got.error)
+    else:
+        assert got.status == 401

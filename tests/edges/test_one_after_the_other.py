@@ -250,7 +250,7 @@ def test_a_guard_inside_that_lets_a_request_pass_leaves_it_to_the_one_outside(
         await api(scope, receive, send)
 
     wide = stores.get(methods={"POST", "DELETE"}).idempotency
-    outer = IdempotencyMiddleware(closure, idempotency=wide, tenant=tenant_of)
+    outer = IdempotencyMiddleware(closure, idempotency=wide, tenant=tenant_of, undecorated="guard")
     got = shop.send(outer, times=3, method=method)
     assert [one.status for one in got] == [429, 409, 409] and shop.charges == 1, got
 

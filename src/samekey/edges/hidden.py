@@ -20,6 +20,8 @@ from .walk import Reached
 _PARTS: Final = (Mode.LEASED, Mode.REPEATABLE)
 """Modes of functions that may run as a part of what is guarded as a whole."""
 _NAMED: Final = 3
+_FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "flask"})
+_APPLICATIONS: Final = frozenset({("starlette", "Starlette"), ("starlette", "Router"), ("flask", "Flask")})
 
 
 def two_guards(reached: Sequence[Reached], engine: Engine, said: Undecorated | None) -> Iterator[str]:
@@ -44,6 +46,14 @@ def two_guards(reached: Sequence[Reached], engine: Engine, said: Undecorated | N
             f"behind it: decorated, and on no route that can be seen. {remedy} Or let it be seen: what keeps "
             "the application that it wraps in an attribute `app` hides nothing."
         )
+    elif said is None and any(_holds_an_application(one.handler) for one in hiding):
+        known = next(one for one in hiding if _holds_an_application(one.handler))
+        yield (
+            f"{known.path} leads to {_name(known)}, a function that cannot be looked into, with an "
+            "application of Starlette, FastAPI or Flask behind it: keys would be decided before anything "
+            f"inside has authenticated. {_CHOOSE} Or let it be seen: what keeps the application that it wraps in an "
+            "attribute `app` hides nothing."
+        )
 
 
 _CHOOSE: Final = (
@@ -55,6 +65,24 @@ _ONLY_LEASED: Final = (
     'undecorated="guard" claims for the whole application, and only leased functions can be parts of that. '
     'Set undecorated="pass": each decorated function claims for itself; the application itself may be one.'
 )
+
+
+def _holds_an_application(function: Any) -> bool:
+    """Whether it is a function with an application of a known framework in its hands."""
+    if not inspect.isfunction(function) or function.__module__.split(".")[0] in _FRAMEWORKS:
+        return False
+    held = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+    held += [function.__globals__.get(name) for name in function.__code__.co_names]
+    kinds = {(kind.__module__.split(".")[0], kind.__name__) for one in held for kind in type(one).__mro__}
+    return not kinds.isdisjoint(_APPLICATIONS)
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - asked for its error
+    except ValueError:
+        return True
+    return False
 
 
 def _is_one_route(app: Any) -> bool:
