@@ -51,8 +51,8 @@ def two_guards(reached: Sequence[Reached], engine: Engine, said: Undecorated | N
         yield (
             f"{known.path} leads to {_name(known)}, a function that cannot be looked into, with an "
             "application of Starlette, FastAPI or Flask behind it: keys would be decided before anything "
-            f"inside has authenticated. {_CHOOSE} Or let it be seen: what keeps the application that it wraps in an "
-            "attribute `app` hides nothing."
+            f"inside has authenticated. {_CHOOSE} Or let it be seen: what keeps the application that it "
+            "wraps in an attribute `app` hides nothing."
         )
 
 
