@@ -172,6 +172,8 @@ OUTCOMES: dict[str, tuple[Event, dict[str, Any]]] = {
             "answer_status": 200,
             "answer_headers": b"[]",
             "answer_body": b"",
+            "happened": 1,
+            "heeded": None,
         },
     ),
 }

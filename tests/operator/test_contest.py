@@ -39,7 +39,7 @@ def left_behind(world: World, effects: list[str], kind: str, key: str) -> Bout:
         world.run(lambda: world.phases.begin(lease, record.id, stored, now=world.now - HOUR))
         return Bout(key, record.id, "/rides", Mode.PHASED)
     if kind == "expired":
-        return Bout(key, world.completed(key, at=-3 * DAY).id, "/payments")
+        return Bout(key, world.completed(key, at=-3 * DAY).id, "/payments", is_over=True)
     if kind == "died after its effect":
         effects.append(key)
     return Bout(key, world.claim(key, at=-HOUR).id, "/payments")
