@@ -163,6 +163,7 @@ def shop() -> Iterator[None]:
         os.chdir(directory)
         Path("shop.py").write_text(SHOP)
         World(URL).close()
+        sys.modules.pop("shop", None)  # another test's, perhaps
         try:
             yield
         finally:

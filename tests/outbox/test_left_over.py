@@ -168,7 +168,7 @@ def test_what_is_enqueued_after_the_handler_ended_is_refused(outbox: Outbox, kin
     def later() -> None:
         outbox.run(enqueue()) if kind == "async" else kept[0].enqueue("charge", {"n": 1})
 
-    with pytest.raises(OperationOver, match="operation is over"):
+    with pytest.raises(OperationOver, match="operation has ended"):
         later()
     assert len(outbox.jobs()) == (0 if fails else 1)
 

@@ -114,8 +114,8 @@ def test_a_job_is_stopped_at_its_time_out(outbox: Outbox, kind: str) -> None:
     outbox.idempotency.job("job", timeout=0.05, max_attempts=2, backoff=NO_PAUSE)(function)
     outbox.place("job")
     outbox.work(rounds=2)
-    release.set()
     assert (outbox.job().state, outbox.job().error) == ("dead", "It took longer than 0.05 s.")
+    release.set()
 
 
 def test_a_job_that_will_not_be_cancelled_is_let_go_of(
