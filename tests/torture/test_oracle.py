@@ -39,6 +39,7 @@ class Run:
     troubles: list[Trouble] = field(default_factory=list)
     stock: tuple[dict[str, int], dict[str, int]] = ({"pen": 100}, {"pen": 93})
     comparison: Comparison | None = field(default_factory=lambda: Comparison(True, ""))
+    kept_for: float | None = None
 
     def findings(self) -> list[Finding]:
         evidence = Evidence(
@@ -50,6 +51,7 @@ class Run:
             stock=self.stock,
             comparison=self.comparison,
             settle_within=5,
+            kept_for=self.kept_for,
         )
         return judge(evidence)
 
@@ -348,6 +350,16 @@ def test_every_rule_can_fail(spoil: Spoil, rule: str) -> None:
     run = good()
     spoil(run)
     assert rule in run.rules()
+
+
+@pytest.mark.parametrize(("kept_for", "told"), [(3.0, False), (60.0, True), (None, True)])
+def test_a_retry_that_comes_after_its_answer_is_forgotten_is_a_new_request(
+    kept_for: float | None, told: bool
+) -> None:
+    run = good()
+    run.kept_for = kept_for
+    _replay_unmarked(run)
+    assert ("replay_unmarked" in run.rules()) == told
 
 
 def test_a_finding_tells_the_whole_story() -> None:

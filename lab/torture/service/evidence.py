@@ -70,6 +70,8 @@ class Evidence:
     comparison: Comparison | None = None
     settle_within: float = 0.0
     lease: float = 0.0
+    kept_for: float | None = None
+    """Seconds for which answers are kept; None: for longer than the run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,15 +114,19 @@ def _refusal_with_effect(case: Case, _: Evidence) -> Iterator[Finding]:
             yield case.finding("refusal_with_effect", f"{refused[0].status} was answered, and it was done")
 
 
-def _answers_differ(case: Case, _: Evidence) -> Iterator[Finding]:
-    """All last words for a key are the same bytes; whatever comes after the first is marked as a replay."""
+def _answers_differ(case: Case, evidence: Evidence) -> Iterator[Finding]:
+    """All last words for a key are the same bytes; whatever comes after the first is marked as a replay, for
+    as long as answers are kept: where no node could be reached for longer, a retry is a new request."""
     for rival in (False, True):
         answers = case.answers(rival=rival)
         if len({(x.status, x.body) for x in answers}) > 1:
             yield case.finding("answers_differ", "one key got different answers")
             continue
         heard = min((x.ended for x in answers), default=None)
-        if heard is not None and any(x.began > heard and not x.replayed for x in answers):
+        if heard is None:
+            continue
+        kept = heard + (float("inf") if evidence.kept_for is None else evidence.kept_for)
+        if any(heard < x.began <= kept and not x.replayed for x in answers):
             yield case.finding("replay_unmarked", "a retry after the answer was not marked as a replay")
 
 

@@ -111,6 +111,7 @@ class _Run:
             stock=(before, after),
             comparison=comparison,
             settle_within=plan.settle_within,
+            kept_for=plan.ttl,
             lease=plan.lease,
         )
         return Report(
