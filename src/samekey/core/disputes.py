@@ -71,8 +71,8 @@ def is_known_to(yes: Yes, steps: Sequence[SentStep], *, attempts: int) -> bool:
         return True
     if not meant or attempts > 1:
         return False
-    noted = yes.provider_id is None
-    return all((noted and one.provider_id is not None) or one is not steps[-1] for one in meant)
+    names_none = yes.provider_id is None
+    return all((names_none and one.provider_id is not None) or one is not steps[-1] for one in meant)
 
 
 def yes_of(event: Row) -> Yes:

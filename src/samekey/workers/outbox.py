@@ -123,8 +123,8 @@ class OutboxWorker:
 
     def _heard(self, there: bool) -> None:
         """The keeper has asked the store: also while there is no room, and so no look."""
-        now = time.monotonic()
-        self._weather.good(now) if there else self._weather.bad(now)
+        tell = self._weather.good if there else self._weather.bad
+        tell(time.monotonic())
 
     async def _look(self) -> int:
         self.next_due_ms, self.took = None, 0
