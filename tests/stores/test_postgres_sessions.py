@@ -10,10 +10,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import asyncpg
 import pytest
 
 from lab.proxy import FaultProxy
-from samekey import Idempotency
+from samekey import Idempotency, current_operation
 from samekey.core.program import Statement
 from samekey.drivers.asyncpg import AsyncpgDriver
 from samekey.drivers.url import drivers_for
@@ -404,3 +405,45 @@ def test_a_connection_that_is_cancelled_while_it_is_made_is_closed(watched: Watc
 
     asyncio.run(story())
     watched.wait_for_sessions(0)
+
+
+def test_a_connection_whose_caller_left_while_it_was_made_is_for_the_next_one(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crowd of callers with deadlines never gets through after a cold start: each new connection is
+    closed because its own caller has gone meanwhile."""
+    made: list[Any] = []
+    connect = asyncpg.connect
+
+    async def story() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly(*args: Any, **options: Any) -> Any:
+            begun.set()
+            await go_on.wait()
+            made.append(await connect(*args, **options))
+            return made[-1]
+
+        async def call(key: str) -> Any:
+            return await idempotency.once_async(tenant="t", key=key, run=insert, mode="atomic")
+
+        async def insert() -> str:
+            await current_operation().connection.execute(INSERT, "kept")
+            return "done"
+
+        idempotency = Idempotency(watched.url)
+        await idempotency.engine.drivers.aio.execute(find())  # the statements' own pool is warm
+        monkeypatch.setattr(asyncpg, "connect", slowly)
+        leaves = asyncio.create_task(call("leaves"))
+        await begun.wait()
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        go_on.set()
+        await until(lambda: len(made) == 1)
+        for key in ("stays", "stays longer", "leaves"):
+            assert await call(key) == "done"
+        assert len(made) <= 2 and not made[0].is_closed()
+        await idempotency.aclose()
+
+    asyncio.run(story())

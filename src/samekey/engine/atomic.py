@@ -23,6 +23,7 @@ from ..core.outcome import Outcome
 from ..core.problem import Refusal, refuse, uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
+from ..drivers.caller import NotSent
 from ..drivers.fork import anew_after_fork
 from ..errors import (
     CommitUncertain,
@@ -211,7 +212,8 @@ class LockedAtomic(_Atomic):
             if admit is not None and isinstance(opened, Opened) and opened.seen is None:
                 # Under the lock: a duplicate of what runs in another process is no new key.
                 yield from admit()
-        except Exception:
+        except (Exception, NotSent):
+            # A caller that has left meanwhile interrupts nothing: its connection is for whoever waits.
             yield Rollback(session)
             raise
         except BaseException:
