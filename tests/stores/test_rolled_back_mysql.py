@@ -18,6 +18,7 @@ from lab.servers.mariadb import NamedServer, ask, connected
 from samekey import Idempotency, current_operation
 from samekey.drivers.mysql_text import is_plain, may_hide_an_end
 from samekey.drivers.pymysql import PyMySQLDriver
+from samekey.drivers.pymysql_watched import Watched
 from samekey.errors import EscapedTransaction, OperationOver, OutcomeUnknown, SamekeyError, TransactionGone
 from tests.chosen import whole
 from tests.stores.crash_scenarios import effects, execute, prepare
@@ -150,6 +151,113 @@ def test_the_same_in_async_code(url: str, label: str) -> None:
 
     asyncio.run(main())
     assert effects(url, label) == 0
+
+
+ENDS: dict[str, Callable[[Any], Any]] = {
+    "lets it through": lambda own: None,
+    "rolls back, as mappers do": lambda own: own.rollback(),
+    "in a text": lambda own: own.cursor().execute("ROLLBACK;"),
+    "closes": lambda own: own.close(),
+}
+
+
+@pytest.mark.parametrize("ending", ENDS)
+def test_a_deadlock_on_the_users_own_connection_frees_the_key(
+    url: str, idempotency: Idempotency, label: str, ending: str
+) -> None:
+    def pay(own: Any) -> str:
+        own.cursor().execute(INSERT, (label,))
+        if not ran:
+            ran.append(1)
+            try:
+                deadlock(url, own.cursor().execute)
+            finally:
+                ENDS[ending](own)
+            raise pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
+        return "paid"
+
+    def once() -> str:
+        with connected(url, autocommit=False) as own:
+            kind = type(own)
+            try:
+                made: str = idempotency.once(
+                    tenant="t", key=label, run=lambda: pay(own), mode="atomic", connection=lambda _: own
+                )
+                return made
+            finally:
+                assert type(own) is kind and not set(Watched.__annotations__) & set(vars(own))
+
+    ran: list[int] = []
+    with pytest.raises((pymysql.err.OperationalError, SamekeyError)):
+        once()
+    assert effects(url, label) == 0
+    assert once() == "paid"
+    assert effects(url, label) == 1
+
+
+AFTER: dict[str, Callable[[Any, str], Any]] = {
+    "an insert": lambda own, label: own.cursor().execute(INSERT, (label,)),
+    "another transaction": lambda own, label: (own.begin(), own.cursor().execute(INSERT, (label,))),
+    "a commit of another": lambda own, label: (
+        own.begin(),
+        own.cursor().execute(INSERT, (label,)),
+        own.commit(),
+    ),
+}
+
+
+@pytest.mark.parametrize("then", AFTER)
+def test_what_a_handler_does_on_its_own_connection_after_a_deadlock_may_stand(
+    url: str, idempotency: Idempotency, label: str, then: str
+) -> None:
+    with connected(url, autocommit=True) as own:
+
+        def pay() -> None:
+            deadlock(url, own.cursor().execute)
+            AFTER[then](own, label)
+            raise ValueError("later")
+
+        with pytest.raises((ValueError, SamekeyError)):
+            idempotency.once(tenant="t", key=label, run=pay, mode="atomic", connection=lambda _: own)
+    with pytest.raises(OutcomeUnknown):
+        idempotency.once(tenant="t", key=label, run=lambda: "again", mode="atomic")
+
+
+COMMITS: dict[str, Callable[[Any, str], Any]] = {
+    "commits and closes": lambda own, url: (own.commit(), own.close()),
+    "commits and is cut off": lambda own, url: (own.commit(), execute(url, f"kill {own.thread_id()}")),
+    "in a procedure, and closes": lambda own, url: (
+        own.cursor().execute("call pay_commit_and_begin('x')"),
+        own.close(),
+    ),
+    "commits, then a deadlock": lambda own, url: ended_and_deadlocked(own, url, "commit"),
+    "creates what is there, then a deadlock": lambda own, url: ended_and_deadlocked(
+        own, url, "create table accounts (id int)"
+    ),
+}
+
+
+def ended_and_deadlocked(own: Any, url: str, text: str) -> None:
+    with suppress(pymysql.err.MySQLError):
+        own.cursor().execute(text)
+    own.begin()
+    deadlock(url, own.cursor().execute)
+
+
+@pytest.mark.parametrize("how", COMMITS)
+def test_a_commit_on_the_users_own_connection_never_frees_the_key(
+    url: str, idempotency: Idempotency, label: str, how: str
+) -> None:
+    def pay() -> None:
+        own.cursor().execute(INSERT, (label,))
+        COMMITS[how](own, url)
+        raise ValueError("later")
+
+    with connected(url, autocommit=False) as own, pytest.raises((ValueError, SamekeyError)):
+        idempotency.once(tenant="t", key=label, run=pay, mode="atomic", connection=lambda _: own)
+    assert effects(url, label) == 1
+    with pytest.raises(OutcomeUnknown):
+        idempotency.once(tenant="t", key=label, run=lambda: "again", mode="atomic")
 
 
 HIDDEN: dict[str, Callable[[Any, str], Any]] = {

@@ -29,7 +29,8 @@ from .loan import Loan
 from .mysql import IN_TRANSACTION, MULTI_STATEMENTS, target_of
 from .mysql_errors import unreachable
 from .pool import Pool
-from .pymysql_lent import Ended, LentConnection, OurConnection, sever
+from .pymysql_lent import LentConnection, OurConnection, sever
+from .pymysql_watched import Ended, Watched, leave_alone, watch
 from .pymysql_wire import (
     Connection,
     check_own,
@@ -163,9 +164,8 @@ class PyMySQLSession:
             check_own(connection, driver.database, self._bound)
         run(connection, "start transaction", self._bound)
         self._before = getattr(connection, "written", 0)
-        self._face: LentConnection | None = None
-        if pool is not None:
-            self._face = LentConnection(connection, self._loan)
+        self._face = LentConnection(connection, self._loan) if pool is not None else None
+        self._watched: Watched | None = self._face or watch(connection, self._bound)
 
     @property
     def connection(self) -> Connection:
@@ -191,7 +191,7 @@ class PyMySQLSession:
 
     def in_transaction(self) -> bool:
         wire = self._wire
-        if self._face is not None and self._face.ended is Ended.ROLLED_BACK:
+        if self._watched is not None and self._watched.ended is Ended.ROLLED_BACK:
             return True  # it has not escaped; the next statement says what became of it
         return bool(wire.open) and bool(wire.server_status & IN_TRANSACTION)
 
@@ -220,7 +220,7 @@ class PyMySQLSession:
     def _check(self) -> None:
         if self._ended:
             raise OperationOver
-        match self._gone if self._face is None else self._face.ended:
+        match self._gone if self._watched is None else self._watched.ended:
             case None:
                 return
             case Ended.ROLLED_BACK:
@@ -287,12 +287,15 @@ class PyMySQLSession:
             free = self._loan.end(self._bound, lambda: sever(wire), wire._force_close)
         except OperationOver:
             return  # it was taken back before
+        watched, self._watched = self._watched, None
+        assert watched is not None
+        if free:
+            watched.look_whether_it_stands()
+        self._certain, self._gone = watched.certain, watched.ended
         if self._face is not None:
-            self._traces, self._certain, self._gone = (
-                self._face.traces,
-                self._face.certain,
-                self._face.ended,
-            )
+            self._traces = self._face.traces
+        else:
+            leave_alone(self._owner)
         if free:
             if self._face is not None:
                 self._owner, self._face = self._face.hand_back(self._bound), None

@@ -12,19 +12,18 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
 from typing import Any, Final, NoReturn
 
 import pymysql  # type: ignore[import-untyped]
 from pymysql.connections import Connection as PlainConnection  # type: ignore[import-untyped]
-from pymysql.constants import COMMAND  # type: ignore[import-untyped]
 from pymysql.cursors import Cursor  # type: ignore[import-untyped]
 
 from ..errors import CommitRefused, OperationOver
 from .loan import Loan
-from .mysql import COMMIT_REFUSED, IN_TRANSACTION, unverified_tls
+from .mysql import COMMIT_REFUSED, unverified_tls
 from .mysql_errors import AUTH_PLUGIN_ERROR
 from .mysql_text import ends_transaction, is_plain, may_hide_an_end
+from .pymysql_watched import Watched
 
 _IN_CLEAR: Final = (b"mysql_clear_password", b"dialog")
 """Ways of logging in that send the password as it is. Whoever answers the connection may ask for them."""
@@ -62,16 +61,7 @@ class OurConnection(PlainConnection):  # type: ignore[misc]
         return affected
 
 
-class Ended(Enum):
-    """What became of a transaction that ended before samekey ended it."""
-
-    ROLLED_BACK = "rolled back"
-    """The server gave it up (a deadlock, a lock that could not be had): nothing stands."""
-    SOMEHOW = "somehow"
-    """By a statement that went through, or may have committed before it failed: nobody can tell."""
-
-
-class LentConnection(OurConnection):
+class LentConnection(Watched, OurConnection):
     """The handler's own object on the wire of one of ours."""
 
     def __init__(self, owner: OurConnection, loan: Loan) -> None:
@@ -82,18 +72,10 @@ class LentConnection(OurConnection):
         self._owner = owner
         self._loan = loan
         self._result: Any = None
-        self._user: int | None = None
-        """The thread that is in the middle of something."""
         self._ours = False
-        self.in_hands = False
-        """Whether a handler has it. Our own migrations end transactions as they like."""
-        self._refused = False
-        """Whether the server has just answered with an error, which says nothing of the transaction."""
+        self._patience = owner._read_timeout
         self.traces = False
         """Whether it has seen what no reset takes back for certain: another database, a role."""
-        self.certain = True
-        """Whether nothing that was sent may have ended the transaction and begun another."""
-        self.ended: Ended | None = None
 
     # What samekey does with it.
 
@@ -109,37 +91,12 @@ class LentConnection(OurConnection):
 
     @contextmanager
     def _using(self) -> Iterator[None]:
-        with self._loan.use():
-            before, self._user = self._user, threading.get_ident()
-            try:
-                yield
-            finally:
-                if before is None:
-                    self._look_whether_it_stands()
-                self._user = before
+        with self._loan.use(), super()._using():
+            yield
 
-    def _look_whether_it_stands(self) -> None:
-        """After whatever was sent. Once the transaction is gone every statement would commit by itself, so
-        none is sent any more."""
-        refused, self._refused = self._refused, False
-        if not self.in_hands:
-            return
-        if refused and self.open:
-            self._ask()
-        if self.open and self.ended is None and not self.server_status & IN_TRANSACTION:
-            self.ended = Ended.ROLLED_BACK if refused and self.certain else Ended.SOMEHOW
-            self._loan.lose()
-
-    def _ask(self) -> None:
-        """Any answer brings the server's status, except for an error."""
-        patience, self._read_timeout = self._read_timeout, self._owner._read_timeout
-        try:
-            self._execute_command(COMMAND.COM_PING, b"")
-            self._read_ok_packet()
-        except Exception:
-            self._force_close()  # then the server rolls back
-        finally:
-            self._read_timeout = patience
+    def _found_ended(self) -> None:
+        # Every statement would commit by itself from here on, so none is sent any more.
+        self._loan.lose()
 
     def hand_back(self, bound: float) -> OurConnection:
         """The wire goes back to its owner. Only once the loan is over and nobody is in the middle of it."""
@@ -193,23 +150,6 @@ class LentConnection(OurConnection):
             except BaseException:
                 self._force_close()  # interrupted half-way: what comes next would be read as the answer
                 raise
-
-    def next_result(self, unbuffered: bool = False) -> Any:
-        with self._using():
-            return super().next_result(unbuffered)
-
-    def _read_packet(self, *arguments: Any, **options: Any) -> Any:
-        if self._user != threading.get_ident():
-            with self._using():  # rows that are fetched one by one
-                return self._read_packet(*arguments, **options)
-        try:
-            packet = super()._read_packet(*arguments, **options)
-        except pymysql.err.MySQLError:
-            self._refused = True
-            raise
-        if packet.is_eof_packet():  # PyMySQL does not keep the status that comes with rows
-            self.server_status = int.from_bytes(packet.get_all_data()[3:5], "little")
-        return packet
 
     def ping(self, reconnect: bool = False) -> None:
         with self._using():
