@@ -18,7 +18,7 @@ from lab.servers.mariadb import NamedServer, ask, connected
 from samekey import Idempotency, current_operation
 from samekey.drivers.mysql_text import is_plain, may_hide_an_end
 from samekey.drivers.pymysql import PyMySQLDriver
-from samekey.drivers.pymysql_watched import Watched
+from samekey.drivers.pymysql_watched import NOTES
 from samekey.errors import EscapedTransaction, OperationOver, OutcomeUnknown, SamekeyError, TransactionGone
 from tests.chosen import whole
 from tests.stores.crash_scenarios import effects, execute, prepare
@@ -185,7 +185,7 @@ def test_a_deadlock_on_the_users_own_connection_frees_the_key(
                 )
                 return made
             finally:
-                assert type(own) is kind and not set(Watched.__annotations__) & set(vars(own))
+                assert type(own) is kind and not set(NOTES) & set(vars(own))
 
     ran: list[int] = []
     with pytest.raises((pymysql.err.OperationalError, SamekeyError)):

@@ -44,6 +44,8 @@ class Watched(PlainConnection):  # type: ignore[misc]
     """Whether the server has just answered with an error, which says nothing of the transaction."""
     _patience: float | None = None
     """Seconds that the server has to say whether the transaction stands."""
+    _read_timeout: float | None
+    """PyMySQL's."""
 
     @contextmanager
     def _using(self) -> Iterator[None]:
@@ -71,8 +73,7 @@ class Watched(PlainConnection):  # type: ignore[misc]
 
     def _ask(self) -> None:
         """Any answer brings the server's status, except for an error."""
-        patience: Any = self._read_timeout
-        self._read_timeout = self._patience
+        patience, self._read_timeout = self._read_timeout, self._patience
         try:
             self._execute_command(COMMAND.COM_PING, b"")
             self._read_ok_packet()
@@ -101,6 +102,10 @@ class Watched(PlainConnection):  # type: ignore[misc]
         if packet.is_eof_packet():  # PyMySQL does not keep the status that comes with rows
             self.server_status = int.from_bytes(packet.get_all_data()[3:5], "little")
         return packet
+
+
+NOTES: Final = ("in_hands", "certain", "ended", "_user", "_refused", "_patience")
+"""What a watched connection has that another has not."""
 
 
 class OwnWatched(Watched):
@@ -136,5 +141,5 @@ def watch(connection: Any, patience: float) -> Watched:
 
 def leave_alone(connection: Any) -> None:
     connection.__class__ = type(connection).__bases__[1]
-    for name in Watched.__annotations__:
+    for name in NOTES:
         connection.__dict__.pop(name, None)
