@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from samekey import NotExecuted, current_operation
-from samekey.edges.startup import problems
 from tests.edges.callers import Got
 from tests.edges.shop import Shop
+from tests.edges.wrong import problems
 
 TOKEN = ((b"authorization", b"good"), (b"content-type", b"application/json"))
 ORDER = b'{"amount": 1}'

@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse
 
 from samekey import ConfigurationError, Input, NotExecuted, current_operation
 from samekey.asgi import IdempotencyMiddleware
-from samekey.edges.startup import problems
 from tests.edges.apps import tenant_of
 from tests.edges.shop import Shop
+from tests.edges.wrong import problems
 
 Run = dict[str, Any]
 

@@ -29,11 +29,11 @@ from starlette.routing import Mount, Route
 
 from samekey import ConfigurationError, current_operation
 from samekey.asgi import IdempotencyMiddleware
-from samekey.edges.startup import problems
 from tests.edges.apps import tenant_of
 from tests.edges.callers import Got, call_asgi, call_wsgi, environ_of
 from tests.edges.scenarios import Ask
 from tests.edges.shop import Shop
+from tests.edges.wrong import problems
 
 Run = dict[str, int]
 

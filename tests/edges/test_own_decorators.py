@@ -18,20 +18,22 @@ from types import MethodType
 from typing import Any
 
 import flask
+import prometheus_client
 import pytest
 import wrapt
 from fastapi import BackgroundTasks, FastAPI, HTTPException, Request
 from flask.views import MethodView
+from opentelemetry.sdk.trace import TracerProvider
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser, requires
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from samekey import NotExecuted, OutcomeUnknown, current_operation
-from samekey.edges.startup import problems
 from samekey.errors import ConfigurationError
 from tests.edges.callers import Got
 from tests.edges.shop import Shop
+from tests.edges.wrong import problems
 
 Decorator = Callable[[Any], Any]
 TOKEN = ((b"authorization", b"good"),)
@@ -408,6 +410,86 @@ def test_what_a_tracer_puts_around_a_function_is_no_decorator_of_its_own(
             route.dependant.call = logged(route.dependant.call)
         got = shop.send(guarded, keys=(f"of-{number}".encode(),))
         assert statuses(got) == [200, 200] and got[1].replayed and shop.charges == number + 1
+
+
+def of_an_agent(package: str) -> Decorator:
+    """As ddtrace and New Relic wrap the views of Flask, with code of their own."""
+    code = "def traced(wrapped, instance, args, kwargs): return wrapped(*args, **kwargs)"
+    space: dict[str, Any] = {"__name__": f"{package}.contrib.flask"}
+    exec(code, space)
+    return lambda function: wrapt.FunctionWrapper(function, space["traced"])
+
+
+def with_wraps_of(package: str) -> Decorator:
+    """As Sentry and Logfire do it."""
+    code = """
+import functools
+def traced(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+"""
+    space: dict[str, Any] = {"__name__": f"{package}.tracing"}
+    exec(code, space)
+    return space["traced"]  # type: ignore[no-any-return]
+
+
+REQUESTS = prometheus_client.Summary("requests", "of a test", registry=None)
+FAILURES = prometheus_client.Counter("failures", "of a test", registry=None)
+OBSERVING: dict[str, Decorator] = {
+    "ddtrace": of_an_agent("ddtrace"),
+    "newrelic": of_an_agent("newrelic"),
+    "sentry": with_wraps_of("sentry_sdk"),
+    "opentelemetry": TracerProvider().get_tracer("shop").start_as_current_span("pay"),
+    "prometheus time": REQUESTS.time(),
+    "prometheus exceptions": FAILURES.count_exceptions(),
+    "two": lambda function: REQUESTS.time()(of_an_agent("ddtrace")(function)),
+}
+
+
+@pytest.mark.parametrize("kind", ["flask", "starlette", "fastapi", "fastapi async"])
+@pytest.mark.parametrize("tool", OBSERVING)
+def test_what_only_observes_is_no_decorator_of_its_own(shop: Shop, tool: str, kind: str) -> None:
+    observed = OBSERVING[tool]
+
+    def pay(request: Request) -> Any:
+        shop.charge()
+        if shop.charges == 1:
+            raise HTTPException(429)
+        return JSONResponse({})
+
+    async def pay_async(request: Request) -> Any:
+        return pay(request)
+
+    def view() -> Any:
+        shop.charge()
+        if shop.charges == 1:
+            flask.abort(429)
+        return {}
+
+    app: Any
+    if kind == "flask":
+        app = flask.Flask(__name__)
+        app.add_url_rule("/pay", "pay", observed(view), methods=["POST"])
+    elif kind == "starlette":
+        app = Starlette(routes=[Route("/pay", observed(pay), methods=["POST"])])
+    else:
+        app = FastAPI()
+        app.post("/pay")(observed(pay if kind == "fastapi" else pay_async))
+    assert problems(app, shop.idempotency.engine) == []
+    got = shop.send(shop.guard_wsgi(app) if kind == "flask" else shop.guard(app), times=3)
+    assert statuses(got) == [429, 200, 200] and got[2].replayed and shop.charges == 2
+
+
+@pytest.mark.parametrize("tool", OBSERVING)
+def test_what_observes_a_function_with_decorators_hides_none_of_them(shop: Shop, tool: str) -> None:
+    for app in (
+        payments(shop, lambda function: OBSERVING[tool](login_required(function))),
+        payments(shop, lambda function: login_required(OBSERVING[tool](function))),
+    ):
+        (found,) = problems(app, shop.idempotency.engine)
+        assert "decorators of its own" in found
 
 
 @pytest.mark.parametrize("where", ["starlette", "fastapi", "flask"])

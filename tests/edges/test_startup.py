@@ -20,10 +20,12 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from samekey import ConfigurationError, Idempotency, Input, ietf
 from samekey.asgi import IdempotencyMiddleware
 from samekey.edges.guards import RouteGuard
-from samekey.edges.startup import problems, refuse
+from samekey.edges.startup import look
 from samekey.ops.coverage import How, coverage
 from samekey.tenants import single_tenant
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
+from tests.edges.shop import Shop
+from tests.edges.wrong import problems
 
 
 @pytest.fixture
@@ -109,7 +111,6 @@ def test_a_good_application_has_no_problems(idempotency: Idempotency) -> None:
     }
     app.get("/health")(fresh())
     assert problems(app, idempotency.engine, said) == []
-    refuse(app, idempotency.engine, said)
 
 
 class Bare:
@@ -183,7 +184,7 @@ def test_fastapi_routes_that_call_the_bare_function(idempotency: Idempotency) ->
     assert len(found) == 3 and all("wrong order" in one for one in found), found
     assert {one.split(" (")[0] for one in found} == {"POST /pay", "POST /v1/order", "POST /ride"}
     with pytest.raises(ConfigurationError, match=r"(?s)POST /pay.*above samekey's.*POST /ride"):
-        refuse(app, idempotency.engine)
+        look(app, idempotency.engine).refuse(None)
 
 
 def test_flask_routes_that_call_the_bare_function(idempotency: Idempotency) -> None:
@@ -425,3 +426,40 @@ def test_a_class_is_not_decorated_as_a_whole(idempotency: Idempotency) -> None:
     for declare in (idempotency.leased, idempotency.atomic, idempotency.exempt):
         with pytest.raises(ConfigurationError, match=r"Orders is a class.*Decorate its methods"):
             declare(Orders)
+
+
+# ------------------------------------------------------------------ one wrong route among others
+
+
+@pytest.mark.parametrize("kind", ["flask", "starlette", "fastapi"])
+def test_one_wrong_route_does_not_take_the_others_down(shop: Shop, kind: str) -> None:
+    """Where no server says when it starts, the first request does: under WSGI, and without a lifespan."""
+
+    def pay(request: Request) -> Any:
+        shop.charge()
+        return flask.jsonify(1) if kind == "flask" else Response("1")
+
+    def wrapped(request: Request) -> Any:
+        raise AssertionError("never called")
+
+    wrapped.__wrapped__ = pay  # type: ignore[attr-defined]
+    app: Any
+    if kind == "flask":
+        app = flask.Flask("shop")
+        for path, view in {"/pay": lambda: pay(None), "/wrong": wrapped}.items():  # type: ignore[arg-type]
+            app.add_url_rule(path, path[1:], view, methods=["POST"])
+        guarded: Any = shop.guard_wsgi(app)
+    else:
+        app = Starlette() if kind == "starlette" else FastAPI()
+        for path, view in {"/pay": pay, "/wrong": wrapped}.items():
+            app.router.routes.append(Route(path, view, methods=["POST"]))
+        guarded = shop.guard(app)
+    for _ in range(2):
+        (refused,) = shop.send(guarded, times=1, path="/wrong", keys=(b"wrong",))
+        assert isinstance(refused.error, ConfigurationError) and "POST /wrong" in str(refused.error)
+        (without,) = shop.send(guarded, times=1, path="/pay", keys=())
+        assert without.status == 200
+    got = shop.send(guarded)
+    assert [one.status for one in got] == [200, 200] and got[1].replayed and shop.charges == 3
+    (unknown,) = shop.send(guarded, times=1, path="/nowhere", keys=(b"other",))
+    assert isinstance(unknown.error, ConfigurationError)

@@ -20,10 +20,10 @@ from starlette.testclient import TestClient
 
 from samekey import AsyncPhasedOperation, Backoff, Idempotency, Input, PhasedOperation, Response
 from samekey.asgi import IdempotencyMiddleware
-from samekey.edges.startup import problems
 from samekey.tenants import single_tenant
 from samekey.workers.completer import Completer
 from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
+from tests.edges.wrong import problems
 from tests.phased.world import end_lease, execute, kept, snapshot, state_of
 
 AT_ONCE = Backoff(first=timedelta(0))

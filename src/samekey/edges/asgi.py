@@ -40,7 +40,7 @@ from .guards import (
 from .held import Held
 from .messages import App, Message, Receive, Scope, Send, send_answer
 from .starlette import find_route, framework_of, router_behind
-from .startup import refuse as refuse_at_start
+from .startup import Wrong, look
 from .walk import state_changing
 
 logger = logging.getLogger("samekey")
@@ -92,7 +92,7 @@ class IdempotencyMiddleware:
         self._binding = binding
         self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error, decorators)
         self._routes = routes
-        self._checked = False
+        self._wrong: Wrong | None = None
         self._handlers_guarded = False
         self._router: Any = None
         self._running: dict[asyncio.Task[None], Held] = {}
@@ -134,8 +134,9 @@ class IdempotencyMiddleware:
         return find_route(scope, self._router) or of_the_application(self.app, scope.get("path", ""))
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._check(scope)
+        wrong = self._look(scope)
         route = self._find(scope)
+        wrong.refuse(route)
         guarded = self._guards.for_route(route, scope.get("path", ""))
         lines = [value for name, value in scope["headers"] if name.lower() == self._guards.header]
         left_alone = guarded is not None and guarded.leaves_alone(bool(lines))
@@ -244,11 +245,9 @@ class IdempotencyMiddleware:
         first: Message | None = await receive()
         assert first is not None
         if first["type"] == "lifespan.startup":
-            try:
-                self._check(scope)
-            except ConfigurationError as error:
-                logger.error("%s", error)
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
+            found = "\n".join(self._look(scope))
+            if found:
+                await send({"type": "lifespan.startup.failed", "message": found})
                 return
 
         async def receive_lifespan() -> Message:
@@ -260,10 +259,10 @@ class IdempotencyMiddleware:
 
         await self.app(scope, receive_lifespan, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _look(self, scope: Scope) -> Wrong:
         """Once: at start-up where the server says so, else at the first request."""
-        if not self._checked:
-            refuse_at_start(
+        if self._wrong is None:
+            wrong = look(
                 self.app,
                 self._engine,
                 self._routes,
@@ -272,7 +271,8 @@ class IdempotencyMiddleware:
                 root=scope.get("root_path", ""),
             )
             self._guard_handlers()
-            self._checked = True
+            self._wrong = wrong.logged()
+        return self._wrong
 
     def _guard_handlers(self) -> None:
         if not self._handlers_guarded:

@@ -7,6 +7,7 @@ that says what to change. It runs no handler and touches no store.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +18,46 @@ from ..engine.engine import Engine
 from ..engine.marks import GUARD, Mark, identity, mark_of
 from ..engine.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
-from .guards import Decorators, RouteGuard, Undecorated
+from .guards import Decorators, Found, Route, RouteGuard, Undecorated
 from .hidden import two_guards
 from .walk import READ_ONLY, Place, Reached, plain, walk
+
+logger = logging.getLogger("samekey")
 
 _NAMED: Final = 3
 """So many routes are named in a sentence; the rest are counted."""
 
 
-def problems(
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What is wrong with an application, as sentences."""
+
+    everywhere: list[str]
+    by_handler: dict[tuple[int, int], list[str]]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.everywhere
+        for sentences in self.by_handler.values():
+            yield from sentences
+
+    def logged(self) -> Wrong:
+        for sentence in self:
+            logger.error("%s", sentence)
+        return self
+
+    def refuse(self, route: Found) -> None:
+        """``ConfigurationError`` for a request to what is wrong. One route does not take the others down; but
+        where it cannot be told which is reached, nothing is run."""
+        found = self.everywhere
+        if not found and isinstance(route, Route) and not route.opaque:
+            found = self.by_handler.get(identity(plain(route.endpoint)), [])
+        elif not found:
+            found = list(self)
+        if found:
+            raise ConfigurationError("\n".join(found))
+
+
+def look(
     app: Any,
     idempotency: Engine,
     routes: Mapping[str, RouteGuard] | None = None,
@@ -33,7 +65,7 @@ def problems(
     undecorated: Undecorated | None = None,
     decorators: Decorators = "refuse",
     root: str = "",
-) -> list[str]:
+) -> Wrong:
     """Every declaration that would have no effect, as a sentence with its fix.
 
     ``app`` is what the middleware wraps, the others are its options. ``root`` is the prefix that a mount or
@@ -43,27 +75,15 @@ def problems(
     said = dict(routes or {})
     reached = list(walk(app, Place()))
     _learn_shapes(reached)
-    found = [*_second_middleware(reached, said), *two_guards(reached, idempotency, undecorated)]
+    everywhere = [*_second_middleware(reached, said), *two_guards(reached, idempotency, undecorated)]
+    everywhere += _routes_without_effect(reached, idempotency, said, root)
     guarded = guarded_on(reached)
+    by_handler: dict[tuple[int, int], list[str]] = {}
     for one in _by_handler(reached):
-        found.extend(wrong_with(one, idempotency, said, guarded, root, undecorated or "guard", decorators))
-    found.extend(_routes_without_effect(reached, idempotency, said, root))
-    return found
-
-
-def refuse(
-    app: Any,
-    idempotency: Engine,
-    routes: Mapping[str, RouteGuard] | None = None,
-    *,
-    undecorated: Undecorated | None = None,
-    decorators: Decorators = "refuse",
-    root: str = "",
-) -> None:
-    """``ConfigurationError`` with every problem, if there is one."""
-    found = problems(app, idempotency, routes, undecorated=undecorated, decorators=decorators, root=root)
-    if found:
-        raise ConfigurationError("\n".join(found))
+        found = list(wrong_with(one, idempotency, said, guarded, root, undecorated or "guard", decorators))
+        if found:
+            by_handler.setdefault(identity(one.handler), []).extend(found)
+    return Wrong(everywhere, by_handler)
 
 
 def _learn_shapes(reached: Iterable[Reached]) -> None:

@@ -45,7 +45,7 @@ from .guards import (
     too_large,
     unguarded_answer,
 )
-from .startup import refuse as refuse_at_start
+from .startup import Wrong, look
 from .unclaimed import Unclaimed, close
 from .walk import state_changing
 
@@ -78,7 +78,7 @@ class IdempotencyMiddleware:
         self._binding = binding
         self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error, decorators)
         self._routes = routes
-        self._checked = False
+        self._wrong: Wrong | None = None
         self._variable = "HTTP_" + idempotency.engine.policy.header.upper().replace("-", "_")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -95,18 +95,9 @@ class IdempotencyMiddleware:
                 lambda: leads_to(reached_view(methods) or self._find(as_it_came, path)), self._policy
             )
             return self._pass(environ, start_response, unguarded)
-        if not self._checked:
-            refuse_at_start(
-                self.app,
-                self._engine,
-                self._routes,
-                undecorated=self._guards.said,
-                decorators=self._guards.decorators,
-                root=root,
-            )
-            self._guards.guard_all(state_changing(self.app))
-            self._checked = True
+        wrong = self._look(root)
         route = self._find(environ, path)
+        wrong.refuse(route)
         guarded = self._guards.for_route(route, path)
         sent = environ.get(self._variable)
         left_alone = guarded is not None and guarded.leaves_alone(sent is not None)
@@ -127,6 +118,21 @@ class IdempotencyMiddleware:
         below = partial(self._guards.below, root)
         work = _Guarded(self.app, self._engine, exchange, below, guarded)
         return work.run(start_response)
+
+    def _look(self, root: str) -> Wrong:
+        """Once, at the first request: no server of this kind says when it starts."""
+        if self._wrong is None:
+            wrong = look(
+                self.app,
+                self._engine,
+                self._routes,
+                undecorated=self._guards.said,
+                decorators=self._guards.decorators,
+                root=root,
+            )
+            self._guards.guard_all(state_changing(self.app))
+            self._wrong = wrong.logged()
+        return self._wrong
 
     def _find(self, environ: Environ, path: str) -> Found:
         return find_route(self.app, environ) or of_the_application(self.app, path)

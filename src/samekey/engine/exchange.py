@@ -368,13 +368,14 @@ def exchange_of(asked: Asked | None, *, decorated: bool) -> Exchange | Unguarded
     if not isinstance(known, Exchange) or known.is_of(asked):
         return known
     if known.waits and (decorated or known.rules is not None):
+        path = _full_path(asked.context)
         message = (
-            f"{asked.method} {_full_path(asked.context)} was reached inside {known.parts.method} "
-            f"{known.parts.path}, whose key nobody has claimed, and nothing shows whether it is that "
-            "request, so it was not run. If the application makes a request of its own there, exempt the "
-            "route that it calls (@idempotency.exempt, routes={…: 'exempt'}); if a middleware makes the "
-            "request anew, let it hand its scope or environ on: copy it (dict(scope)) and change the copy; "
-            "if it dispatches, decorate what dispatches."
+            f"{asked.method} {path} was reached inside {known.parts.method} {known.parts.path}, whose key "
+            "nobody has claimed, and nothing shows whether it is that request, so it was not run. If the "
+            "application makes a request of its own there, send it through the IdempotencyMiddleware (call "
+            f"the whole application), or give the middleware routes={{{path!r}: 'exempt'}}. If a middleware "
+            "makes the request anew, let it hand its scope or environ on: copy it (dict(scope)) and change "
+            "the copy. If it dispatches, decorate what dispatches."
         )
         logger.error("%s", message)
         raise ConfigurationError(message)
