@@ -54,7 +54,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m tests.test_docs
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m bench.http
+	$(BIN)/python -m bench.guard
 
 # How many files and functions a request enters, for whoever wants to read along.
 walk: $(VENV)/.installed

@@ -14,7 +14,6 @@ import os
 import statistics
 import time
 import urllib.request
-import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -24,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from bench.http import CONNECTIONS, client, prepare
+from bench.load import CONNECTIONS, client, same_key, turns_for
+from bench.stands import tables
 from lab.processes import ServedApp, Spawned, serve_asgi, spawn
 from lab.servers.postgres import PostgresServer
 from lab.servers.redis import RedisServer
@@ -79,13 +79,16 @@ def asked(app: ServedApp) -> int:
 
 async def measure(app: ServedApp, seconds: float) -> tuple[float, float]:
     """Replays a second with all connections at once, and round trips to the database for each of them."""
-    keys = [uuid.uuid4().hex for _ in range(CONNECTIONS)]
+    keys = [same_key() for _ in range(CONNECTIONS)]
     for key in keys * 2:
-        await client(app.port, "/leased", key, time.monotonic() + 0.001)
+        await client(app.port, "/leased", key, iter(range(1)), b"201")
     before, begin = asked(app), time.monotonic()
-    counts = await asyncio.gather(*(client(app.port, "/leased", key, begin + seconds) for key in keys))
+    took = await asyncio.gather(
+        *(client(app.port, "/leased", key, turns_for(seconds), b"201") for key in keys)
+    )
+    count = sum(len(one) for one in took)
     lasted = time.monotonic() - begin
-    return sum(counts) / lasted, (asked(app) - before) / sum(counts)
+    return count / lasted, (asked(app) - before) / count
 
 
 def main() -> None:
@@ -105,7 +108,7 @@ def main() -> None:
         if len(cores) > 1:
             os.sched_setaffinity(cache.pid, {cores[0]})  # a busy database must not starve it
         url, busy_url = server.create_database(), server.create_database()
-        prepare(url)
+        tables(url, "postgres", "bigserial primary key", "text", "bytea")
         served: dict[str, ServedApp] = {}
         for name, cache_url in (("PostgreSQL", ""), ("with the cache", cache.url)):
             served[name] = stack.enter_context(

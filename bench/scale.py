@@ -21,12 +21,12 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import psycopg
 
-from lab.processes import Racers, Turn, children_of
+from bench.load import processor_time
+from lab.processes import Racers, Turn
 from lab.servers.postgres import PostgresServer, Setting
 from samekey.core.claim import Claim
 from samekey.core.policy import ietf
@@ -153,21 +153,6 @@ def hang_up(_turn: Turn) -> None:
     _kept.clear()
 
 
-def processor_time(server: PostgresServer) -> float:
-    """Seconds that all processes of the server have spent, the ended ones included."""
-
-    def spent(pid: int, fields: int) -> int:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return 0  # ended meanwhile, and counted with its parent
-        return sum(int(word) for word in stat.rpartition(")")[2].split()[11 : 11 + fields])
-
-    # For the parent also what it has waited for; for its children only their own.
-    ticks = spent(server.pid, 4) + sum(spent(child, 2) for child in children_of(server.pid))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 # ------------------------------------------------------------------ the tables
 
 
@@ -222,9 +207,9 @@ def one_row(
         processes.race(measure, url, each, kind, 0.2, rows)
     for _ in range(options.rounds):
         for kind in KINDS:
-            before = processor_time(server)
+            before = processor_time(server.pid)
             done = processes.race(measure, url, each, kind, options.seconds, rows)
-            spent = processor_time(server) - before
+            spent = processor_time(server.pid) - before
             count = max(1, sum(one[0] for one in done))
             found[kind].append((sum(one[1] for one in done), spent / count * 1e6))
     return [
