@@ -265,8 +265,8 @@ class UnfinishedWork(HandlerError):
 
 
 class FailedTransaction(HandlerError):
-    """A statement of the handler's failed, or was interrupted, and the handler went on. Everything was rolled
-    back."""
+    """A statement of the handler's failed, or was interrupted, and the handler went on; or what it wrote was
+    refused at COMMIT. Everything was rolled back."""
 
     def __init__(self, sentence: str | None = None) -> None:
         super().__init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import asyncpg
 import psycopg
@@ -73,3 +74,51 @@ def test_a_swallowed_error_is_the_handlers_and_not_the_stores_in_async_code(idem
         await idempotency.aclose()
 
     asyncio.run(story())
+
+
+TABLES = (
+    "create table parents (n int primary key)",
+    "create table children (n int references parents (n) deferrable initially deferred)",
+)
+
+
+@pytest.mark.parametrize("store", ["psycopg", "asyncpg"])
+def test_what_is_refused_at_commit_is_the_handlers_and_not_the_stores(postgres_url: str, store: str) -> None:
+    """A deferred constraint, as foreign keys in a circle need it: no retry will help."""
+    idempotency = Idempotency(postgres_url)
+    idempotency.migrate()
+    with psycopg.connect(postgres_url) as connection:
+        for text in TABLES:
+            connection.execute(text)
+    wrong = True
+
+    def texts() -> list[str]:
+        return ["insert into children values (1)", *([] if wrong else ["insert into parents values (1)"])]
+
+    def run() -> int:
+        connection = current_operation().connection
+        for text in texts():
+            connection.execute(text)
+        return 1
+
+    async def run_async() -> int:
+        connection = current_operation().connection
+        for text in texts():
+            await connection.execute(text)
+        return 1
+
+    def once() -> Any:
+        options: Any = {"tenant": "t", "key": "k", "mode": "atomic"}
+        if store != "asyncpg":
+            return idempotency.once(run=run, **options)
+        with asyncio.Runner() as runner:
+            try:
+                return runner.run(idempotency.once_async(run=run_async, **options))
+            finally:
+                runner.run(idempotency.aclose())
+
+    with pytest.raises(FailedTransaction, match="refused COMMIT because of what the handler wrote"):
+        once()
+    wrong = False
+    assert once() == 1
+    idempotency.close()

@@ -178,6 +178,12 @@ def test_a_commit_past_asyncpgs_face_is_found_at_once(watched: Watched) -> None:
     assert watched.effects(key) == 1
 
 
+LOG_IN = (
+    "create or replace function log_in(who text) returns void language plpgsql as $$ begin "
+    "perform set_config('role', who, true); end $$"
+)
+
+
 @pytest.mark.parametrize("style", ["sync", "async"])
 @pytest.mark.parametrize(
     "text",
@@ -186,6 +192,8 @@ def test_a_commit_past_asyncpgs_face_is_found_at_once(watched: Watched) -> None:
         "set local role {}",
         "set session authorization {}",
         "select set_config('role', '{}', true)",
+        "select log_in('{}')",
+        "select (log_in ('{}'))",
     ],
 )
 def test_a_handler_may_take_a_role_that_knows_nothing_of_samekeys_tables(
@@ -196,6 +204,7 @@ def test_a_handler_may_take_a_role_that_knows_nothing_of_samekeys_tables(
     with psycopg.connect(watched.url, autocommit=True) as other:
         other.execute(f"create role {role}")
         other.execute(f"grant all on lent_effects to {role}")
+        other.execute(LOG_IN)
 
     def pay() -> None:
         connection = current_operation().connection

@@ -15,7 +15,7 @@ import pytest
 
 from lab.processes import wait_until
 from lab.servers.mariadb import MariaDBServer, NamedServer, ask, connected
-from samekey import Idempotency
+from samekey import Idempotency, current_operation
 from samekey.core.record import Answer, Lease
 from samekey.core.states import Mode
 from samekey.drivers.mysql_text import ends_transaction
@@ -33,7 +33,7 @@ from samekey.errors import (
 from samekey.stores.sql.keys import Keys
 from samekey.stores.sql.queries import queries_for
 from tests.chosen import whole
-from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare, state_of
+from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of
 
 pytestmark = whole
 
@@ -329,6 +329,43 @@ def test_a_deadlock_of_the_handlers_is_503_and_frees_the_key(
     retried.operation.connection.execute(insert(label))
     answer = idempotency.engine.finish(retried, Handled(PAID)).answer
     assert answer is not None and answer.status == 201
+    assert effects(url, label) == 1
+
+
+SETTINGS = [
+    "set timestamp = 1",
+    "select set_clock()",
+    "set sql_select_limit = 0",
+    "set character_set_results = utf16",
+    "set collation_connection = utf16_bin",
+    "set names latin1",
+    "set max_statement_time = 0.0001",
+]
+
+
+@pytest.mark.parametrize(
+    ("setting", "own"), [*((one, False) for one in SETTINGS), *((one, True) for one in SETTINGS[:3])]
+)
+def test_what_a_handler_sets_does_not_reach_the_record(
+    url: str, idempotency: Idempotency, label: str, setting: str, own: bool
+) -> None:
+    execute(url, "drop function if exists set_clock")
+    execute(
+        url,
+        "create function set_clock() returns int no sql begin set session timestamp = 1; return 1; end",
+    )
+    with connected(url, autocommit=False) as users:
+        options: dict[str, Any] = {"connection": lambda _: users} if own else {}
+
+        def pay() -> str:
+            connection: Any = users if own else current_operation().connection
+            cursor = connection.cursor()
+            cursor.execute(insert(label))
+            cursor.execute(setting)
+            return "paid €"
+
+        assert idempotency.once(tenant="t", key=label, run=pay, mode="atomic", **options) == "paid €"
+    assert idempotency.once(tenant="t", key=label, run=pay, mode="atomic") == "paid €"
     assert effects(url, label) == 1
 
 

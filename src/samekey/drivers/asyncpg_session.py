@@ -41,6 +41,7 @@ from .sqlstate import (
     RESET,
     RESET_ROLE,
     SESSION_ENDED,
+    at_commit,
     from_sqlstate,
 )
 
@@ -161,7 +162,7 @@ class AsyncpgSession:
             translated = translate(error)
             if isinstance(translated, StoreUnavailable):
                 raise CommitUncertain(f"COMMIT was cut short: {error}") from error
-            raise translated from error
+            raise at_commit(translated, error) from error
         except BaseException:
             self._end(SESSION_ENDED, keep=False)
             raise

@@ -44,6 +44,7 @@ from .sqlstate import (
     RESET,
     RESET_ROLE,
     SESSION_ENDED,
+    at_commit,
     from_sqlstate,
 )
 
@@ -223,7 +224,7 @@ class PsycopgSession:
                 self._end(SESSION_ENDED, keep=False)
                 raise CommitUncertain(f"The acknowledgement of COMMIT was lost: {error}") from error
             self._leave()
-            raise
+            raise at_commit(error, error.__cause__) from error.__cause__
         except BaseException:
             self._end(SESSION_ENDED, keep=False)
             raise

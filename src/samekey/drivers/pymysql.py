@@ -26,7 +26,7 @@ from ..errors import (
 )
 from .caller import is_handlers
 from .loan import Loan
-from .mysql import IN_TRANSACTION, MULTI_STATEMENTS, target_of
+from .mysql import IN_TRANSACTION, MULTI_STATEMENTS, as_found, target_of
 from .mysql_errors import unreachable
 from .pool import Pool
 from .pymysql_lent import LentConnection, OurConnection, sever
@@ -152,6 +152,8 @@ class PyMySQLSession:
         self._loan = Loan()
         self._one_at_a_time = threading.RLock()
         self._lent = False
+        self._touched = False
+        """A handler has had it since our last statement."""
         self._traces = False
         self._certain = True
         self._gone: Ended | None = None
@@ -170,7 +172,7 @@ class PyMySQLSession:
     @property
     def connection(self) -> Connection:
         with self._loan.use():
-            self._lent = True
+            self._lent = self._touched = True
             if self._face is not None:
                 self._face.in_hands = True
             return self._wire
@@ -213,9 +215,17 @@ class PyMySQLSession:
         with self._one_at_a_time:
             self._check()
             if self._face is None:
+                self._put_back(self._owner)
                 return self._execute(self._owner, statement)
             with self._face.ours():
+                self._put_back(self._face)
                 return self._execute(self._face, statement)
+
+    def _put_back(self, wire: Connection) -> None:
+        """What a handler, or a function that it called, may have set, and what our statements depend on."""
+        if self._touched and not is_handlers():
+            run(wire, as_found(str(wire.server_version), own=self._pool is None), self._bound)
+            self._touched = False
 
     def _check(self) -> None:
         if self._ended:
@@ -296,6 +306,7 @@ class PyMySQLSession:
             self._traces = self._face.traces
         else:
             leave_alone(self._owner)
+            self._touched = True
         if free:
             if self._face is not None:
                 self._owner, self._face = self._face.hand_back(self._bound), None

@@ -142,6 +142,17 @@ def too_old(version: str) -> ConfigurationError:
     )
 
 
+def at_commit(error: Exception, said: object) -> Exception:
+    """What an error means as the answer to COMMIT. None of our statements is carried out there, so what is
+    refused is what the handler wrote."""
+    if type(error) is StoreError or isinstance(error, ConfigurationError):
+        return FailedTransaction(
+            f"PostgreSQL refused COMMIT because of what the handler wrote ({said}): a constraint or a "
+            "trigger that is deferred until then. Everything was rolled back."
+        )
+    return error
+
+
 def from_sqlstate(state: str | None, message: str) -> SamekeyError:
     """The error that a five-character SQLSTATE stands for."""
     if state is None:

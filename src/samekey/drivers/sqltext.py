@@ -72,9 +72,31 @@ def leaves_traces(sql: str, *, backslashes: bool = False) -> bool:
 
 
 def may_change_role(sql: str) -> bool:
-    """Whether statements of ours may run with other rights after this text."""
+    """Whether statements of ours may run with other rights after this text: it names a role, or calls a
+    function that may take one (``select app.login($1)``). Where in doubt it may; then one is put back."""
+    return _seems_to(sql) if len(sql) <= _CACHED_UP_TO else True
+
+
+@lru_cache(maxsize=1_000)
+def _seems_to(sql: str) -> bool:
     lower = sql.lower()
-    return "role" in lower or "authorization" in lower
+    called = _CALLED.findall(_FILLED.sub("", lower))
+    return "role" in lower or "authorization" in lower or not all(map(_HARMLESS.fullmatch, called))
+
+
+_FILLED: Final = re.compile(r"\binto\s+[\w.\"]+\s*(?=\()")
+_CALLED: Final = re.compile(r"(?<![\w.\"])([\w.\"]+)\s*\(")
+_HARMLESS: Final = re.compile(
+    r"""all|and|any|array|as|between|by|cast|check|coalesce|conflict|distinct|else|except|exists|extract|filter|
+    from|greatest|group|in|interval|join|key|least|limit|not|nullif|on|or|order|over|partition|returning|row|
+    select|set|some|then|union|using|values|when|where|with|within|
+    abs|avg|char|char_length|count|current_setting|date_trunc|decimal|format|gen_random_uuid|json_agg|
+    json_build_object|jsonb_agg|jsonb_build_object|jsonb_set|length|lower|max|min|nextval|now|numeric|
+    octet_length|pg_sleep|random|round|string_agg|sum|timestamp|to_char|to_json|to_jsonb|trim|unnest|upper|
+    varchar""",
+    re.VERBOSE,
+)
+"""What may stand before a parenthesis and takes no role: words of the language, and common functions."""
 
 
 def _scan(sql: str, *, backslashes: bool = False) -> Effect:

@@ -290,6 +290,8 @@ class LockedAtomic(_Atomic):
         except CommitUncertain as error:
             logger.warning("%s; finding out what became of it", error)
             return (yield from self._find_out(running, written, answer))
+        except FailedTransaction as error:
+            return Finished(refuse(Refusal(500, "The operation was rolled back."), policy), error)
         except StoreError as error:
             logger.error("COMMIT was refused, so everything was rolled back: %s", error)
             return Finished(unavailable(policy, error))

@@ -30,7 +30,7 @@ from ..engine.belated import Belated
 from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import Keeper
-from ..errors import EscapedTransaction, LeaseLost, NotSerialisable
+from ..errors import EscapedTransaction, FailedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
 from ..stores.sql.operator import Operator
@@ -346,7 +346,10 @@ class Performer:
         except BaseException:
             await session.rollback()
             raise
-        await session.commit()
+        try:
+            await session.commit()
+        except FailedTransaction as error:
+            raise WriteFailed(error) from error
 
     def _record_sync(
         self, job: Job, context: JobContext, answer: Answer | None, late: bool, longest: float
@@ -374,7 +377,10 @@ class Performer:
         except BaseException:
             session.rollback()
             raise
-        session.commit()
+        try:
+            session.commit()
+        except FailedTransaction as error:
+            raise WriteFailed(error) from error
 
     async def _failed(self, job: Job, definition: JobDefinition, context: JobContext, sentence: str) -> None:
         """The attempt is over. The provider's id is kept too: something may have been made."""
