@@ -72,6 +72,11 @@ LAYERS = {
     # No database driver: all I/O on a database is in drivers.
     "engine": Layer(frozenset({"core", "stores", "drivers", "response", "evidence", "errors"})),
     "tenants": Layer(frozenset({"errors"}), stdlib=PURE | {"uuid"}),
+    # The other end of the wire: no store, no engine, no server.
+    "client": Layer(
+        frozenset({"core", "errors"}),
+        frozenset({"httpx", "httpx2", "anyio", "requests", "urllib3", "psycopg"}),
+    ),
     # No framework: what the edges know of one, they find in the application that they wrap.
     # What users make: the engine with decorators, and with the workers beside it.
     "idempotency": Layer(

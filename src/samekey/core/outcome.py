@@ -223,6 +223,21 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
             waiting += (cause.__context__, cause.__cause__)
 
 
+def left_this_machine(error: BaseException) -> bool | None:
+    """Whether some of a request may have left, by the error that its sending raised: False is proof that
+    nothing has; None: the error is not about the wire."""
+    found: bool | None = None
+    for cause in _chain(error, set()):
+        names = _names(cause)
+        if names & _NEVER_SENT:
+            return False
+        if names & _MAY_HAVE_ARRIVED:
+            return True
+        if isinstance(cause, OSError):
+            found = True  # unless what it was raised from says more
+    return found
+
+
 def _may_have_arrived(error: BaseException) -> bool:
     names = _names(error)
     return not names & _NEVER_SENT and bool(names & _MAY_HAVE_ARRIVED)

@@ -1,0 +1,227 @@
+"""Carrying out an operation: it is saved, its course is driven, and its end is saved.
+
+One generator says all of it in order; the shells of the HTTP libraries drive it, sync or async, and know
+nothing but how to send, how to wait, and where to block.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from .course import Course, Done, Event, Failed, Heard, Moment, NeverSent, Note, Patience, Pause, Send, Went
+from .dialect import IETF, Dialect
+from .entry import Entry
+from .errors import BodyRefused, JournalFailed
+from .journal import Journal, MemoryJournal
+from .scope import Named
+from .wire import Answer, Request
+
+logger = logging.getLogger("samekey")
+
+Thrown = Callable[[Exception, Moment], Failed | None]
+"""What an exception of a library's means; None: it is not about the wire, and goes to the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """How keys are made, kept and sent. One for each server that honours them."""
+
+    dialect: Dialect = IETF
+    patience: Patience = field(default_factory=Patience)
+    journal: Journal = field(default_factory=MemoryJournal)
+    methods: frozenset[str] = frozenset({"POST", "PATCH"})
+    max_body: int = 10 * 1024 * 1024
+    """Bytes of a request that are saved. A larger one is refused: it could not be sent again."""
+
+    def wants(self, method: str) -> bool:
+        return method.upper() in self.methods
+
+    def check_size(self, body: bytes | bytearray) -> None:
+        if len(body) > self.max_body:
+            raise BodyRefused(
+                f"The body has {len(body)} bytes, and {self.max_body} are saved at most, so that it can be "
+                "sent again. Nothing was sent. Raise max_body, or upload it first and refer to it."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of an answer beyond what it says."""
+
+    key: str
+    replayed: bool
+    """The server says that it had answered this before."""
+    attempts: int
+    settled: bool
+    """False: whether an earlier attempt was carried out is not known; the operation is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Block on this, and say what it gave."""
+
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send this with these headers, and say what came of it."""
+
+    request: Request
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a carriage."""
+
+    answer: Answer
+    told: Told
+
+
+Act = Call | Ask | Pause
+
+
+def moment() -> Moment:
+    """Now, by both clocks."""
+    return Moment(time.monotonic(), time.time(), random.random())  # noqa: S311
+
+
+def begin(keyed: Keyed, request: Request, said: Named | Entry | None) -> Entry:
+    """The operation that this request is. Nothing is saved yet."""
+    if isinstance(said, Entry):
+        said.check_same(request)
+        return said
+    own = request.header(keyed.dialect.header)
+    key = None if own is None else keyed.dialect.key_in(own)
+    return Entry.of(request, None if said is None else said.name, key, time.time())
+
+
+def carriage(keyed: Keyed, request: Request, entry: Entry) -> Generator[Act, Any, Finished]:
+    """Yields what to do; is sent what came of it."""
+    journal = keyed.journal
+    keyed.check_size(request.body)
+    found = yield Call(lambda: journal.begin(entry))
+    if found is not None:
+        found.check_same(request)
+        entry = found
+    course = Course(
+        request,
+        keyed.dialect,
+        keyed.patience,
+        moment(),
+        begun_at=entry.begun_at,
+        expires_at=entry.expires_at,
+        tried_before=found is not None,
+    )
+    try:
+        done = yield from _drive(course, keyed, entry)
+    except NeverSent as never:
+        yield Call(lambda: _afterwards(lambda: journal.drop(entry)))
+        raise never.error from None
+    if not done.happened:
+        yield Call(lambda: _afterwards(lambda: journal.drop(entry)))
+    elif done.settled:
+        yield Call(lambda: _afterwards(lambda: journal.finish(entry, time.time())))
+    return Finished(done.answer, Told(entry.key, done.replayed, done.attempts, done.settled))
+
+
+def _drive(course: Course, keyed: Keyed, entry: Entry) -> Generator[Act, Any, Done]:
+    steps = course.steps()
+    step = next(steps)
+    while True:
+        event: Event
+        match step:
+            case Send(request, seconds, with_key):
+                event = yield Ask(_with_key(request, keyed.dialect, entry.key, with_key), seconds)
+            case Pause():
+                yield step
+                event = Went(moment())
+            case Note(expires_at):
+                yield Call(partial(_afterwards, partial(keyed.journal.note, entry, expires_at)))
+                event = Went(moment())
+        try:
+            step = steps.send(event)
+        except StopIteration as end:
+            done: Done = end.value
+            return done
+
+
+def _afterwards(act: Callable[[], None]) -> None:
+    """Something has been sent: a journal that fails now must not cost the answer. It stays pending."""
+    try:
+        act()
+    except JournalFailed as error:
+        logger.error("An operation stays pending in its journal although it has an answer: %s", error)
+
+
+def _with_key(request: Request, dialect: Dialect, key: str, with_key: bool) -> Request:
+    wanted = dialect.header.lower()
+    rest = tuple((name, value) for name, value in request.headers if name.lower() != wanted)
+    return replace(request, headers=(*rest, (dialect.header, dialect.spell(key))) if with_key else rest)
+
+
+def run(
+    acts: Generator[Act, Any, Finished], send: Callable[[Request, float], Answer], thrown: Thrown
+) -> Finished:
+    """Drives a carriage in sync code."""
+    result: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            act = acts.send(result) if error is None else acts.throw(error)
+        except StopIteration as end:
+            finished: Finished = end.value
+            return finished
+        result = error = None
+        try:
+            match act:
+                case Call(call):
+                    result = call()
+                case Pause(seconds):
+                    time.sleep(seconds)
+                case Ask(request, seconds):
+                    result = Heard(send(request, seconds), moment())
+        except Exception as caught:
+            result, error = _came_of(act, caught, thrown)
+
+
+async def run_async(
+    acts: Generator[Act, Any, Finished],
+    send: Callable[[Request, float], Awaitable[Answer]],
+    thrown: Thrown,
+    *,
+    pause: Callable[[float], Awaitable[object]],
+    block: Callable[[Callable[[], Any]], Awaitable[Any]],
+) -> Finished:
+    """Drives a carriage in async code. Cancelled, it leaves the operation as it is: pending."""
+    result: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            act = acts.send(result) if error is None else acts.throw(error)
+        except StopIteration as end:
+            finished: Finished = end.value
+            return finished
+        result = error = None
+        try:
+            match act:
+                case Call(call):
+                    result = await block(call)
+                case Pause(seconds):
+                    await pause(seconds)
+                case Ask(request, seconds):
+                    result = Heard(await send(request, seconds), moment())
+        except Exception as caught:
+            result, error = _came_of(act, caught, thrown)
+
+
+def _came_of(act: Act, caught: Exception, thrown: Thrown) -> tuple[Failed | None, Exception | None]:
+    failed = thrown(caught, moment()) if isinstance(act, Ask) else None
+    return (failed, None) if failed is not None else (None, caught)

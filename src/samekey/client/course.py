@@ -1,0 +1,337 @@
+"""The course of one operation: what to do next, after this answer, error or pause. Pure.
+
+A generator holds all of the logic; it sends nothing, waits for nothing and reads no clock. Whoever drives it
+(``carry.py``) does what it yields, and tells it what came of that, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Final, assert_never
+
+from ..core.backoff import Backoff
+from ..errors import ConfigurationError
+from .dialect import Dialect
+from .errors import KeyExpired, RedirectRefused, Unsettled
+from .reading import Meaning, Reading, read, read_status
+from .wire import Answer, Request, origin_of
+
+SAFE_PART: Final = 0.9
+"""Of a key's life, the part in which it is sent: clocks differ, and a request takes its time."""
+CLOCK_MAY_LAG: Final = 300.0
+"""Seconds by which our clock may have been set back since an operation began, before nobody can tell its
+age."""
+MOST_HOPS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """For how long, and how, an operation is tried within one call."""
+
+    deadline: timedelta = timedelta(seconds=60)
+    """For all attempts and pauses together. What has no answer by then is kept."""
+    attempts: int | None = None
+    """How often it is sent at most, within the deadline."""
+    backoff: Backoff = field(
+        default_factory=lambda: Backoff(first=timedelta(seconds=0.5), longest=timedelta(seconds=20))
+    )
+    retention: timedelta = timedelta(hours=24)
+    """For so long the server knows a key, unless its answers say otherwise."""
+    follow: bool = True
+    """Whether a 202 is followed to the final answer. If not, it is the answer."""
+
+    def __post_init__(self) -> None:
+        if min(self.deadline, self.retention) <= timedelta(0) or (self.attempts or 1) < 1:
+            raise ConfigurationError("deadline, retention and attempts of Patience must be more than none.")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something happened, and a random number that came with it."""
+
+    monotonic: float
+    """Seconds by a clock that nobody sets: deadlines and pauses are by this."""
+    wall: float
+    """Seconds since 1970, which is all that a process after us can compare."""
+    chance: float = 0.5
+    """In [0, 1)."""
+
+
+# --- what to do
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this and read the whole answer, within so many seconds. ``keyed``: it carries the key."""
+
+    request: Request
+    seconds: float
+    keyed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Save until when the key may be sent again, by our clock."""
+
+    expires_at: float
+
+
+Step = Send | Pause | Note
+
+# --- what came of it
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An answer, whole."""
+
+    answer: Answer
+    at: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No answer, or not all of it."""
+
+    error: Exception
+    at: Moment
+    left: bool = True
+    """Some of the request may have left this machine."""
+    hopeless: bool = False
+    """It cannot be sent at all, now or later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Went:
+    """A pause is over, or a note is saved."""
+
+    at: Moment
+
+
+Event = Heard | Failed | Went
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end: the answer to give to the caller."""
+
+    answer: Answer
+    attempts: int
+    replayed: bool = False
+    settled: bool = True
+    """False: this answer says nothing about earlier attempts, whose outcome is not known."""
+    happened: bool = True
+    """False: it is certain that nothing was carried out."""
+
+
+class NeverSent(Exception):
+    """Nothing was carried out, by this attempt or an earlier one: there is nothing to keep."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Course:
+    """One operation's way to its answer. ``steps()`` is driven once."""
+
+    def __init__(
+        self,
+        request: Request,
+        dialect: Dialect,
+        patience: Patience,
+        began: Moment,
+        *,
+        begun_at: float,
+        expires_at: float | None = None,
+        tried_before: bool = False,
+    ) -> None:
+        """``begun_at``: when the operation was begun, perhaps long ago and by another process; then
+        ``tried_before`` says that it may have been sent already."""
+        self._request = request
+        self._dialect = dialect
+        self._patience = patience
+        self._now = began
+        self._deadline = began.monotonic + patience.deadline.total_seconds()
+        self._uncertain = tried_before
+        self._attempts = 0
+        self._tries = 0
+        """Attempts, and questions to the status resource: pauses grow with both."""
+        self._unknown = False
+        self._last: Heard | Failed | None = None
+        retention = patience.retention.total_seconds() * SAFE_PART
+        self._set_back = began.wall < begun_at - CLOCK_MAY_LAG
+        self._known_at = began
+        self._known_for = (begun_at + retention if expires_at is None else expires_at) - began.wall
+
+    def steps(self) -> Generator[Step, Event, Done]:
+        """Gives the answer, or raises: ``Unsettled``, ``KeyExpired``, ``RedirectRefused``, ``NeverSent``."""
+        target, hops = self._request, 0
+        while True:
+            event = yield from self._send(target)
+            if isinstance(event, Failed):
+                yield from self._pause(None)
+                continue
+            reading = read(event.answer, target, self._dialect, event.at.wall)
+            yield from self._note(reading)
+            match reading.meaning:
+                case Meaning.FINAL:
+                    return Done(event.answer, self._attempts, reading.replayed)
+                case Meaning.REFUSED:
+                    settled = not self._uncertain
+                    return Done(event.answer, self._attempts, settled=settled, happened=not settled)
+                case Meaning.ELSEWHERE:
+                    target, hops = self._elsewhere(target, reading, hops), hops + 1
+                    continue
+                case Meaning.ACCEPTED:
+                    self._uncertain = True
+                    if not self._patience.follow:
+                        return Done(event.answer, self._attempts)
+                    found = yield from self._follow(target, reading)
+                    if found is not None:
+                        return Done(found, self._attempts)
+                    continue
+                case Meaning.IN_PROGRESS | Meaning.UNCLEAR | Meaning.UNKNOWN:
+                    self._uncertain = True
+                    self._unknown = reading.meaning is Meaning.UNKNOWN
+                case Meaning.LATER:
+                    pass
+                case _:
+                    assert_never(reading.meaning)
+            given_up = yield from self._pause(reading)
+            if given_up is not None:
+                return given_up
+
+    def _send(self, target: Request) -> Generator[Step, Event, Heard | Failed]:
+        """One attempt, if the server still knows the key."""
+        self._check_age()
+        event = yield Send(target, max(self._left(), 0.001))
+        assert not isinstance(event, Went)
+        self._now, self._last = event.at, event
+        self._attempts, self._tries = self._attempts + 1, self._tries + 1
+        if isinstance(event, Failed):
+            self._uncertain = self._uncertain or event.left
+            if event.hopeless and not self._uncertain:
+                raise NeverSent(event.error)
+        return event
+
+    def _follow(self, target: Request, accepted: Reading) -> Generator[Step, Event, Answer | None]:
+        """The final answer from the status resource; None if the request has to tell by itself."""
+        location, pause = accepted.location, accepted
+        if location is not None and origin_of(location) != origin_of(target.url):
+            location = None  # whoever that is, our credentials are not for them
+        while True:
+            yield from self._pause(pause)
+            if location is None:
+                return None
+            asked = Request("GET", location, _without_body(target.headers))
+            event = yield Send(asked, max(self._left(), 0.001), keyed=False)
+            assert not isinstance(event, Went)
+            self._now, self._tries = event.at, self._tries + 1
+            if isinstance(event, Failed):
+                pause = Reading(Meaning.UNCLEAR)
+                continue
+            status = read_status(event.answer, asked, event.at.wall)
+            if status.final is not None:
+                return status.final
+            if status.location is not None:
+                location, pause = status.location, Reading(Meaning.ACCEPTED, retry_after=0.0)
+            elif not status.wait:
+                return None
+            else:
+                self._unknown = status.unknown
+                pause = Reading(Meaning.ACCEPTED, retry_after=status.retry_after)
+
+    def _elsewhere(self, target: Request, reading: Reading, hops: int) -> Request:
+        assert reading.location is not None
+        if origin_of(reading.location) != origin_of(target.url) or hops >= MOST_HOPS:
+            where = "{}://{}".format(*origin_of(reading.location))
+            raise RedirectRefused(
+                f"The server redirects to {where}, and a request with a key is not sent on to another "
+                "server by itself: that one does not know the key. Send the operation there if you trust it."
+                if hops < MOST_HOPS
+                else f"The server redirects again and again, at last to {where}."
+            )
+        return replace(target, url=reading.location)
+
+    def _pause(self, reading: Reading | None) -> Generator[Step, Event, Done | None]:
+        """Waits for the next attempt, or ends here because the time is over."""
+        drawn = self._patience.backoff.pause_ms(self._tries, self._now.chance) / 1000
+        asked_for = None if reading is None else reading.retry_after
+        if asked_for is not None and asked_for > 0:
+            # As long as we were asked to, and a little more, so that not all come back at once.
+            first = self._patience.backoff.first.total_seconds()
+            drawn = asked_for + min(first, asked_for) * self._now.chance
+        most = self._patience.attempts
+        if drawn >= self._left() or (most is not None and self._attempts >= most):
+            return self._give_up(asked_for)
+        event = yield Pause(drawn)
+        assert isinstance(event, Went)
+        self._now = event.at
+        return None
+
+    def _give_up(self, asked_for: float | None) -> Done:
+        last = self._last
+        answer = last.answer if isinstance(last, Heard) else None
+        if not self._uncertain:
+            if isinstance(last, Failed):
+                raise NeverSent(last.error)
+            assert answer is not None
+            return Done(answer, self._attempts, happened=False)
+        error = last.error if isinstance(last, Failed) else None
+        because = f"{type(error).__name__}: {error}" if error else f"{answer.status}" if answer else "nothing"
+        sentence = (
+            "The server does not know whether the operation was carried out, and is finding out"
+            if self._unknown
+            else f"No final answer came within {self._patience.deadline.total_seconds():g} s"
+        )
+        later = "" if asked_for is None else f"; it asks to come back in {asked_for:g} s"
+        raise Unsettled(
+            f"{sentence} (attempts: {self._attempts}, the last: {because}{later}). The operation is kept: "
+            "begin it again under its name, or finish it from pending(). As a new operation it might be "
+            "carried out twice.",
+            attempts=self._attempts,
+            answer=answer,
+            unknown=self._unknown,
+        ) from error
+
+    def _note(self, reading: Reading) -> Generator[Step, Event, None]:
+        """What the server says about the life of the key counts from now on, if it goes on at all."""
+        if reading.lifetime is None or reading.meaning in (Meaning.FINAL, Meaning.REFUSED):
+            return
+        self._known_at, self._known_for = self._now, reading.lifetime * SAFE_PART
+        event = yield Note(self._now.wall + self._known_for)
+        assert isinstance(event, Went)
+        self._now = event.at
+
+    def _check_age(self) -> None:
+        """Raises if the server may have forgotten the key. Only what may have been sent can be too old."""
+        if not self._uncertain:
+            return
+        since = self._known_at
+        # By both clocks: one that is set, by either, cannot make a key younger.
+        aged = max(self._now.monotonic - since.monotonic, self._now.wall - since.wall)
+        if self._set_back or aged >= self._known_for:
+            why = "this machine's clock was set back since" if self._set_back else "that was too long ago"
+            raise KeyExpired(
+                f"The operation was begun before, but {why}: the server may not know its key any more, and "
+                "could carry it out a second time. Nothing was sent. Look up at the server what became of "
+                "it, then discard it."
+            )
+
+    def _left(self) -> float:
+        return self._deadline - self._now.monotonic
+
+
+def _without_body(headers: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    about_it = ("content-length", "content-type", "content-encoding", "transfer-encoding", "expect")
+    return tuple((name, value) for name, value in headers if name.lower() not in about_it)

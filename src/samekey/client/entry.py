@@ -1,0 +1,136 @@
+"""What is saved of an operation before its first byte is sent: enough to send the very same again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+from uuid import uuid4
+
+from .errors import JournalFailed, OperationChanged
+from .wire import Pairs, Request, without_user
+
+VERSION: Final = 1
+
+_NOT_SAVED: Final = frozenset(
+    {
+        *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer"),
+        *("upgrade", "expect", "accept-encoding", "user-agent", "cookie", "authorization"),
+        *("proxy-authorization", "dpop", "signature", "signature-input", "x-amz-date", "date"),
+    }
+)
+_SECRET_PARTS: Final = ("auth", "token", "secret", "api-key", "apikey", "password", "credential", "session")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operation that was begun."""
+
+    key: str
+    name: str | None
+    """The caller's own name for it, by which it is the same operation after a restart."""
+    method: str
+    url: str
+    headers: Pairs
+    body: bytes
+    digest: str
+    begun_at: float
+    """Seconds since 1970."""
+    expires_at: float | None = None
+    """Until when the key may be sent again, where the server has said so."""
+    joined: bool = False
+    """Another call has begun it too, so that one of them alone cannot say that nothing was sent."""
+    finished_at: float | None = None
+    """A named one is remembered when it is done: its name must not get a new key."""
+
+    @staticmethod
+    def of(request: Request, name: str | None, key: str | None, now: float) -> Entry:
+        """For a request that is about to be sent; a key is made here and nowhere else."""
+        return Entry(
+            key or str(uuid4()),
+            name,
+            request.method,
+            without_user(request.url),
+            saved_headers(request.headers),
+            request.body,
+            digest_of(request),
+            now,
+        )
+
+    @property
+    def label(self) -> str:
+        """What it is found by."""
+        named = f"key:{self.key}" if self.name is None else f"name:{self.name}"
+        return hashlib.sha256(named.encode()).hexdigest()
+
+    @property
+    def request(self) -> Request:
+        return Request(self.method, self.url, self.headers, self.body)
+
+    def finished(self, now: float) -> Entry:
+        """What is remembered of a named one: that it was, and not what it held."""
+        return replace(self, headers=(), body=b"", finished_at=now)
+
+    def check_same(self, request: Request) -> None:
+        """``OperationChanged`` if this is not the request that it was begun with."""
+        if digest_of(request) != self.digest:
+            called = "under this key" if self.name is None else f"named {self.name!r}"
+            raise OperationChanged(
+                f"An operation {called} was begun with another request (method, URL, content type or body). "
+                "Nothing was sent. Give each operation a name of its own; one that goes on sends exactly "
+                "what it sent before."
+            )
+
+    def encode(self) -> bytes:
+        """As bytes that tell whether they are whole."""
+        content = {**asdict(self), "version": VERSION, "body": base64.b64encode(self.body).decode()}
+        text = json.dumps(content, separators=(",", ":"))
+        return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n".encode()
+
+    @staticmethod
+    def decode(stored: bytes, where: str) -> Entry:
+        """``JournalFailed`` for anything but what ``encode`` gave."""
+        proof, _, text = stored.decode("utf-8", "replace").partition("\n")
+        text = text.rstrip("\n")
+        whole = hashlib.sha256(text.encode()).hexdigest() == proof
+        content: dict[str, Any] = json.loads(text) if whole else {}
+        if content.pop("version", None) != VERSION:
+            raise _unreadable(where)
+        try:
+            content["body"] = base64.b64decode(content["body"])
+            content["headers"] = tuple((name, value) for name, value in content["headers"])
+            return Entry(**content)
+        except (ValueError, KeyError, TypeError):
+            raise _unreadable(where) from None
+
+
+def _unreadable(where: str) -> JournalFailed:
+    return JournalFailed(
+        f"The operation in {where} cannot be read: it is damaged, or of another version of samekey. Nothing "
+        "was sent. Find out what became of it before you remove it."
+    )
+
+
+def digest_of(request: Request) -> str:
+    """What must not change between two attempts."""
+    parts = (
+        request.method.encode(),
+        without_user(request.url).encode(),
+        (request.header("content-type") or "").encode(),
+        request.body,
+    )
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big") + part)
+    return found.hexdigest()
+
+
+def saved_headers(headers: Pairs) -> Pairs:
+    """Without credentials, which are added anew, and without what belongs to one connection."""
+    return tuple((name, value) for name, value in headers if not _is_left_out(name.lower()))
+
+
+def _is_left_out(name: str) -> bool:
+    return name in _NOT_SAVED or any(part in name for part in _SECRET_PARTS)

@@ -1,0 +1,148 @@
+"""A journal in a folder: one file for each operation.
+
+A file is written whole, flushed to the disk, and only then given its name; the folder is flushed too. So a
+crash leaves either the old file or the new one. A lock of the operating system stands around each act, and
+ends with the process that held it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from ..errors import ConfigurationError
+from .entry import Entry
+from .errors import JournalFailed
+from .journal import is_old
+
+_ENDING: Final = ".operation"
+_UNFINISHED: Final = ".part"
+
+
+class FileJournal:
+    """Operations in files of their own, readable by this user only. Several processes may share a folder."""
+
+    in_threads = True
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            import fcntl
+        except ImportError:
+            raise ConfigurationError(
+                "FileJournal needs the file locks of POSIX, which this system lacks. Use TableJournal with a "
+                "SQLite file: TableJournal('sqlite:///operations.db')."
+            ) from None
+        self._lock_file, self._locks = fcntl.flock, fcntl
+        self._inside = threading.Lock()
+        self._folder = Path(folder)
+        with _in_our_words(self._folder):
+            new = not self._folder.exists()
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if new:
+                _flush(self._folder.resolve().parent)
+
+    def begin(self, entry: Entry) -> Entry | None:
+        with self._alone():
+            found = self._read(entry.label)
+            self._write(entry if found is None else replace(found, joined=True))
+            return found
+
+    def note(self, entry: Entry, expires_at: float) -> None:
+        with self._alone():
+            found = self._read(entry.label)
+            if found is not None:
+                self._write(replace(found, expires_at=expires_at))
+
+    def finish(self, entry: Entry, now: float) -> None:
+        with self._alone():
+            if entry.name is not None:
+                self._write(entry.finished(now))
+            else:
+                self._remove(entry.label)
+
+    def drop(self, entry: Entry) -> None:
+        with self._alone():
+            found = self._read(entry.label)
+            if found is not None and not found.joined and found.key == entry.key:
+                self._remove(entry.label)
+
+    def discard(self, entry: Entry) -> None:
+        with self._alone():
+            self._remove(entry.label)
+
+    def pending(self) -> list[Entry]:
+        with self._alone():
+            return sorted(
+                (one for one in self._all() if one.finished_at is None), key=lambda one: one.begun_at
+            )
+
+    def forget(self, older_than: timedelta, now: float) -> int:
+        with self._alone():
+            old = [one for one in self._all() if is_old(one, older_than, now)]
+            for one in old:
+                self._remove(one.label)
+            return len(old)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._inside, _in_our_words(self._folder):
+            handle = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._lock_file(handle, self._locks.LOCK_EX)
+                yield
+            finally:
+                os.close(handle)  # which ends the lock too
+
+    def _path(self, label: str) -> Path:
+        return self._folder / f"{label}{_ENDING}"
+
+    def _all(self) -> list[Entry]:
+        return [Entry.decode(path.read_bytes(), str(path)) for path in self._folder.glob(f"*{_ENDING}")]
+
+    def _read(self, label: str) -> Entry | None:
+        path = self._path(label)
+        try:
+            return Entry.decode(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            return None
+
+    def _write(self, entry: Entry) -> None:
+        # Nobody else writes here while we have the lock: what stands there is from a process that died.
+        unfinished = self._folder / _UNFINISHED
+        unfinished.unlink(missing_ok=True)
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(entry.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, self._path(entry.label))
+        _flush(self._folder)
+
+    def _remove(self, label: str) -> None:
+        self._path(label).unlink(missing_ok=True)
+        _flush(self._folder)
+
+
+def _flush(folder: Path) -> None:
+    """A file's new name is on the disk only when its folder is."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _in_our_words(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JournalFailed(
+            f"The journal in {folder} cannot be used, so nothing was sent: {error}"
+        ) from error

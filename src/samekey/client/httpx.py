@@ -1,0 +1,58 @@
+"""Clients and transports of httpx that send each operation under one key until it has its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, ClassVar
+
+import httpx
+
+from .carry import Keyed
+from .pending import Pending
+from .shell import AsyncShell, SyncShell, async_pending_of, pending_of, wrap
+
+__all__ = ["AsyncClient", "AsyncKeyedTransport", "Client", "KeyedTransport"]
+
+
+class KeyedTransport(SyncShell, httpx.BaseTransport):
+    """A transport around another one, for ``transport=`` and ``mounts=``."""
+
+    _library: ClassVar[Any] = httpx
+
+    def __init__(self, inner: httpx.BaseTransport | None = None, keyed: Keyed | None = None) -> None:
+        super().__init__(inner or httpx.HTTPTransport(), keyed or Keyed())
+
+
+class AsyncKeyedTransport(AsyncShell, httpx.AsyncBaseTransport):
+    """The same for async clients."""
+
+    _library: ClassVar[Any] = httpx
+
+    def __init__(self, inner: httpx.AsyncBaseTransport | None = None, keyed: Keyed | None = None) -> None:
+        super().__init__(inner or httpx.AsyncHTTPTransport(), keyed or Keyed())
+
+
+class Client(httpx.Client):
+    """``httpx.Client``, whose operations keep their keys."""
+
+    def __init__(self, *, keyed: Keyed | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._keyed = keyed or Keyed()
+        wrap(self, lambda inner: KeyedTransport(inner, self._keyed))
+
+    def pending(self) -> list[Pending[httpx.Response]]:
+        """What was begun, by this process or an earlier one, and has no final answer."""
+        return pending_of(httpx, self, self._keyed)
+
+
+class AsyncClient(httpx.AsyncClient):
+    """``httpx.AsyncClient``, whose operations keep their keys."""
+
+    def __init__(self, *, keyed: Keyed | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._keyed = keyed or Keyed()
+        wrap(self, lambda inner: AsyncKeyedTransport(inner, self._keyed))
+
+    def pending(self) -> list[Pending[Awaitable[httpx.Response]]]:
+        """What was begun, by this process or an earlier one, and has no final answer: await ``finish()``."""
+        return async_pending_of(httpx, self, self._keyed)

@@ -1,0 +1,97 @@
+"""Where operations are kept that were begun and have no final answer yet.
+
+A journal's methods may block, and each is atomic, also between processes where it is shared by them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+from typing import Protocol
+
+from .entry import Entry
+
+
+class Journal(Protocol):
+    """What the client asks of a journal. ``JournalFailed`` where it cannot be done."""
+
+    in_threads: bool
+    """Whether any thread may call it: then async code does not wait for it in the event loop."""
+
+    def begin(self, entry: Entry) -> Entry | None:
+        """Saves it, durably. If there is one of its name (or key), nothing is saved but that it was joined;
+        gives that one."""
+
+    def note(self, entry: Entry, expires_at: float) -> None:
+        """Until when its key may be sent again."""
+
+    def finish(self, entry: Entry, now: float) -> None:
+        """It has its final answer. A named one is remembered, without its body."""
+
+    def drop(self, entry: Entry) -> None:
+        """It is certain that nothing was sent by the call that saved it: removes it, unless joined."""
+
+    def discard(self, entry: Entry) -> None:
+        """Removes it, by the word of a person who has found out."""
+
+    def pending(self) -> list[Entry]:
+        """Those without a final answer, oldest first."""
+
+    def forget(self, older_than: timedelta, now: float) -> int:
+        """Removes what is remembered of operations that were finished longer ago. Gives how many."""
+
+
+class MemoryJournal:
+    """In this process only: keys are kept across retries, not across restarts."""
+
+    in_threads = True
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, Entry] = {}
+
+    def begin(self, entry: Entry) -> Entry | None:
+        with self._lock:
+            found = self._kept.get(entry.label)
+            self._kept[entry.label] = entry if found is None else replace(found, joined=True)
+            return found
+
+    def note(self, entry: Entry, expires_at: float) -> None:
+        with self._lock:
+            found = self._kept.get(entry.label)
+            if found is not None:
+                self._kept[entry.label] = replace(found, expires_at=expires_at)
+
+    def finish(self, entry: Entry, now: float) -> None:
+        with self._lock:
+            self._kept.pop(entry.label, None)
+            if entry.name is not None:
+                self._kept[entry.label] = entry.finished(now)
+
+    def drop(self, entry: Entry) -> None:
+        with self._lock:
+            found = self._kept.get(entry.label)
+            if found is not None and not found.joined and found.key == entry.key:
+                del self._kept[entry.label]
+
+    def discard(self, entry: Entry) -> None:
+        with self._lock:
+            self._kept.pop(entry.label, None)
+
+    def pending(self) -> list[Entry]:
+        with self._lock:
+            return sorted(
+                (one for one in self._kept.values() if one.finished_at is None), key=lambda one: one.begun_at
+            )
+
+    def forget(self, older_than: timedelta, now: float) -> int:
+        with self._lock:
+            old = [label for label, one in self._kept.items() if is_old(one, older_than, now)]
+            for label in old:
+                del self._kept[label]
+            return len(old)
+
+
+def is_old(entry: Entry, older_than: timedelta, now: float) -> bool:
+    return entry.finished_at is not None and entry.finished_at <= now - older_than.total_seconds()

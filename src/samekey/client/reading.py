@@ -1,0 +1,194 @@
+"""What an answer means for an operation whose request carried a key. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from .dialect import Dialect
+from .wire import Answer, Request, origin_of, target_of
+
+LONGEST_PAUSE: Final = 24 * 3600.0
+"""Seconds. A ``Retry-After`` beyond a day is a mistake, and is read as a day."""
+
+
+class Meaning(StrEnum):
+    """The closed list of what an answer can say."""
+
+    FINAL = "final"
+    """This is what became of it."""
+    IN_PROGRESS = "in_progress"
+    """An earlier attempt is still running: wait, then send it again."""
+    UNKNOWN = "unknown"
+    """The server does not know what became of it, and is finding out: wait, then tell."""
+    ACCEPTED = "accepted"
+    """It will be done: ask where ``Location`` points, or send it again."""
+    ELSEWHERE = "elsewhere"
+    """Nothing was done here; the same request belongs to another URL."""
+    LATER = "later"
+    """This attempt was not carried out; the next one may be."""
+    UNCLEAR = "unclear"
+    """This attempt may have been carried out or not."""
+    REFUSED = "refused"
+    """This attempt was not carried out, and that says nothing about the earlier ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An answer, read."""
+
+    meaning: Meaning
+    replayed: bool = False
+    retry_after: float | None = None
+    location: str | None = None
+    """A whole URL, of any origin."""
+    lifetime: float | None = None
+    """Seconds for which the server will know the key, by its own clock."""
+
+
+_LATER: Final = frozenset({408, 425, 429})
+_SAYS_NOTHING: Final = frozenset({401, 403, 404, 405, 407, 413, 415, 421, 431})
+"""Made before anybody looks at the key: by a gateway, by whoever checks credentials, by a router."""
+_DEFINITE_5XX: Final = frozenset({501, 505})
+_IN_USE: Final = frozenset({"in_progress", "idempotency_key_in_use"})
+_TITLE_IN_USE: Final = "A request is outstanding for this Idempotency-Key"
+
+
+def read(answer: Answer, request: Request, dialect: Dialect, wall: float) -> Reading:
+    """What it means. ``wall``: our clock, for dates where the answer does not tell the server's own."""
+    replayed = (answer.header(dialect.replayed_header) or "").strip().lower() == "true"
+    location = answer.header("location")
+    return Reading(
+        _meaning(answer, request, replayed),
+        replayed,
+        _pause(answer, wall),
+        None if location is None else target_of(request.url, location),
+        _lifetime(answer, dialect, wall),
+    )
+
+
+def _meaning(answer: Answer, request: Request, replayed: bool) -> Meaning:
+    status = answer.status
+    if replayed:
+        return Meaning.FINAL  # whatever it is, the server will say nothing else
+    if status == 202 and (answer.header("location") or answer.header("retry-after")):
+        return Meaning.ACCEPTED
+    if status in (307, 308) or (status == 301 and request.method != "POST"):
+        return Meaning.ELSEWHERE if answer.header("location") else Meaning.FINAL
+    if status == 409:
+        return _conflict(answer)
+    if status in _LATER or (status == 503 and _code(answer) == "store_unavailable"):
+        return Meaning.LATER
+    if status in _SAYS_NOTHING:
+        return Meaning.REFUSED
+    return Meaning.UNCLEAR if status >= 500 and status not in _DEFINITE_5XX else Meaning.FINAL
+
+
+def _conflict(answer: Answer) -> Meaning:
+    code = _code(answer)
+    if code == "outcome_unknown":
+        return Meaning.UNKNOWN
+    if code in _IN_USE or _content(answer).get("title") == _TITLE_IN_USE:
+        return Meaning.IN_PROGRESS
+    # A conflict of the application's own, unless it asks us to come back.
+    return Meaning.IN_PROGRESS if answer.header("retry-after") and code is None else Meaning.FINAL
+
+
+def _content(answer: Answer) -> dict[str, Any]:
+    try:
+        found = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _code(answer: Answer) -> str | None:
+    """The machine-readable code of a problem document, or of Stripe's envelope."""
+    content = _content(answer)
+    error = content.get("error")
+    code = content.get("code") or (error.get("code") if isinstance(error, dict) else None)
+    return code if isinstance(code, str) else None
+
+
+def _pause(answer: Answer, wall: float) -> float | None:
+    """``Retry-After`` in seconds, of either form; None if there is none that can be read."""
+    said = (answer.header("retry-after") or "").strip()
+    if said.isascii() and said.isdigit():
+        return min(float(said[:12]), LONGEST_PAUSE)
+    at = _date(said)
+    if at is None:
+        return None
+    return min(max(at - _their_now(answer, wall), 0.0), LONGEST_PAUSE)
+
+
+def _lifetime(answer: Answer, dialect: Dialect, wall: float) -> float | None:
+    at = _date((answer.header(dialect.expires_header) or "").strip())
+    return None if at is None else at - _their_now(answer, wall)
+
+
+def _their_now(answer: Answer, wall: float) -> float:
+    """The server's own clock, which its dates are by; ours may be wrong."""
+    at = _date((answer.header("date") or "").strip())
+    return wall if at is None else at
+
+
+def _date(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        at = parsedate_to_datetime(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the resource behind a 202 says: a final answer, or to wait, or to send the request again."""
+
+    final: Answer | None = None
+    wait: bool = False
+    location: str | None = None
+    retry_after: float | None = None
+    unknown: bool = False
+
+
+_WAITS: Final = frozenset({"pending", "in_progress", "unknown", "dead_letter"})
+_STATES: Final = _WAITS | {"completed", "failed_retryable", "expired"}
+
+
+def read_status(answer: Answer, asked: Request, wall: float) -> Status:
+    """Reads samekey's status resource. Of any other, the first answer that is not 202 is the final one."""
+    pause = _pause(answer, wall)
+    if answer.status == 202:
+        return Status(wait=True, retry_after=pause)
+    location = answer.header("location")
+    if answer.status == 303 and location is not None:
+        leads = target_of(asked.url, location)
+        return Status(location=leads if origin_of(leads) == origin_of(asked.url) else None)
+    if answer.status != 200:
+        return Status()
+    content = _content(answer)
+    state = content.get("state")
+    if not isinstance(state, str) or state not in _STATES or "answer" not in content:
+        return Status(final=answer)
+    if state in _WAITS:
+        return Status(wait=True, retry_after=pause, unknown=state in ("unknown", "dead_letter"))
+    kept = content["answer"]
+    return Status(final=_kept(kept) if state == "completed" and isinstance(kept, dict) else None)
+
+
+def _kept(kept: dict[str, Any]) -> Answer | None:
+    """The answer inside samekey's status resource."""
+    try:
+        text = str(kept["body"])
+        body = base64.b64decode(text) if kept["encoding"] == "base64" else text.encode()
+        headers = tuple((str(name), str(value)) for name, value in kept["headers"])
+        return Answer(int(kept["status"]), headers, body)
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,202 @@
+"""A journal in a table of the user's own database: SQLite or PostgreSQL.
+
+Given a URL, it has connections of its own, one for each act. Given a connection, it uses that, and commits:
+what is saved must be durable before anything is sent, so it refuses one that is inside a transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
+
+from ..errors import ConfigurationError
+from .entry import Entry
+from .errors import JournalFailed
+from .journal import is_old
+
+WAIT: Final = 10.0
+"""Seconds for a connection, or for a lock that another process has."""
+
+
+class TableJournal:
+    """``target``: ``sqlite:///file.db``, ``postgresql://…``, or a connection of sqlite3 or psycopg."""
+
+    def __init__(self, target: Any) -> None:
+        self.in_threads = isinstance(target, str)
+        self._inside = threading.RLock()
+        self._connect, self._kind = _opener(target) if isinstance(target, str) else _lent(target)
+        self._closes = self.in_threads
+        blob = "blob" if self._kind == "sqlite" else "bytea"
+        with self._alone() as run:
+            run(
+                "create table if not exists samekey_operations "
+                f"(label text primary key, entry {blob} not null, finished boolean not null)"
+            )
+
+    def begin(self, entry: Entry) -> Entry | None:
+        with self._alone() as run:
+            run(
+                "insert into samekey_operations (label, entry, finished) values (%s, %s, false) "
+                "on conflict (label) do nothing",
+                entry.label,
+                entry.encode(),
+            )
+            found = self._read(run, entry.label)
+            if found is None or found == entry:
+                return None
+            self._write(run, replace(found, joined=True))
+            return found
+
+    def note(self, entry: Entry, expires_at: float) -> None:
+        with self._alone() as run:
+            found = self._read(run, entry.label)
+            if found is not None:
+                self._write(run, replace(found, expires_at=expires_at))
+
+    def finish(self, entry: Entry, now: float) -> None:
+        with self._alone() as run:
+            if entry.name is not None:
+                self._write(run, entry.finished(now))
+            else:
+                self._remove(run, entry.label)
+
+    def drop(self, entry: Entry) -> None:
+        with self._alone() as run:
+            found = self._read(run, entry.label)
+            if found is not None and not found.joined and found.key == entry.key:
+                self._remove(run, entry.label)
+
+    def discard(self, entry: Entry) -> None:
+        with self._alone() as run:
+            self._remove(run, entry.label)
+
+    def pending(self) -> list[Entry]:
+        with self._alone() as run:
+            rows = run("select label, entry from samekey_operations where not finished")
+            found = [self._decoded(label, stored) for label, stored in rows]
+            return sorted(found, key=lambda one: one.begun_at)
+
+    def forget(self, older_than: timedelta, now: float) -> int:
+        with self._alone() as run:
+            rows = run("select label, entry from samekey_operations where finished")
+            old = [one for one in (self._decoded(*row) for row in rows) if is_old(one, older_than, now)]
+            for one in old:
+                self._remove(run, one.label)
+            return len(old)
+
+    # One transaction
+
+    @contextmanager
+    def _alone(self) -> Iterator[Run]:
+        with self._inside, _in_our_words():
+            connection = self._connect()
+            try:
+                if not self._closes:
+                    _check_idle(connection, self._kind)
+                with self._transaction(connection):
+                    yield lambda sql, *arguments: self._run(connection, sql, arguments)
+            finally:
+                if self._closes:
+                    connection.close()
+
+    @contextmanager
+    def _transaction(self, connection: Any) -> Iterator[None]:
+        if self._kind == "sqlite":
+            connection.execute("begin immediate")
+            try:
+                yield
+            except BaseException:
+                connection.execute("rollback")
+                raise
+            connection.execute("commit")
+        else:
+            with connection.transaction():
+                yield
+
+    def _run(self, connection: Any, sql: str, arguments: tuple[Any, ...]) -> list[Any]:
+        cursor = connection.execute(sql.replace("%s", "?") if self._kind == "sqlite" else sql, arguments)
+        return list(cursor.fetchall()) if cursor.description is not None else []
+
+    def _read(self, run: Run, label: str) -> Entry | None:
+        # In a transaction of SQLite's that has begun to write, nobody else does; PostgreSQL locks the row.
+        sql = "select label, entry from samekey_operations where label = %s"
+        rows = run(sql if self._kind == "sqlite" else f"{sql} for update", label)
+        return self._decoded(*rows[0]) if rows else None
+
+    def _decoded(self, label: str, stored: Any) -> Entry:
+        return Entry.decode(bytes(stored), f"samekey_operations, label {label}")
+
+    def _write(self, run: Run, entry: Entry) -> None:
+        run(
+            "insert into samekey_operations (label, entry, finished) values (%s, %s, %s) "
+            "on conflict (label) do update set entry = excluded.entry, finished = excluded.finished",
+            entry.label,
+            entry.encode(),
+            entry.finished_at is not None,
+        )
+
+    def _remove(self, run: Run, label: str) -> None:
+        run("delete from samekey_operations where label = %s", label)
+
+
+Run = Callable[..., list[Any]]
+
+
+def _opener(url: str) -> tuple[Callable[[], Any], str]:
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        path = url.removeprefix("sqlite:///")
+        if path in ("", ":memory:"):
+            raise ConfigurationError("A journal in memory is MemoryJournal(); a table needs a file.")
+        return lambda: _sqlite(path), "sqlite"
+    if scheme in ("postgresql", "postgres"):
+        import psycopg
+
+        return lambda: psycopg.connect(url, connect_timeout=int(WAIT)), "postgresql"
+    raise ConfigurationError(f"A journal's table is in sqlite:/// or postgresql://, not in {scheme}:.")
+
+
+def _sqlite(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
+    connection.execute("pragma synchronous = full")  # also where the file is in WAL mode
+    return connection
+
+
+def _lent(connection: Any) -> tuple[Callable[[], Any], str]:
+    kind = type(connection).__module__.partition(".")[0]
+    kinds = {"sqlite3": "sqlite", "psycopg": "postgresql"}
+    if kind not in kinds or not hasattr(connection, "execute") or _is_async(connection):
+        raise ConfigurationError(
+            f"A journal's table needs a URL, or a connection of sqlite3 or psycopg, not {type(connection)!r}."
+        )
+    return lambda: connection, kinds[kind]
+
+
+def _is_async(connection: Any) -> bool:
+    return type(connection).__name__.startswith("Async")
+
+
+def _check_idle(connection: Any, kind: str) -> None:
+    idle = not connection.in_transaction if kind == "sqlite" else connection.info.transaction_status == 0
+    if not idle:
+        raise JournalFailed(
+            "The journal's connection is inside a transaction of yours, whose rollback would undo what must "
+            "be kept. Nothing was sent. Commit it first, or give the journal a connection or URL of its own."
+        )
+
+
+@contextmanager
+def _in_our_words() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise JournalFailed(f"The journal's table cannot be used, so nothing was sent: {error}") from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "psycopg":
+            raise
+        raise JournalFailed(f"The journal's table cannot be used, so nothing was sent: {error}") from error

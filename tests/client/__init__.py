@@ -1,0 +1,1 @@
+"""The client: what it does next, what it keeps, and how each HTTP library carries that."""
