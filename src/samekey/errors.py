@@ -333,6 +333,13 @@ class NothingWritten(HandlerError):
 class NothingEnqueued(HandlerError):
     """The deferred handler enqueued no job, so nobody would ever finish the operation."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "The deferred handler left no job in its transaction (op.enqueue(…)), so no worker would ever "
+            "finish the operation. Everything was rolled back. Enqueue the job that does the work, outside of "
+            "savepoints that are rolled back, or declare the handler atomic."
+        )
+
 
 class StepNotAwaited(HandlerError):
     """Async code called a phase or ``op.enqueue`` and never awaited it, or not to its end."""

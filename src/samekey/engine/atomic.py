@@ -30,6 +30,7 @@ from ..errors import (
     EscapedTransaction,
     FailedTransaction,
     HandlerError,
+    NothingEnqueued,
     NothingWritten,
     OperationOver,
     SamekeyError,
@@ -268,7 +269,7 @@ class LockedAtomic(_Atomic):
             )
         try:
             written = yield from ask_in(session, self._last_statement(running, keep(answer, handled, policy)))
-        except FailedTransaction as error:
+        except (FailedTransaction, NothingEnqueued) as error:
             return (yield from self._refuse_to_commit(running, error))
         except Exception as error:
             # COMMIT was not sent, so the server rolls back whatever happens to this connection.
@@ -454,7 +455,7 @@ class ClaimedAtomic(_Atomic):
                 yield Rollback(session)
                 return (yield from self._decide_again(running))
             yield Commit(session)
-        except (TransactionGone, UnfinishedWork, FailedTransaction) as error:
+        except (TransactionGone, UnfinishedWork, FailedTransaction, NothingEnqueued) as error:
             return (yield from self._refuse_to_commit(running, error))
         except Exception as error:
             yield from self._undo(running, None)

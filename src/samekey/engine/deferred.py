@@ -9,7 +9,6 @@ from ..core.problem import accepted_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease
 from ..core.states import State
-from ..errors import HandlerError, NothingEnqueued
 from ..stores.sql.atomic import Escaped, Taken, Written
 from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import Keys
@@ -18,12 +17,6 @@ from .flow import Flow
 from .keeper import Keeper
 from .operation import Running
 from .way import Finished, Handled
-
-_NOTHING_ENQUEUED = (
-    "The deferred handler answered {status} without op.enqueue(…), so no worker would ever finish the "
-    "operation. Everything was rolled back. Enqueue the job that does the work, or declare it atomic."
-)
-
 
 def _accepted(running: Running, answer: Answer, expires_at: int) -> Answer:
     """202 with the status resource; a body that the handler chose for its own 202 is kept."""
@@ -44,9 +37,9 @@ class LockedDeferred(LockedAtomic):
         self._jobs = Jobs(keys)
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
-        problem = _not_enqueued(running, answer)
-        if problem is not None:
-            return (yield from self._refuse_to_commit(running, problem))
+        forgotten = running.operation._steps.forgotten()
+        if forgotten is not None:
+            return (yield from self._refuse_to_commit(running, forgotten))
         return (yield from super()._commit(running, handled, answer))
 
     def _last_statement(self, running: Running, answer: Answer | None) -> Program[Written | Taken | Escaped]:
@@ -65,9 +58,9 @@ class ClaimedDeferred(ClaimedAtomic):
         self._jobs = Jobs(keys)
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
-        problem = _not_enqueued(running, answer)
-        if problem is not None:
-            return (yield from self._refuse_to_commit(running, problem))
+        forgotten = running.operation._steps.forgotten()
+        if forgotten is not None:
+            return (yield from self._refuse_to_commit(running, forgotten))
         return (yield from super()._commit(running, handled, answer))
 
     def _last_statement(self, running: Running, lease: Lease, answer: Answer | None) -> Program[int | None]:
@@ -76,10 +69,3 @@ class ClaimedDeferred(ClaimedAtomic):
     def _sent(self, running: Running, answer: Answer, expires_at: int) -> Answer:
         return _accepted(running, answer, expires_at)
 
-
-def _not_enqueued(running: Running, answer: Answer) -> HandlerError | None:
-    """Why the operation would never be finished, or not all of it."""
-    forgotten = running.operation._steps.forgotten()
-    if forgotten is not None or running.operation.enqueued:
-        return forgotten
-    return NothingEnqueued(_NOTHING_ENQUEUED.format(status=answer.status))

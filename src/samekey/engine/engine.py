@@ -295,7 +295,7 @@ class Engine:
         # One after the other, also from threads: a job's key depends on its place.
         with running.enqueuing_in_threads:
             program = enqueue_program(self.outbox, self.jobs, running, name, payload, delay)
-            with running.counts_job(), for_the_handler():
+            with for_the_handler():
                 run_in(running.session, program)
 
     async def _enqueue_async(
@@ -304,7 +304,7 @@ class Engine:
         async with running.enqueuing:
             # One after the other, also under asyncio.gather: a job's key depends on its place.
             program = enqueue_program(self.outbox, self.jobs, running, name, payload, delay)
-            with running.counts_job(), for_the_handler():
+            with for_the_handler():
                 await run_in_async(running.session, program)
 
     def finish(self, running: Running, handled: Handled) -> Finished:

@@ -157,23 +157,33 @@ def enqueue_program(
     payload: Any,
     delay: float | timedelta = 0,
 ) -> Program[None]:
-    """Writes one job. Checked before anything is written, so a mistake costs the handler nothing."""
+    """Writes one job. Checked before anything is written, so a mistake costs the handler nothing.
+
+    It takes a place of its own, which is never given to another, whatever becomes of this one. Which job
+    answers is for the transaction to tell: a savepoint may have taken back those before it.
+    """
     registry.require(name)
-    count = running.operation.enqueued
-    step = step_of(name, count)
+    place, operation_id = running.operation.places_taken, running.operation.id
+    step = step_of(name, place)
     envelope = Envelope(step, running.tenant, payload).encode()
-    return jobs.enqueue(
-        secrets.token_hex(16),
-        running.operation.id,
-        running.claim,
-        running.claim.tenant,
-        name,
-        envelope,
-        answers=count == 0,
-        delay_ms=_delay_ms(name, delay),
-        step=step,
-        source=registry.source_of(name),
-    )
+    delay_ms = _delay_ms(name, delay)
+    running.operation.places_taken += 1
+
+    def written() -> Program[None]:
+        yield from jobs.enqueue(
+            secrets.token_hex(16),
+            operation_id,
+            running.claim,
+            running.claim.tenant,
+            name,
+            envelope,
+            answers=place == 0 or not (yield from jobs.has_any(operation_id)),
+            delay_ms=delay_ms,
+            step=step,
+            source=registry.source_of(name),
+        )
+
+    return written()
 
 
 def _delay_ms(name: str, delay: float | timedelta) -> int:

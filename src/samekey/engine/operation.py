@@ -46,8 +46,8 @@ class Operation:
         self._session: Any = None
         self.id = operation_id
         """The unguessable id of the record: reference it from your tables."""
-        self.enqueued = 0
-        """How many jobs this operation has written so far."""
+        self.places_taken = 0
+        """How many jobs it has tried to write. Which of them stand, only its transaction knows."""
         self._enqueue: Callable[[str, Any, float | timedelta], Any] | None = None
         self._steps = Steps()
         self._noted: list[tuple[str, str]] = []
@@ -225,17 +225,6 @@ class Running:
     @property
     def boundary(self) -> Boundary:
         return self.operation._boundary
-
-    @contextmanager
-    def counts_job(self) -> Iterator[None]:
-        """Around the writing of a job, which takes a place. Where it was interrupted on its way, and may
-        stand, its session commits nothing any more; where it had not begun, the place is free again."""
-        self.operation.enqueued += 1
-        try:
-            yield
-        except BaseException:
-            self.operation.enqueued -= 1
-            raise
 
     def judge(self, handled: Handled) -> Outcome:
         """Judges the run, once. A second finish cannot be written."""

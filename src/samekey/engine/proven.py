@@ -27,6 +27,7 @@ from ..errors import (
     CommitUncertain,
     EscapedTransaction,
     FailedTransaction,
+    NothingEnqueued,
     SamekeyError,
     StoreError,
     TransactionGone,
@@ -120,7 +121,7 @@ class ProvenAtomic(ClaimedAtomic):
         except CommitUncertain as error:
             logger.warning("%s; finding out what became of it", error)
             return (yield from self._find_out(running, lease, answer))
-        except FailedTransaction as error:
+        except (FailedTransaction, NothingEnqueued) as error:
             # It has not escaped: that was proven before.
             yield Rollback(session)
             yield from self._give_back(lease)

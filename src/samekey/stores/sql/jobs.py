@@ -17,7 +17,7 @@ from ...core.disputes import is_known_to
 from ...core.effects import ANSWERED, SentStep, decode_effect
 from ...core.program import BEGIN, Program, Row, Value
 from ...core.record import Answer, Lease
-from ...errors import EscapedTransaction, LeaseLost
+from ...errors import EscapedTransaction, LeaseLost, NothingEnqueued
 from ..keys import answer_values
 from ..readable import never_empty
 from .atomic import Escaped, Opened, Taken, Written, opened_values
@@ -132,30 +132,41 @@ class Jobs:
             delay_ms=delay_ms,
         )
 
+    def has_any(self, operation_id: str) -> Program[bool]:
+        """Whether the operation has a job, in the transaction that asks."""
+        rows = yield self._queries.statement("has_jobs", None, operation_id=operation_id)
+        return bool(rows)
+
     def accept_locked(
         self, claim: Claim, opened: Opened, *, now: int | None = None
     ) -> Program[Written | Taken | Escaped]:
-        """PostgreSQL: the pending record appears with the handler's transaction."""
+        """PostgreSQL: the pending record appears with the handler's transaction. ``NothingEnqueued`` if that
+        holds no job of the operation's."""
         rows = yield self._queries.statement(
             "accept",
             now,
             **opened_values(claim, opened),
         )
-        same, wrote, expires_at, transaction = rows[0]
+        same, wrote, expires_at, transaction, enqueued = rows[0]
         if not same:
             return Escaped()
+        if not enqueued:
+            raise NothingEnqueued
         if expires_at is None:
             return Taken()
         assert isinstance(expires_at, int)
         return Written(expires_at, bool(wrote), str(transaction))
 
     def accept_claimed(self, lease: Lease, *, now: int | None = None) -> Program[int | None]:
-        """SQLite: the claim becomes pending with the handler's transaction. None if it was lost."""
+        """SQLite: the claim becomes pending with the handler's transaction. None if it was lost.
+        ``NothingEnqueued`` as for ``accept_locked``."""
         rows = yield self._queries.statement(
             "accept", now, scope=lease.scope, key=lease.key, attempt=lease.attempt
         )
         if not rows:
             return None
+        if not rows[0][2]:
+            raise NothingEnqueued
         assert isinstance(rows[0][1], int)
         return rows[0][1]
 

@@ -6,7 +6,8 @@ update {keys} set
     state = {to:accept}, locked_until = null, last_run_at = {now}, expires_at = {now} + ttl_ms, mark = :mark
 where scope = :scope and `key` = :key and attempt = :attempt and state = 'in_progress'
 -- then
-select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
+select {now}, expires_at, exists (select 1 from {jobs} as j where j.operation_id = {keys}.id)
+from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: enqueue
 -- One job, in the transaction of whoever wants it done.
@@ -16,6 +17,10 @@ insert into {jobs} (
 values (
     :id, :operation_id, :scope, :key, :tenant, :name, :payload, :answers, 'live', 0, {now} + :delay_ms, {now}
 )
+
+-- name: has_jobs
+-- Whether the operation has a job by now: what a savepoint took back was never there.
+select 1 from {jobs} where operation_id = :operation_id limit 1
 
 -- name: take_jobs
 -- A batch of due jobs of one kind, each under an attempt id of its own. Taking counts nothing: enter_jobs does, when

@@ -35,7 +35,8 @@ with proof as materialized (
 )
 select
     proof.same::int::bigint, proof.wrote::int::bigint, written.expires_at,
-    pg_current_xact_id_if_assigned()::text
+    pg_current_xact_id_if_assigned()::text,
+    exists (select 1 from {jobs} as j where j.operation_id = :id::text)::int::bigint
 from proof left join written on true
 
 -- name: enqueue
@@ -51,6 +52,10 @@ with job as (
     returning id
 )
 select pg_notify('samekey_jobs', '')::text from job
+
+-- name: has_jobs
+-- Whether the operation has a job by now: what a savepoint took back was never there.
+select 1::bigint from {jobs} where operation_id = :operation_id::text limit 1
 
 -- name: take_jobs
 -- A batch of due jobs of one kind, each under an attempt id of its own. Taking counts nothing: enter_jobs does, when
