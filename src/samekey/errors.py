@@ -336,8 +336,8 @@ class NothingEnqueued(HandlerError):
     def __init__(self) -> None:
         super().__init__(
             "The deferred handler left no job in its transaction (op.enqueue(…)), so no worker would ever "
-            "finish the operation. Everything was rolled back. Enqueue the job that does the work, outside of "
-            "savepoints that are rolled back, or declare the handler atomic."
+            "finish the operation. Everything was rolled back. Enqueue the job that does the work, outside "
+            "of savepoints that are rolled back, or declare the handler atomic."
         )
 
 

@@ -40,10 +40,10 @@ FILL = """
 FILL_JOBS = """
     insert into samekey.jobs (
         id, operation_id, scope, key, tenant, name, payload, answers, state, attempts, due_at, created_at,
-        first_run_at
+        sends
     )
     select 'job ' || n, 'id ' || n, '7:=tenant', 'key ' || n, '=tenant', 'settle', '\\x00', 1, 'done', 1, n,
-        n, case when n %% 7 <> 5 then n end
+        n, case when n %% 7 <> 5 then 1 else 0 end
     from generate_series(1, %s) as n
 """
 VALUES: dict[str, Value] = {

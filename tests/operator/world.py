@@ -23,7 +23,7 @@ from samekey.core.decide import Execute
 from samekey.core.policy import ietf
 from samekey.core.program import Program
 from samekey.core.record import Answer, Record
-from samekey.core.states import Mode
+from samekey.core.states import Mode, State
 from samekey.drivers.run import run
 from samekey.drivers.sqlite import SQLiteDriver
 from samekey.stores.protocols import Actor
@@ -179,8 +179,6 @@ class World:
         if self.engine.engine.drivers.dialect != "postgres":  # where the claim commits first
             decision = self.run(lambda: self.keys.claim(claim, self.engine.engine.policy, now=moment))
             assert isinstance(decision, Execute)
-            record = decision.record
-            self.run(lambda: self.jobs.accept_claimed(record.lease(MINUTE), now=moment))
         else:
             self.sql(
                 "insert into {keys} (scope, key, id, tenant, endpoint, fingerprint, fingerprint_version,"
@@ -216,7 +214,9 @@ class World:
                     now=moment,
                 )
             )
-        return found, job
+        if found.state is not State.PENDING:
+            self.run(lambda: self.jobs.accept_claimed(found.lease(MINUTE), now=moment))
+        return self.read(found), job
 
     def dead_job(self, key: str | None = None, *, at: int = 0) -> tuple[Record, str]:
         """A deferred operation whose job has failed for the last time."""

@@ -80,7 +80,7 @@ def test_replies_that_a_real_connection_loses_count_nothing(
         try:
             outbox.idempotency.job("charge", max_attempts=1)(lambda job, _: ran.append(job.attempts))
             outbox.place("charge")
-            rule = proxy.on_statement(r"[\s\S]*entered = 1, run_at[\s\S]*", CutAfter(), times=3)
+            rule = proxy.on_statement(r"[\s\S]*entered = 1,\s+run_at[\s\S]*", CutAfter(), times=3)
             with serving(outbox, lease=timedelta(seconds=60)):
                 wait_until(is_done(outbox, "charge"), 30)
             assert (rule.count, ran) == (3, [1])

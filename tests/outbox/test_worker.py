@@ -93,10 +93,10 @@ def test_the_pause_grows_and_is_jittered(outbox: Outbox, kind: str, monkeypatch:
     pauses = []
     for number, random in enumerate([0.0, 0.5, 0.999, 0.5]):
         monkeypatch.setattr("random.random", lambda random=random: random)
-        outbox.ask("update {jobs} set due_at = 0, first_run_at = null")
+        outbox.ask("update {jobs} set due_at = 0")
         outbox.work()
-        # first_run_at was taken by the store's clock in this round, a moment before the retry.
-        (row,) = outbox.ask("select due_at - first_run_at, attempts from {jobs}")
+        # run_at was taken by the store's clock in this round, a moment before the retry.
+        (row,) = outbox.ask("select due_at - run_at, attempts from {jobs}")
         pauses.append(row[0] // 1000)
         assert row[1] == number + 1
     for pause, least in zip(pauses, [0, 100, 299, 150], strict=True):

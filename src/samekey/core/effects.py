@@ -155,6 +155,8 @@ class Word:
     """The downstream keys of the effects that have its id of the provider's, where there are several."""
     knows_us: bool = False
     """Whether it came by our own id or key of the operation, which no stranger has."""
+    of_this_life: bool = False
+    """Whether it is known to be about this life of the key: all of them have the same downstream keys."""
 
 
 # What becomes of a word
@@ -214,17 +216,22 @@ def judge(
     record: Record,
     effects: Sequence[Effect],
     others: Sequence[Word] = (),
-    past: Collection[str] = (),
+    past: Collection[str | None] = (),
 ) -> Verdict:
     """What this word means now. ``others`` are those that wait: where a leased handler has sent several
     steps, these are settled together or not at all; and nothing but a yes settles what another word says has
-    happened. ``past`` are the provider's ids that former lives of the key have noted."""
+    happened. ``past`` are the provider's ids that former lives of the key have noted, with None for those
+    that are forgotten."""
     if _of_former_life(word, record, effects, past):
         return Late()
-    verdict = _judge(word, record, effects, others)
     contradicted = any(one.says is Says.EXECUTED for one in others)
-    if isinstance(verdict, Settle) and verdict.word.says is not Says.EXECUTED and contradicted:
-        return Keep()
+    certain = [one for one in others if not _of_which_life(one, record, effects, past)]
+    verdict = _judge(word, record, effects, certain)
+    if isinstance(verdict, Settle):
+        if verdict.word.says is not Says.EXECUTED and contradicted:
+            return Keep()
+        if _of_which_life(word, record, effects, past):
+            return Keep()
     return verdict
 
 
@@ -250,13 +257,13 @@ def _judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequen
     return _judge_leased(word, record, [e for e in effects if e.kind is EffectKind.LEASED], others)
 
 
-def choose(words: Sequence[Word], record: Record, effect: Effect, past: Collection[str] = ()) -> Word | None:
+def choose(
+    words: Sequence[Word], record: Record, effect: Effect, past: Collection[str | None] = ()
+) -> Word | None:
     """The word that counts about an effect whose run is under way and which has no result: the one that says
     most."""
     about = [w for w in words if w.about == effect.downstream_key and not _is_foreign(w, effect)]
-    present = [
-        w for w in about if not is_before(w, record) and not _of_former_life(w, record, [effect], past)
-    ]
+    present = [w for w in about if not is_before(w, record) and _of_this_life(w, record, [effect], past)]
     believed = [word for word in present if _believable(word, record, effect)]
     return min(believed, key=lambda word: list(Says).index(word.says), default=None)
 
@@ -385,13 +392,35 @@ def is_before(word: Word, record: Record) -> bool:
     return word.occurred_at < record.created_at - min(CLOCK_TOLERANCE_MS, record.ttl_ms // 2)
 
 
-def _of_former_life(word: Word, record: Record, effects: Sequence[Effect], past: Collection[str]) -> bool:
+def _of_former_life(
+    word: Word, record: Record, effects: Sequence[Effect], past: Collection[str | None]
+) -> bool:
     """Whether it names what a former life of the key has made, and this one has not: a debit may bounce days
     after the operation that it belongs to is forgotten."""
     if word.provider_id is None or word.provider_id not in past:
         return False
+    return not _names_its_own(word, record, effects)
+
+
+def _of_which_life(
+    word: Word, record: Record, effects: Sequence[Effect], past: Collection[str | None]
+) -> bool:
+    """Whether nobody can tell: what a former life has made is forgotten, and it had the same downstream
+    keys. Then only what this life has made itself is certainly its own."""
+    return None in past and not (word.of_this_life or _names_its_own(word, record, effects))
+
+
+def _of_this_life(
+    word: Word, record: Record, effects: Sequence[Effect], past: Collection[str | None]
+) -> bool:
+    return not (_of_former_life(word, record, effects, past) or _of_which_life(word, record, effects, past))
+
+
+def _names_its_own(word: Word, record: Record, effects: Sequence[Effect]) -> bool:
+    """Whether it names what this life of the key has made."""
     its_own = {record.provider_id, *(effect.provider_id for effect in effects)}
-    return word.provider_id not in its_own.union(*(effect.former_ids for effect in effects))
+    its_own.update(*(effect.former_ids for effect in effects))
+    return word.provider_id is not None and word.provider_id in its_own
 
 
 def _is_foreign(word: Word, effect: Effect) -> bool:
@@ -449,17 +478,18 @@ def _about_now(
     after it, nor does a "no" about what a former attempt has made. Where there was one send only, in the one
     life of its key, a word about this operation is about that, whatever the time and whichever of its objects
     the provider names. What had a life before had the same downstream keys: there a "no" counts that names
-    what this life has made."""
+    what this life has made, or this life itself."""
     named = word.provider_id
     known = named is not None and named == provider_id
     if named is not None and not known and named in former:
         return False
+    this_life = known or record.life == 1 or word.of_this_life
     if sends <= 1:
-        return True if known or record.life == 1 else None
+        return True if this_life else None
     if word.occurred_at < sent_at - CLOCK_TOLERANCE_MS:
         return False
     another = named is not None and provider_id is not None and not known
-    if another or (record.life > 1 and not known):
+    if another or not this_life:
         return None
     return True if word.occurred_at > sent_at + CLOCK_TOLERANCE_MS else None
 

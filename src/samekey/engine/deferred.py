@@ -18,6 +18,7 @@ from .keeper import Keeper
 from .operation import Running
 from .way import Finished, Handled
 
+
 def _accepted(running: Running, answer: Answer, expires_at: int) -> Answer:
     """202 with the status resource; a body that the handler chose for its own 202 is kept."""
     accepted = accepted_answer(running.rules.policy, running.operation.id, expires_at, State.PENDING)
@@ -68,4 +69,3 @@ class ClaimedDeferred(ClaimedAtomic):
 
     def _sent(self, running: Running, answer: Answer, expires_at: int) -> Answer:
         return _accepted(running, answer, expires_at)
-

@@ -174,7 +174,7 @@ class NotingResolver:
         others = [heard(one) for one in unsettled if one != earlier]
         word = placed(said.word(now if earlier is None else earlier.received_at), record, effects)
         said = replace(said, about=word.about)
-        past = yield from self._past(record)
+        record, past = yield from self._past(record)
         as_it_was = unburied(record) if isinstance(said.evidence, Executed) else record
         verdict = judge(word, as_it_was, effects, others, past)
         if isinstance(verdict, Foreign):
@@ -215,7 +215,7 @@ class NotingResolver:
         effects = yield from self._effects.of(operation_id)
         # The event that says most comes first: that it happened, then that it was refused.
         words = sorted(map(heard, unsettled), key=lambda word: list(Says).index(word.says))
-        past = yield from self._past(record)
+        record, past = yield from self._past(record)
         for word in words:
             if kept_as(word).state != "waiting":
                 continue
@@ -244,15 +244,20 @@ class NotingResolver:
         found = yield from self._effects.locked(operation_id)
         if effect is None or found is None:
             return None
-        past = yield from self._past(found[1])
-        chosen = choose([heard(event) for event in waiting], found[1], effect, past)
+        record, past = yield from self._past(found[1])
+        chosen = choose([heard(event) for event in waiting], record, effect, past)
         if chosen is None or not is_usable(chosen):
             return None  # it keeps its operation from sending all the same
         return Found(finding_of(chosen), kept_as(chosen))
 
-    def _past(self, record: Record) -> Program[Sequence[str]]:
-        """The provider's ids that are those of former lives."""
-        return (yield from self.finding.past_ids(record.id)) if record.life > 1 else ()
+    def _past(self, record: Record) -> Program[tuple[Record, Sequence[str | None]]]:
+        """The provider's ids that are those of former lives; None among them where some are forgotten. And
+        the record, with the number of lives that its key has had."""
+        known: Sequence[str] = (yield from self.finding.past_ids(record.id)) if record.life > 1 else ()
+        former = yield from self._operator.former_lives(record)
+        if former < record.life:
+            return record, known
+        return replace(record, life=former + 1), (*known, None)
 
     def looked_at(self, operation_id: str) -> Program[None]:
         return self._effects.looked_at(operation_id)

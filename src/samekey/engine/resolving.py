@@ -198,6 +198,7 @@ def _as_said(
         checked(lambda: _milliseconds(occurred_at), None),
         None,
         named.provider_id,
+        by_operation=named.operation_id is not None,
     )
     if faults and isinstance(evidence, Executed):
         said = replace(said, evidence=unusable(faults[0], evidence), fault=faults[0])

@@ -75,6 +75,8 @@ class Said:
     """What is wrong with how it was said, where that is known."""
     is_ours: bool = False
     """A holder's or a lookup's, which know whose operation it is."""
+    by_operation: bool = False
+    """It came by the operation's own id, which no other life of its key has."""
 
     def about_this(self, record: Record) -> Said:
         """As it is heard by this operation: a yes whose answer does not fit is a yes all the same. Anything
@@ -111,6 +113,7 @@ class Said:
             self.event_id,
             self.among,
             knows_us=self.is_ours or self.provider_id is None,
+            of_this_life=self.is_ours or self.by_operation,
             finding=given,
         )
 

@@ -370,6 +370,14 @@ class Operator:
             for effect in effects
         ]
 
+    def former_lives(self, record: Record) -> Program[int]:
+        """How many lives its key had before this one: the audit outlives what the reaper has deleted."""
+        rows = yield self._queries.statement(
+            "former_lives", None, scope=record.scope, key=record.key, operation_id=record.id
+        )
+        assert isinstance(rows[0][0], int)
+        return rows[0][0]
+
     def past_ids(self, operation_id: str) -> Program[list[str]]:
         """The provider's ids that former lives of the operation's key have noted."""
         rows = yield self._queries.statement("past_ids", None, operation_id=operation_id)

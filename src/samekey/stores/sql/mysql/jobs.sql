@@ -62,13 +62,15 @@ from kinds where name is not null
 
 -- name: enter_jobs
 -- Their functions are about to be called: now the attempts count. Said twice, it counts once. What a
--- former run has made is not what this one makes: a trigger keeps its id.
+-- former run has made is not what this one makes: a trigger keeps its id. Nothing takes a send back, and no run begins
+-- before the one that it follows, whatever the clock does.
 select id from {jobs} where id in (:ids) and state = 'live' and attempt in (:attempts)
 for update
 -- then
 update {jobs} set
     provider_id = case when entered = 1 then provider_id end,
-    attempts = attempts + 1 - entered, entered = 1, run_at = {now}, first_run_at = coalesce(first_run_at, {now})
+    attempts = attempts + 1 - entered, sends = sends + 1 - entered, entered = 1,
+    run_at = greatest({now}, coalesce(run_at, 0))
 where id in (:locked)
 -- then
 select id, attempts from {jobs} where id in (:locked)

@@ -148,7 +148,7 @@ select k.scope, k.`key`, k.id from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
     and not exists (
         select 1 from {jobs} as j where j.operation_id = k.id and (
-            j.first_run_at is not null or (j.state = 'live' and j.due_at > {now} - :timeout_ms)
+            j.sends > 0 or (j.state = 'live' and j.due_at > {now} - :timeout_ms)
         )
     )
 order by k.last_run_at limit :batch
@@ -158,17 +158,17 @@ select count(*) from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
     and not exists (
         select 1 from {jobs} as j where j.operation_id = k.id and (
-            j.first_run_at is not null or (j.state = 'live' and j.due_at > {now} - :timeout_ms)
+            j.sends > 0 or (j.state = 'live' and j.due_at > {now} - :timeout_ms)
         )
     )
 
 -- name: cancel_jobs
 -- Cancels an operation's jobs, except one that a worker has ever taken.
 update {jobs} set state = 'cancelled', done_at = {now}, error = 'timed out'
-where operation_id = :operation_id and state = 'live' and first_run_at is null
+where operation_id = :operation_id and state = 'live' and sends = 0
 
 -- name: count_begun
-select count(*) from {jobs} where operation_id = :operation_id and first_run_at is not null
+select count(*) from {jobs} where operation_id = :operation_id and sends > 0
 
 -- name: time_out  event: time_out
 -- Closes a pending operation with a stored failure.

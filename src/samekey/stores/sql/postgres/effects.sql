@@ -1,14 +1,11 @@
 -- Effects and evidence: what was sent, what providers have said of it, and what came of that.
 
 -- name: effects_of
--- What an operation may have sent. A job's own row tells whether it was begun, and again, and what became
+-- What an operation may have sent. A job's own row tells how often it was begun, and what became
 -- of it.
 select e.step, e.kind, e.place, e.attempt, e.source, e.downstream_key, coalesce(j.provider_id, e.provider_id),
-    case
-        when e.kind <> 'job' then e.sends when j.first_run_at is null then 0
-        when j.run_at > j.first_run_at then 2 else 1
-    end,
-    case when e.kind = 'job' then coalesce(j.run_at, j.first_run_at) else e.sent_at end,
+    case when e.kind = 'job' then coalesce(j.sends, 0) else e.sends end,
+    case when e.kind = 'job' then j.run_at else e.sent_at end,
     e.outcome, j.state, j.answers
 from {effects} as e left join {jobs} as j on e.kind = 'job' and j.id = e.place
 where e.operation_id = :operation_id::text

@@ -133,10 +133,11 @@ returning {now}
 
 -- name: revive_job
 -- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
--- its effect must not happen after all. A worker that sleeps is told.
+-- its effect must not happen after all. What was said before its end is about none of its runs to come. A worker that
+-- sleeps is told.
 with job as (
     update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now},
-        done_at = null
+        run_at = greatest(run_at, done_at), done_at = null
     where id = :id::text and state = 'dead' and (answers = 0 or :revived::bigint = 1) and {durable}
     returning operation_id
 )
@@ -179,6 +180,13 @@ order by expires_at desc limit 1
 -- name: timeline
 select at, from_state, to_state, attempt, actor, reason from {audit}
 where scope = :scope::text and key = :key::text order by id
+
+-- name: former_lives
+-- How many operations of this key came to an end before this one, and are gone. One that was given back had no life: it
+-- was gone while it was in progress.
+select count(distinct operation_id)::bigint from {audit}
+where scope = :scope::text and key = :key::text and operation_id <> :operation_id::text
+    and to_state is null and from_state <> 'in_progress'
 
 -- name: timeline_of_key
 -- Where only the tenant is known, not the whole scope.

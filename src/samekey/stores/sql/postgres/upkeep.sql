@@ -144,7 +144,7 @@ select k.scope, k.key, k.id from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms::bigint
     and not exists (
         select from {jobs} as j where j.operation_id = k.id and (
-            j.first_run_at is not null or (j.state = 'live' and j.due_at > {now} - :timeout_ms::bigint)
+            j.sends > 0 or (j.state = 'live' and j.due_at > {now} - :timeout_ms::bigint)
         )
         offset 0
     )
@@ -155,17 +155,17 @@ select count(*)::bigint from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms::bigint
     and not exists (
         select from {jobs} as j where j.operation_id = k.id and (
-            j.first_run_at is not null or (j.state = 'live' and j.due_at > {now} - :timeout_ms::bigint)
+            j.sends > 0 or (j.state = 'live' and j.due_at > {now} - :timeout_ms::bigint)
         )
     )
 
 -- name: cancel_jobs
 -- Cancels an operation's jobs, except one that a worker has ever taken.
 update {jobs} set state = 'cancelled', done_at = {now}, error = 'timed out'
-where operation_id = :operation_id::text and state = 'live' and first_run_at is null
+where operation_id = :operation_id::text and state = 'live' and sends = 0
 
 -- name: count_begun
-select count(*)::bigint from {jobs} where operation_id = :operation_id::text and first_run_at is not null
+select count(*)::bigint from {jobs} where operation_id = :operation_id::text and sends > 0
 
 -- name: time_out  event: time_out
 -- Closes a pending operation with a stored failure.

@@ -132,8 +132,9 @@ returning {now}
 
 -- name: revive_job
 -- A dead job is tried again. The one that gives the answer only together with its operation: if that is settled,
--- its effect must not happen after all.
-update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now}, done_at = null
+-- its effect must not happen after all. What was said before its end is about none of its runs to come.
+update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now},
+    run_at = max(run_at, done_at), done_at = null
 where id = :id and state = 'dead' and (answers = 0 or :revived = 1)
 returning operation_id
 
@@ -174,6 +175,13 @@ order by expires_at desc limit 1
 -- name: timeline
 select at, from_state, to_state, attempt, actor, reason from {audit}
 where scope = :scope and key = :key order by id
+
+-- name: former_lives
+-- How many operations of this key came to an end before this one, and are gone. One that was given back had no life: it
+-- was gone while it was in progress.
+select count(distinct operation_id) from {audit}
+where scope = :scope and key = :key and operation_id <> :operation_id
+    and to_state is null and from_state <> 'in_progress'
 
 -- name: timeline_of_key
 -- Where only the tenant is known, not the whole scope.

@@ -109,12 +109,13 @@ create table if not exists samekey_jobs (
     -- Whether this attempt has entered the job's function, and how often in a row its worker fell silent there.
     entered       bigint not null default 0,
     silences      bigint not null default 0,
+    -- How often its function was entered in all, whoever has forgiven it an attempt; and when, the last time.
+    sends         bigint not null default 0,
+    run_at        bigint,
     due_at        bigint not null,
     provider_id   varbinary(1024),
     error         longtext character set utf8mb4 collate utf8mb4_bin,
     created_at    bigint not null,
-    first_run_at  bigint,
-    run_at        bigint,
     done_at       bigint,
     -- Whether its operation is gone: then nothing else takes it away when it has ended.
     alone         bigint not null default 0,
@@ -171,7 +172,7 @@ create table if not exists samekey_made (
 create trigger if not exists samekey_keep_made after update on samekey_effects for each row begin if old.provider_id is not null and not (old.attempt <=> new.attempt and old.provider_id <=> new.provider_id) then insert ignore into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) values (old.operation_id, old.step, old.attempt, old.tenant, old.source, old.downstream_key, old.provider_id); end if; end;
 
 -- The same for a job, whose own row has the id of what its last run has made.
-create trigger if not exists samekey_keep_job_made after update on samekey_jobs for each row begin if old.provider_id is not null and not (old.provider_id <=> new.provider_id) then insert ignore into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) select e.operation_id, e.step, concat('run ', coalesce(old.run_at, 0)), e.tenant, e.source, e.downstream_key, old.provider_id from samekey_effects as e where e.operation_id = old.operation_id and e.kind = 'job' and e.place = old.id; end if; end;
+create trigger if not exists samekey_keep_job_made after update on samekey_jobs for each row begin if old.provider_id is not null and not (old.provider_id <=> new.provider_id) then insert ignore into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) select e.operation_id, e.step, concat('run ', old.sends), e.tenant, e.source, e.downstream_key, old.provider_id from samekey_effects as e where e.operation_id = old.operation_id and e.kind = 'job' and e.place = old.id; end if; end;
 
 -- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
 -- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.

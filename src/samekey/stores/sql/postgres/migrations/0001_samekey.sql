@@ -105,12 +105,13 @@ create table {schema}.jobs (
     -- Whether this attempt has entered the job's function, and how often in a row its worker fell silent there.
     entered       bigint not null default 0,
     silences      bigint not null default 0,
+    -- How often its function was entered in all, whoever has forgiven it an attempt; and when, the last time.
+    sends         bigint not null default 0,
+    run_at        bigint,
     due_at        bigint not null,
     provider_id   text collate "C",
     error         text,
     created_at    bigint not null,
-    first_run_at  bigint,
-    run_at        bigint,
     done_at       bigint,
     -- Whether its operation is gone: then nothing else takes it away when it has ended.
     alone         bigint not null default 0
@@ -166,7 +167,7 @@ create trigger keep_made after update on {schema}.effects for each row
     execute function {schema}.keep_made();
 
 -- The same for a job, whose own row has the id of what its last run has made.
-create function {schema}.keep_job_made() returns trigger language plpgsql as $$ begin insert into {schema}.made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) select e.operation_id, e.step, 'run ' || coalesce(old.run_at, 0), e.tenant, e.source, e.downstream_key, old.provider_id from {schema}.effects as e where e.operation_id = old.operation_id and e.kind = 'job' and e.place = old.id on conflict do nothing; return null; end $$;
+create function {schema}.keep_job_made() returns trigger language plpgsql as $$ begin insert into {schema}.made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) select e.operation_id, e.step, 'run ' || old.sends, e.tenant, e.source, e.downstream_key, old.provider_id from {schema}.effects as e where e.operation_id = old.operation_id and e.kind = 'job' and e.place = old.id on conflict do nothing; return null; end $$;
 
 create trigger keep_job_made after update on {schema}.jobs for each row
     when (old.provider_id is not null and old.provider_id is distinct from new.provider_id)

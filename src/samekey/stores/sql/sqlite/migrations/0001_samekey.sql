@@ -105,12 +105,13 @@ create table samekey_jobs (
     -- Whether this attempt has entered the job's function, and how often in a row its worker fell silent there.
     entered       integer not null default 0,
     silences      integer not null default 0,
+    -- How often its function was entered in all, whoever has forgiven it an attempt; and when, the last time.
+    sends         integer not null default 0,
+    run_at        integer,
     due_at        integer not null,
     provider_id   text,
     error         text,
     created_at    integer not null,
-    first_run_at  integer,
-    run_at        integer,
     done_at       integer,
     -- Whether its operation is gone: then nothing else takes it away when it has ended.
     alone         integer not null default 0
@@ -162,7 +163,7 @@ create index samekey_made_provider on samekey_made (provider_id, tenant);
 create trigger samekey_keep_made after update on samekey_effects when old.provider_id is not null and (old.attempt <> new.attempt or old.provider_id is not new.provider_id) begin insert into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) values (old.operation_id, old.step, old.attempt, old.tenant, old.source, old.downstream_key, old.provider_id) on conflict do nothing; end;
 
 -- The same for a job, whose own row has the id of what its last run has made.
-create trigger samekey_keep_job_made after update on samekey_jobs when old.provider_id is not null and old.provider_id is not new.provider_id begin insert into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) select e.operation_id, e.step, 'run ' || coalesce(old.run_at, 0), e.tenant, e.source, e.downstream_key, old.provider_id from samekey_effects as e where e.operation_id = old.operation_id and e.kind = 'job' and e.place = old.id on conflict do nothing; end;
+create trigger samekey_keep_job_made after update on samekey_jobs when old.provider_id is not null and old.provider_id is not new.provider_id begin insert into samekey_made (operation_id, step, attempt, tenant, source, downstream_key, provider_id) select e.operation_id, e.step, 'run ' || old.sends, e.tenant, e.source, e.downstream_key, old.provider_id from samekey_effects as e where e.operation_id = old.operation_id and e.kind = 'job' and e.place = old.id on conflict do nothing; end;
 
 -- Events of providers, once each by their source and id for every effect that they are about: one event may tell of
 -- several. What cannot be used yet waits here; what fits two operations is kept for an operator, without an operation.
