@@ -14,7 +14,7 @@ import psycopg
 from lab.servers.postgres import PostgresServer
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
 from samekey.stores.sql.upkeep import Upkeep
@@ -56,7 +56,7 @@ def main() -> None:
             ).fetchall()
             connection.execute("rollback")
         print("\n".join(str(row[0]) for row in plan), flush=True)
-        upkeep = Upkeep(Keys(queries))
+        upkeep = Upkeep(SqlKeys(queries))
         begin = time.perf_counter()
         reaped = run(drivers.sync, lambda: upkeep.reap(batch=options.expired))
         whole = time.perf_counter() - begin

@@ -35,7 +35,7 @@ from samekey.core.states import Mode
 from samekey.drivers.asyncpg import AsyncpgDriver
 from samekey.drivers.run import run, run_async
 from samekey.drivers.url import drivers_for
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import queries_for
 
@@ -90,7 +90,7 @@ class Load:
         self.connections = connections
         self._driver = AsyncpgDriver(url, pool_size=connections, timeout=60)
         self._queries = queries_for("postgres")
-        self._keys = Keys(self._queries)
+        self._keys = SqlKeys(self._queries)
         self._insert = self._queries.build("plain", "insert into plain (note) values (:note::text)")
         self._leases: list[Lease] = []
         self._rows = 0

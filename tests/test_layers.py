@@ -237,6 +237,15 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
     assert docstring, f"{path.relative_to(ROOT)} has no docstring"
 
 
+def test_no_two_public_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 # --- what importing samekey brings along ---------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from lab.processes import (
     serve_asgi,
     wait_until,
 )
-from samekey.cli.target import Found, Store, open_store
+from samekey.cli.target import FoundKey, OperatorStore, open_store
 
 ROOT = Path(__file__).parent.parent.parent
 TARGET = "examples.payments.app:idempotency"
@@ -113,7 +113,7 @@ class Stage:
         self._store = ending.enter_context(self._opened())
 
     @contextmanager
-    def _opened(self) -> Iterator[Store]:
+    def _opened(self) -> Iterator[OperatorStore]:
         with open_store(self.database_url, "samekey", timeout=PATIENCE) as store:
             yield store
 
@@ -184,7 +184,7 @@ class Stage:
         """What the provider's ledger, its own file, has under a reference."""
         return [entry for entry in self.provider.entries() if entry.reference == reference]
 
-    def look_up(self, account: Account, key: str) -> Found:
+    def look_up(self, account: Account, key: str) -> FoundKey:
         """A key's record and timeline, from the audit table: what ``samekey keys show`` shows."""
         return self._store.by_key(account.id, key)
 

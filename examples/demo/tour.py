@@ -15,7 +15,7 @@ import httpx2 as httpx
 
 from examples.provider import Kind
 from lab.processes import ProcessFailed, wait_until
-from samekey.cli.target import Found
+from samekey.cli.target import FoundKey
 from samekey.errors import SamekeyError
 
 from .client import Client
@@ -73,7 +73,7 @@ class Tour:
         """Money is about to be moved, once."""
         self.moved.append((kind, reference, amount))
 
-    def look_up(self, account: Account, key: str) -> Found:
+    def look_up(self, account: Account, key: str) -> FoundKey:
         return self.stage.look_up(account, self.client.first_key(account, key))
 
     def went(self, account: Account, key: str, mode: str, *expected: Move) -> None:

@@ -1,5 +1,5 @@
 """The ASGI middleware: ``from samekey.asgi import IdempotencyMiddleware``."""
 
-from .edges.asgi import IdempotencyMiddleware
+from .edges.asgi import AsgiMiddleware as IdempotencyMiddleware
 
 __all__ = ["IdempotencyMiddleware"]

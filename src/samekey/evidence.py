@@ -66,7 +66,7 @@ def is_still_unknown(finding: object) -> bool:
     return finding is StillUnknown or isinstance(finding, StillUnknown)
 
 
-class Kind(StrEnum):
+class AnswerKind(StrEnum):
     """What evidence about an operation gives, by what the operation is."""
 
     ANSWER = "answer"
@@ -77,10 +77,10 @@ class Kind(StrEnum):
     """What the effect's call would have returned: phased work, whose function gives the answer."""
 
 
-def kind_of(record: Record) -> Kind:
+def kind_of(record: Record) -> AnswerKind:
     if record.mode is Mode.PHASED:
-        return Kind.PHASE
-    return Kind.CALL if is_call(record.scope) else Kind.ANSWER
+        return AnswerKind.PHASE
+    return AnswerKind.CALL if is_call(record.scope) else AnswerKind.ANSWER
 
 
 def check_finding(finding: object) -> None:
@@ -117,11 +117,11 @@ def check_about(evidence: object, record: Record) -> None:
     if not isinstance(evidence, Executed | Declined):
         return
     match kind_of(record):
-        case Kind.ANSWER:
+        case AnswerKind.ANSWER:
             check_answer(evidence)
-        case Kind.CALL:
+        case AnswerKind.CALL:
             encode_value(_plain(evidence, _CALL), "The evidence")
-        case Kind.PHASE:
+        case AnswerKind.PHASE:
             encode_value(value_in(evidence), "The evidence")
 
 
@@ -191,7 +191,7 @@ CALL_DECLINED: Final = 422
 
 def answer_for(evidence: Executed | Declined, record: Record) -> Answer:
     """The answer that is stored: without cookies and all else that belonged to one moment."""
-    if kind_of(record) is not Kind.CALL:
+    if kind_of(record) is not AnswerKind.CALL:
         return replayable(answer_of(evidence.response))
     status = CALL_RETURNED if isinstance(evidence, Executed) else CALL_DECLINED
     return Answer(status, _JSON, encode_value(_plain(evidence, _CALL), "The evidence"))

@@ -23,7 +23,7 @@ from .engine.jobs import JobDefinition
 from .engine.once import Once, decorator
 from .engine.options import LeasedOptions, OnceOptions, PhasedOptions, TransactionOptions
 from .engine.phased import Definition
-from .engine.resolving import Named, resolve
+from .engine.resolving import NamedOperation, resolve
 from .engine.rules import rules_from, seconds
 from .engine.said import Resolution
 from .errors import ConfigurationError
@@ -320,7 +320,7 @@ class Idempotency:
         A settled operation never moves. What was found out of phased work becomes that phase's result, and
         the run goes on.
         """
-        named = Named(operation_id, step, downstream_key, provider_id)
+        named = NamedOperation(operation_id, step, downstream_key, provider_id)
         flow = resolve(
             self.engine.keys,
             self.engine.resolver,
@@ -350,7 +350,7 @@ class Idempotency:
         provider_id: str | None = None,
     ) -> Resolution:
         """``resolve`` for async code."""
-        named = Named(operation_id, step, downstream_key, provider_id)
+        named = NamedOperation(operation_id, step, downstream_key, provider_id)
         flow = resolve(
             self.engine.keys,
             self.engine.resolver,

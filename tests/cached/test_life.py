@@ -9,7 +9,7 @@ import pytest
 from samekey.core.decide import Execute, Replay
 from samekey.core.record import COLUMNS
 from samekey.drivers.cache_scripts import DROP, FILL, LOOK
-from samekey.drivers.copies import LIFE, Ask, Copies, Fetch
+from samekey.drivers.copies import LIFE, CacheRequest, Copies, Fetch
 from samekey.errors import StoreUnavailable
 from samekey.stores.cached import identity
 from samekey.stores.sql.queries import queries_for
@@ -31,20 +31,20 @@ def row(*, clock: int, expires_at: int) -> list[Any]:
     return [clock, *values.values()]
 
 
-def fill_of(*, cache_clock: int, found: list[Any]) -> Ask | None:
+def fill_of(*, cache_clock: int, found: list[Any]) -> CacheRequest | None:
     """What a reader would put into the cache, whose clock said this before the database was asked."""
     copies = Copies(identity(QUERIES), schema="samekey")
     flow = copies.read(FIND)
     assert isinstance(next(flow), Fetch), "which database is it?"
     look = flow.send([("app", 1)])
-    assert isinstance(look, Ask)
+    assert isinstance(look, CacheRequest)
     assert look.script is LOOK
     assert isinstance(flow.send([0, b"epoch", cache_clock]), Fetch)
     try:
         ask = flow.send([found])
     except StopIteration:
         return None
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, CacheRequest)
     assert ask.script is FILL
     return ask
 
@@ -67,10 +67,10 @@ def test_a_copy_that_comes_after_its_record_has_expired_is_not_kept(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = world.completed()
-    asked: list[Ask] = []
+    asked: list[CacheRequest] = []
     ask = world.cache.ask
 
-    def noted(step: Ask) -> Any:
+    def noted(step: CacheRequest) -> Any:
         asked.append(step)
         return ask(step)
 
@@ -81,7 +81,7 @@ def test_a_copy_that_comes_after_its_record_has_expired_is_not_kept(
     epoch, value, until, *rest = fill.arguments
     world.redis.delete(name)
     assert isinstance(until, int)
-    ask(Ask(FILL, fill.keys, (epoch, value, until - LIFE - 1, *rest)))
+    ask(CacheRequest(FILL, fill.keys, (epoch, value, until - LIFE - 1, *rest)))
     assert world.cached() == {}
     ask(fill)
     assert [*world.cached()] == [name], "the same copy in time is kept"
@@ -144,5 +144,5 @@ def test_removing_is_one_script_too() -> None:
     flow = copies.drop(copies.touched(QUERIES.statement("expire", None, scope="s", key="k"), []))
     next(flow)
     ask = flow.send([("app", 1)])
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, CacheRequest)
     assert ask.script is DROP

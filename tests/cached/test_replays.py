@@ -6,7 +6,7 @@ import pytest
 
 from samekey.core.decide import Execute, Mismatch, Outstanding, Replay, Uncertain, Withheld
 from samekey.core.record import Answer
-from samekey.drivers.copies import LARGEST, LIFE, Ask
+from samekey.drivers.copies import LARGEST, LIFE, CacheRequest
 from samekey.drivers.run import run
 from samekey.testing.conformance_subject import (
     different_request,
@@ -159,10 +159,10 @@ def test_how_often_the_cache_is_asked(
 ) -> None:
     """As docs/stores/cached.md says it; with markers one is planted and removed for each new key."""
     with World(shared_postgres, cache_url, in_progress=in_progress) as world:
-        asked: list[Ask] = []
+        asked: list[CacheRequest] = []
         ask = world.cache.ask
 
-        def noted(step: Ask) -> object:
+        def noted(step: CacheRequest) -> object:
             asked.append(step)
             return ask(step)
 

@@ -22,7 +22,7 @@ from samekey.drivers.url import drivers_for
 from samekey.engine.breaker import Breaker
 from samekey.stores.cached import identity
 from samekey.stores.protocols import Actor
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.operator import Operator
 from samekey.stores.sql.queries import queries_for
@@ -111,7 +111,7 @@ class World:
     def __init__(self, url: str, cache: str, *, in_progress: bool = False, namespace: str = "") -> None:
         drivers = drivers_for(url)
         self.queries = queries_for(drivers.dialect)
-        self.keys = Keys(self.queries)
+        self.keys = SqlKeys(self.queries)
         self.operator = Operator(self.keys)
         self.database = Counted(drivers.sync)
         self.breaker = Breaker()

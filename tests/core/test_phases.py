@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from samekey.core.phases import (
     WINDOW_MARGIN_MS,
-    Kind,
     Phase,
-    Resume,
+    PhaseKind,
+    ResumeEffect,
     all_reached,
     decode_phases,
     decode_value,
@@ -29,41 +29,41 @@ from samekey.errors import DefinitionChanged, NotSerialisable
 HOUR = 3_600_000
 
 
-def phase(position: int, name: str, kind: Kind = Kind.TRANSACTION, *, done: bool = True) -> Phase:
+def phase(position: int, name: str, kind: PhaseKind = PhaseKind.TRANSACTION, *, done: bool = True) -> Phase:
     return Phase(position, name, kind, done, b"null", None, 0)
 
 
-DONE = [phase(0, "ride"), phase(1, "charge", Kind.EFFECT, done=False)]
+DONE = [phase(0, "ride"), phase(1, "charge", PhaseKind.EFFECT, done=False)]
 
 
 # ------------------------------------------------------------------ against the definition
 
 
 def test_a_position_gives_what_was_recorded_there() -> None:
-    assert recorded(DONE, 0, "ride", Kind.TRANSACTION) is DONE[0]
-    assert recorded(DONE, 1, "charge", Kind.EFFECT) is DONE[1]
-    assert recorded(DONE, 2, "receipt", Kind.TRANSACTION) is None
-    assert recorded([], 0, "ride", Kind.TRANSACTION) is None
+    assert recorded(DONE, 0, "ride", PhaseKind.TRANSACTION) is DONE[0]
+    assert recorded(DONE, 1, "charge", PhaseKind.EFFECT) is DONE[1]
+    assert recorded(DONE, 2, "receipt", PhaseKind.TRANSACTION) is None
+    assert recorded([], 0, "ride", PhaseKind.TRANSACTION) is None
 
 
 @pytest.mark.parametrize(
     ("position", "name", "kind"),
     [
-        (0, "rides", Kind.TRANSACTION),
-        (0, "ride", Kind.EFFECT),
-        (0, "charge", Kind.EFFECT),
-        (1, "ride", Kind.TRANSACTION),
-        (1, "charge", Kind.TRANSACTION),
+        (0, "rides", PhaseKind.TRANSACTION),
+        (0, "ride", PhaseKind.EFFECT),
+        (0, "charge", PhaseKind.EFFECT),
+        (1, "ride", PhaseKind.TRANSACTION),
+        (1, "charge", PhaseKind.TRANSACTION),
     ],
 )
-def test_another_phase_at_that_position_is_refused(position: int, name: str, kind: Kind) -> None:
+def test_another_phase_at_that_position_is_refused(position: int, name: str, kind: PhaseKind) -> None:
     with pytest.raises(DefinitionChanged, match=rf"Step {position + 1} .* left as it was.*new version"):
         recorded(DONE, position, name, kind)
 
 
 def test_a_hole_is_refused() -> None:
     with pytest.raises(DefinitionChanged):
-        recorded([phase(1, "charge")], 0, "ride", Kind.TRANSACTION)
+        recorded([phase(1, "charge")], 0, "ride", PhaseKind.TRANSACTION)
 
 
 def test_a_function_must_come_to_everything_that_was_recorded() -> None:
@@ -81,9 +81,9 @@ def test_rows_become_phases() -> None:
         (2, "mail", "effect", 1, memoryview(b'"x"'), None, 7, 99),
     ]
     assert decode_phases(rows) == [  # type: ignore[arg-type]
-        Phase(0, "ride", Kind.TRANSACTION, True, b"7", None, 5),
-        Phase(1, "charge", Kind.EFFECT, False, None, "ch_1", 6),
-        Phase(2, "mail", Kind.EFFECT, True, b'"x"', None, 7),
+        Phase(0, "ride", PhaseKind.TRANSACTION, True, b"7", None, 5),
+        Phase(1, "charge", PhaseKind.EFFECT, False, None, "ch_1", 6),
+        Phase(2, "mail", PhaseKind.EFFECT, True, b'"x"', None, 7),
     ]
 
 
@@ -98,28 +98,28 @@ def test_a_kind_of_a_newer_version_is_refused() -> None:
 @pytest.mark.parametrize(
     ("age", "window", "can_look_up", "then"),
     [
-        (0, None, False, Resume.UNKNOWN),
-        (0, None, True, Resume.LOOK_UP),
-        (0, HOUR, False, Resume.CALL_AGAIN),
-        (0, HOUR, True, Resume.CALL_AGAIN),
-        (HOUR - WINDOW_MARGIN_MS - 1, HOUR, False, Resume.CALL_AGAIN),
-        (HOUR - WINDOW_MARGIN_MS, HOUR, False, Resume.UNKNOWN),
-        (HOUR - WINDOW_MARGIN_MS, HOUR, True, Resume.LOOK_UP),
-        (10 * HOUR, HOUR, True, Resume.LOOK_UP),
+        (0, None, False, ResumeEffect.UNKNOWN),
+        (0, None, True, ResumeEffect.LOOK_UP),
+        (0, HOUR, False, ResumeEffect.CALL_AGAIN),
+        (0, HOUR, True, ResumeEffect.CALL_AGAIN),
+        (HOUR - WINDOW_MARGIN_MS - 1, HOUR, False, ResumeEffect.CALL_AGAIN),
+        (HOUR - WINDOW_MARGIN_MS, HOUR, False, ResumeEffect.UNKNOWN),
+        (HOUR - WINDOW_MARGIN_MS, HOUR, True, ResumeEffect.LOOK_UP),
+        (10 * HOUR, HOUR, True, ResumeEffect.LOOK_UP),
         # A short window keeps a tenth for itself.
-        (8_999, 10_000, False, Resume.CALL_AGAIN),
-        (9_000, 10_000, False, Resume.UNKNOWN),
-        (0, 0, True, Resume.LOOK_UP),
-        (0, 0, False, Resume.UNKNOWN),
+        (8_999, 10_000, False, ResumeEffect.CALL_AGAIN),
+        (9_000, 10_000, False, ResumeEffect.UNKNOWN),
+        (0, 0, True, ResumeEffect.LOOK_UP),
+        (0, 0, False, ResumeEffect.UNKNOWN),
     ],
 )
-def test_what_to_do_about_it(age: int, window: int | None, can_look_up: bool, then: Resume) -> None:
+def test_what_to_do_about_it(age: int, window: int | None, can_look_up: bool, then: ResumeEffect) -> None:
     assert how_to_resume(1_000_000, 1_000_000 + age, window, can_look_up=can_look_up) is then
 
 
 @given(st.integers(0, 10**13), st.integers(0, 10**10), st.integers(0, 10**10))
 def test_nobody_calls_again_after_the_window(intent: int, age: int, window: int) -> None:
-    again = how_to_resume(intent, intent + age, window, can_look_up=True) is Resume.CALL_AGAIN
+    again = how_to_resume(intent, intent + age, window, can_look_up=True) is ResumeEffect.CALL_AGAIN
     assert not again or age < window
 
 

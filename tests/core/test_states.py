@@ -15,10 +15,10 @@ import pytest
 from samekey.core.states import (
     LEASE_END,
     TRANSITIONS,
-    Event,
     IllegalTransition,
     Mode,
     State,
+    StateEvent,
     diagram,
     sources,
     target,
@@ -30,18 +30,18 @@ IN_FLIGHT = {State.PENDING, State.IN_PROGRESS}
 UNSETTLED = {*IN_FLIGHT, State.UNKNOWN, State.DEAD_LETTER}
 
 
-def edges(mode: Mode | None = None) -> set[tuple[State | None, Event, State | None]]:
+def edges(mode: Mode | None = None) -> set[tuple[State | None, StateEvent, State | None]]:
     """All edges, those of the end of a lease by mode included."""
     found = {(before, event, after) for (before, event), after in TRANSITIONS.items()}
     ends = LEASE_END.items() if mode is None else [(mode, LEASE_END[mode])]
-    return found | {(State.IN_PROGRESS, Event.LEASE_END, after) for _, after in ends}
+    return found | {(State.IN_PROGRESS, StateEvent.LEASE_END, after) for _, after in ends}
 
 
-def leaving(state: State | None) -> set[Event]:
+def leaving(state: State | None) -> set[StateEvent]:
     return {event for before, event, _ in edges() if before == state}
 
 
-def entering(state: State | None) -> set[Event]:
+def entering(state: State | None) -> set[StateEvent]:
     return {event for _, event, after in edges() if after == state}
 
 
@@ -70,12 +70,12 @@ def test_the_states_are_those_of_the_requirements() -> None:
 
 
 def test_the_end_of_a_lease_stands_in_its_own_table_only() -> None:
-    assert not [event for _, event in TRANSITIONS if event is Event.LEASE_END]
+    assert not [event for _, event in TRANSITIONS if event is StateEvent.LEASE_END]
     assert set(LEASE_END) == set(Mode)
 
 
 def test_every_event_is_used() -> None:
-    assert {event for _, event, _ in edges()} == set(Event)
+    assert {event for _, event, _ in edges()} == set(StateEvent)
 
 
 @pytest.mark.parametrize("state", State)
@@ -88,15 +88,15 @@ def test_every_state_has_a_way_to_a_terminal_one(state: State, mode: Mode) -> No
     assert reachable(state, mode) & TERMINAL
 
 
-@pytest.mark.parametrize("event", Event)
-def test_sources_are_the_recorded_states_that_an_event_leaves(event: Event) -> None:
+@pytest.mark.parametrize("event", StateEvent)
+def test_sources_are_the_recorded_states_that_an_event_leaves(event: StateEvent) -> None:
     assert sources(event) == tuple(state for state in State if event in leaving(state))
 
 
-@pytest.mark.parametrize("event", Event)
-def test_target_is_the_single_state_that_an_event_enters(event: Event) -> None:
+@pytest.mark.parametrize("event", StateEvent)
+def test_target_is_the_single_state_that_an_event_enters(event: StateEvent) -> None:
     targets = {after for _, e, after in edges() if e is event}
-    if event is not Event.LEASE_END and len(targets) == 1 and None not in targets:
+    if event is not StateEvent.LEASE_END and len(targets) == 1 and None not in targets:
         assert {target(event)} == targets
     else:
         with pytest.raises(IllegalTransition, match="no single target"):
@@ -107,7 +107,7 @@ def test_target_is_the_single_state_that_an_event_enters(event: Event) -> None:
 
 
 def test_completed_leaves_only_when_its_retention_is_over() -> None:
-    assert leaving(State.COMPLETED) == {Event.EXPIRE, Event.REAP}
+    assert leaving(State.COMPLETED) == {StateEvent.EXPIRE, StateEvent.REAP}
 
 
 def test_there_is_no_separate_failed_state() -> None:
@@ -116,16 +116,16 @@ def test_there_is_no_separate_failed_state() -> None:
 
 def test_a_new_life_begins_only_where_nothing_binds_any_more() -> None:
     """D1, D8: a claim takes a new key or an expired one, and no other."""
-    assert {before for before, event, _ in edges() if event is Event.CLAIM} == {None, State.EXPIRED}
+    assert {before for before, event, _ in edges() if event is StateEvent.CLAIM} == {None, State.EXPIRED}
 
 
 def test_a_tombstone_is_left_by_a_new_life_the_reaper_or_the_providers_word_that_it_was_done() -> None:
     for before, event, after in edges():
-        if before is State.EXPIRED and event is Event.RECALL:
+        if before is State.EXPIRED and event is StateEvent.RECALL:
             assert after is State.COMPLETED
-        elif before is State.EXPIRED and event is Event.DISPUTE:
+        elif before is State.EXPIRED and event is StateEvent.DISPUTE:
             assert after is State.UNKNOWN
-        elif before is State.EXPIRED and event is not Event.REAP:
+        elif before is State.EXPIRED and event is not StateEvent.REAP:
             assert (None, event, after) in edges(), f"{event} treats a tombstone unlike a new key"
 
 
@@ -133,7 +133,7 @@ def test_a_tombstone_is_left_by_a_new_life_the_reaper_or_the_providers_word_that
 
 
 def test_only_work_in_progress_has_a_lease_to_lose() -> None:
-    assert sources(Event.LEASE_END) == (State.IN_PROGRESS,)
+    assert sources(StateEvent.LEASE_END) == (State.IN_PROGRESS,)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -158,7 +158,7 @@ def test_work_declared_safe_to_repeat_becomes_retryable() -> None:
 
 def test_phased_work_stays_and_is_resumed() -> None:
     assert LEASE_END[Mode.PHASED] is State.IN_PROGRESS
-    assert TRANSITIONS[State.IN_PROGRESS, Event.RESUME] is State.IN_PROGRESS
+    assert TRANSITIONS[State.IN_PROGRESS, StateEvent.RESUME] is State.IN_PROGRESS
 
 
 def test_deferred_work_may_go_on() -> None:
@@ -170,57 +170,68 @@ def test_deferred_work_may_go_on() -> None:
 
 
 def test_a_retry_leaves_only_failed_retryable_and_takes_the_operation() -> None:
-    assert sources(Event.RETRY) == (State.FAILED_RETRYABLE,)
-    assert target(Event.RETRY) is State.IN_PROGRESS
+    assert sources(StateEvent.RETRY) == (State.FAILED_RETRYABLE,)
+    assert target(StateEvent.RETRY) is State.IN_PROGRESS
 
 
 def test_failed_retryable_is_entered_only_with_proof() -> None:
     """The holder's word, a finding, or the end of a lease under a mode that proves it."""
-    assert entering(State.FAILED_RETRYABLE) == {Event.FAIL, Event.FOUND_NOT_EXECUTED, Event.LEASE_END}
+    assert entering(State.FAILED_RETRYABLE) == {
+        StateEvent.FAIL,
+        StateEvent.FOUND_NOT_EXECUTED,
+        StateEvent.LEASE_END,
+    }
 
 
 def test_what_a_provider_says_has_happened_is_not_free_whoever_would_free_it() -> None:
     for state in (State.IN_PROGRESS, State.FAILED_RETRYABLE, State.UNKNOWN):
-        assert TRANSITIONS.get((state, Event.DISPUTE)) is State.UNKNOWN
-    for state in set(State) - set(sources(Event.DISPUTE)):
-        assert (state, Event.DISPUTE) not in TRANSITIONS
+        assert TRANSITIONS.get((state, StateEvent.DISPUTE)) is State.UNKNOWN
+    for state in set(State) - set(sources(StateEvent.DISPUTE)):
+        assert (state, StateEvent.DISPUTE) not in TRANSITIONS
 
 
 # --- D6, B5: the unknown ------------------------------------------------------------------------
 
 
 def test_unknown_moves_only_by_a_finding_an_operator_or_its_holders_late_result() -> None:
-    holder = {Event.COMPLETE, Event.FAIL, Event.LOSE, Event.RELEASE, Event.REGAIN}
-    reconciliation = {Event.FOUND_EXECUTED, Event.FOUND_NOT_EXECUTED, Event.GO_ON, Event.GIVE_UP}
-    assert leaving(State.UNKNOWN) <= holder | reconciliation | {Event.DISPUTE}
-    assert TRANSITIONS.get((State.UNKNOWN, Event.DISPUTE)) is State.UNKNOWN
+    holder = {StateEvent.COMPLETE, StateEvent.FAIL, StateEvent.LOSE, StateEvent.RELEASE, StateEvent.REGAIN}
+    reconciliation = {
+        StateEvent.FOUND_EXECUTED,
+        StateEvent.FOUND_NOT_EXECUTED,
+        StateEvent.GO_ON,
+        StateEvent.GIVE_UP,
+    }
+    assert leaving(State.UNKNOWN) <= holder | reconciliation | {StateEvent.DISPUTE}
+    assert TRANSITIONS.get((State.UNKNOWN, StateEvent.DISPUTE)) is State.UNKNOWN
     assert reconciliation <= leaving(State.UNKNOWN)
-    assert Event.COMPLETE in leaving(State.UNKNOWN)
+    assert StateEvent.COMPLETE in leaving(State.UNKNOWN)
 
 
-@pytest.mark.parametrize("event", [Event.CLAIM, Event.ACCEPT, Event.COMMIT, Event.RETRY, Event.RESUME])
+@pytest.mark.parametrize(
+    "event", [StateEvent.CLAIM, StateEvent.ACCEPT, StateEvent.COMMIT, StateEvent.RETRY, StateEvent.RESUME]
+)
 @pytest.mark.parametrize("state", [State.UNKNOWN, State.DEAD_LETTER, State.COMPLETED])
-def test_no_request_runs_what_is_unknown_given_up_or_done(state: State, event: Event) -> None:
+def test_no_request_runs_what_is_unknown_given_up_or_done(state: State, event: StateEvent) -> None:
     assert (state, event) not in TRANSITIONS
 
 
 def test_reconciliation_ends_in_one_of_three_ways() -> None:
     """B5: never created → failed_retryable; created, also declined → completed; exhausted → dead letter."""
     for state in (State.UNKNOWN, State.DEAD_LETTER):
-        assert TRANSITIONS[state, Event.FOUND_NOT_EXECUTED] is State.FAILED_RETRYABLE
-        assert TRANSITIONS[state, Event.FOUND_EXECUTED] is State.COMPLETED
-    assert TRANSITIONS[State.UNKNOWN, Event.GIVE_UP] is State.DEAD_LETTER
+        assert TRANSITIONS[state, StateEvent.FOUND_NOT_EXECUTED] is State.FAILED_RETRYABLE
+        assert TRANSITIONS[state, StateEvent.FOUND_EXECUTED] is State.COMPLETED
+    assert TRANSITIONS[State.UNKNOWN, StateEvent.GIVE_UP] is State.DEAD_LETTER
 
 
 def test_a_dead_letter_moves_only_by_an_operators_word_or_what_its_holder_knows() -> None:
     assert leaving(State.DEAD_LETTER) == {
-        Event.COMPLETE,
-        Event.LOSE,
-        Event.FOUND_EXECUTED,
-        Event.FOUND_NOT_EXECUTED,
-        Event.GO_ON,
-        Event.REQUEUE,
-        Event.REVIVE,
+        StateEvent.COMPLETE,
+        StateEvent.LOSE,
+        StateEvent.FOUND_EXECUTED,
+        StateEvent.FOUND_NOT_EXECUTED,
+        StateEvent.GO_ON,
+        StateEvent.REQUEUE,
+        StateEvent.REVIVE,
     }
 
 
@@ -228,25 +239,25 @@ def test_a_dead_letter_moves_only_by_an_operators_word_or_what_its_holder_knows(
 
 
 @pytest.mark.parametrize("state", sorted(UNSETTLED))
-@pytest.mark.parametrize("event", [Event.REAP, Event.EXPIRE])
-def test_unsettled_records_are_never_deleted_or_expired(state: State, event: Event) -> None:
+@pytest.mark.parametrize("event", [StateEvent.REAP, StateEvent.EXPIRE])
+def test_unsettled_records_are_never_deleted_or_expired(state: State, event: StateEvent) -> None:
     assert (state, event) not in TRANSITIONS
 
 
 def test_the_reaper_deletes_settled_records_and_nothing_else_does_but_their_holder() -> None:
-    assert entering(None) == {Event.REAP, Event.RELEASE}
-    assert set(sources(Event.REAP)) == set(State) - UNSETTLED
-    assert set(sources(Event.RELEASE)) <= {State.IN_PROGRESS, State.UNKNOWN}
+    assert entering(None) == {StateEvent.REAP, StateEvent.RELEASE}
+    assert set(sources(StateEvent.REAP)) == set(State) - UNSETTLED
+    assert set(sources(StateEvent.RELEASE)) <= {State.IN_PROGRESS, State.UNKNOWN}
 
 
 def test_an_abandoned_pending_key_first_becomes_a_stored_failure() -> None:
-    assert sources(Event.TIME_OUT) == (State.PENDING,)
-    assert target(Event.TIME_OUT) is State.COMPLETED
+    assert sources(StateEvent.TIME_OUT) == (State.PENDING,)
+    assert target(StateEvent.TIME_OUT) is State.COMPLETED
 
 
 def test_what_expires_is_what_is_settled() -> None:
-    assert set(sources(Event.EXPIRE)) == {State.COMPLETED, State.FAILED_RETRYABLE}
-    assert target(Event.EXPIRE) is State.EXPIRED
+    assert set(sources(StateEvent.EXPIRE)) == {State.COMPLETED, State.FAILED_RETRYABLE}
+    assert target(StateEvent.EXPIRE) is State.EXPIRED
 
 
 # --- the diagram --------------------------------------------------------------------------------

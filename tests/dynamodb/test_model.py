@@ -12,7 +12,7 @@ from hypothesis import Phase
 from samekey.core.decide import Execute
 from samekey.core.policy import ietf
 from samekey.core.record import LAST_TIME, Answer, Record
-from samekey.core.states import Event, Mode, State, sources
+from samekey.core.states import Mode, State, StateEvent, sources
 from samekey.stores.dynamodb.finding import DynamoFinding
 from samekey.stores.dynamodb.items import KEPT_BEYOND, is_pk, place, value_of
 from samekey.stores.dynamodb.statements import DynamoStatements
@@ -45,7 +45,7 @@ def assert_in_order(client: Any, table: str) -> int:
         assert value_of(item, "queue") == place(State(state), value_of(item, "pk")), item
         assert value_of(item, "due") == value_of(item, DUE[state]), item
         forgotten = value_of(item, "forget_after")
-        assert (forgotten is not None) == (state in sources(Event.REAP)), item
+        assert (forgotten is not None) == (state in sources(StateEvent.REAP)), item
         if forgotten is not None:
             kept = min(value_of(item, "expires_at") + KEPT_BEYOND, LAST_TIME)
             assert forgotten >= kept // 1000, item

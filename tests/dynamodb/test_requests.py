@@ -13,7 +13,7 @@ from samekey.core.claim import Claim
 from samekey.core.decide import Unreadable
 from samekey.core.program import Program
 from samekey.core.record import Lease
-from samekey.core.states import Event, Mode, State, sources
+from samekey.core.states import Mode, State, StateEvent, sources
 from samekey.drivers.run import run
 from samekey.errors import CorruptRecord
 from samekey.stores.dynamodb.finding import DynamoFinding
@@ -160,12 +160,12 @@ def requests_of(name: str, **values: Any) -> list[Request]:
 
 
 HELD = {"scope": "s", "key": "k", "attempt": "a", "step_list": None, "made_list": None, "source": None}
-OUTCOMES: dict[str, tuple[Event, dict[str, Any]]] = {
-    "fail": (Event.FAIL, {"error_code": "e"}),
-    "lose": (Event.LOSE, {"error_code": "e", "provider_id": None}),
-    "release": (Event.RELEASE, {}),
+OUTCOMES: dict[str, tuple[StateEvent, dict[str, Any]]] = {
+    "fail": (StateEvent.FAIL, {"error_code": "e"}),
+    "lose": (StateEvent.LOSE, {"error_code": "e", "provider_id": None}),
+    "release": (StateEvent.RELEASE, {}),
     "complete": (
-        Event.COMPLETE,
+        StateEvent.COMPLETE,
         {
             "provider_id": None,
             "answer_version": 1,
@@ -252,12 +252,12 @@ def test_who_settled_it_stays_in_the_record(store: Counted) -> None:
 MOVES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "retry": (
         {"state": "failed_retryable", "locked_until": None},
-        [{"state": str(state)} for state in State if state not in sources(Event.RETRY)],
+        [{"state": str(state)} for state in State if state not in sources(StateEvent.RETRY)],
     ),
     "resume": (
         {"mode": "phased", "locked_until": NOW},
         [
-            *({"state": str(state)} for state in State if state not in sources(Event.RESUME)),
+            *({"state": str(state)} for state in State if state not in sources(StateEvent.RESUME)),
             {"mode": "leased"},
             {"locked_until": NOW + 1},
         ],
@@ -272,7 +272,7 @@ MOVES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "end_lease": (
         {"locked_until": NOW},
         [
-            *({"state": str(state)} for state in State if state not in sources(Event.LEASE_END)),
+            *({"state": str(state)} for state in State if state not in sources(StateEvent.LEASE_END)),
             {"mode": "phased"},
             {"locked_until": NOW + 1},
         ],

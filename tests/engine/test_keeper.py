@@ -16,7 +16,7 @@ from lab.processes import wait_until
 from samekey.core.program import Program, Row, Statement
 from samekey.core.record import Lease
 from samekey.engine.keeper import AT_ONCE, Keeper
-from samekey.engine.late import MOST, SETTLE, Late
+from samekey.engine.late import MOST, SETTLE, LateOutcomes
 from samekey.errors import StoreError, StoreUnavailable
 
 
@@ -246,7 +246,7 @@ def test_a_claim_is_given_back_however_long_the_store_says_nothing(monkeypatch: 
     """What it was sent before the silence may be carried out after it."""
     clock = [0.0]
     monkeypatch.setattr("samekey.engine.late.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=None))
-    late, asked = Late(Store()), list[str]()  # type: ignore[arg-type]
+    late, asked = LateOutcomes(Store()), list[str]()  # type: ignore[arg-type]
     silence = StoreUnavailable("silence")
     given: list[bool | StoreUnavailable] = [silence, silence, False, True]
     answers = iter(given)

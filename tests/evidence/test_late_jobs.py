@@ -19,7 +19,7 @@ from samekey.core.record import Answer
 from samekey.core.states import State
 from samekey.stores.sql.effects import Effects
 from samekey.stores.sql.jobs import Job
-from samekey.stores.sql.keys import Keys as SqlKeys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.operator import Operator
 from samekey.workers.outbox import OutboxWorker
 from tests.evidence.conftest import HOUR, Node

@@ -26,7 +26,7 @@ from samekey.drivers.run import run, run_async
 from samekey.drivers.url import drivers_for
 from samekey.engine import atomic
 from samekey.errors import SamekeyError, StoreUnavailable
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
 from tests.chosen import whole
@@ -90,7 +90,7 @@ async def _place_async(url: str, key: str, timeout: float) -> str:
 
 def claim(url: str, driver: str, key: str) -> None:
     """One claim, a statement that commits by itself."""
-    drivers, keys = drivers_for(url, timeout=IMPATIENCE), Keys(queries_for("postgres"))
+    drivers, keys = drivers_for(url, timeout=IMPATIENCE), SqlKeys(queries_for("postgres"))
     wanted = new_claim(key=key)
     if driver == "psycopg":
         run(drivers.sync, lambda: keys.claim(wanted, ietf()))

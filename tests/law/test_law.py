@@ -11,7 +11,7 @@ import pytest
 
 from samekey.core import states
 from samekey.core.program import Dialect
-from samekey.core.states import LEASE_END, Event, IllegalTransition, Mode, State
+from samekey.core.states import LEASE_END, IllegalTransition, Mode, State, StateEvent
 from samekey.drivers.protocol import Driver
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
@@ -22,7 +22,7 @@ from samekey.stores.sql.migrations import migrate
 from tests.chosen import whole
 from tests.law.moves import NOTHING, moves
 
-TRANSITIONS = cast("dict[tuple[State | None, Event], State | None]", states.TRANSITIONS)
+TRANSITIONS = cast("dict[tuple[State | None, StateEvent], State | None]", states.TRANSITIONS)
 OBSERVED = Path(__file__).with_name("observed.txt")
 """What was seen on real stores, by dialect and statement. ``python -m tests.law`` writes it anew."""
 
@@ -87,13 +87,13 @@ def _state(word: str) -> State | None:
     return None if word == NOTHING else State(word)
 
 
-def _allowed(before: State | None, event: Event, after: State | None) -> bool:
-    if event is Event.LEASE_END:
+def _allowed(before: State | None, event: StateEvent, after: State | None) -> bool:
+    if event is StateEvent.LEASE_END:
         return before is State.IN_PROGRESS and after in LEASE_END.values()
     if TRANSITIONS.get((before, event), "no row") == after:
         return True
     # What is past retention counts as expired, whether or not the reaper has been by.
-    lapsed = (before, Event.EXPIRE) in TRANSITIONS and (State.EXPIRED, event) in TRANSITIONS
+    lapsed = (before, StateEvent.EXPIRE) in TRANSITIONS and (State.EXPIRED, event) in TRANSITIONS
     return lapsed and TRANSITIONS[State.EXPIRED, event] == after
 
 
@@ -125,7 +125,7 @@ def _forget() -> None:
         kept.cache_clear()
 
 
-def _noticed(driver: Driver, event: Event) -> str | None:
+def _noticed(driver: Driver, event: StateEvent) -> str | None:
     """What is said of a changed table: by the loader, or by what the statements of the event do now."""
     _forget()
     try:
@@ -135,7 +135,7 @@ def _noticed(driver: Driver, event: Event) -> str | None:
         return str(error)
     queries, before = loaded["sqlite"], observed()
     for name, events in queries.events.items():
-        if event in events or event in (Event.CLAIM, Event.EXPIRE):
+        if event in events or event in (StateEvent.CLAIM, StateEvent.EXPIRE):
             now = moves(driver, queries, name)
             if now != before["sqlite", name]:
                 return f"{name} did {before['sqlite', name]}, and now {now}"
@@ -143,13 +143,13 @@ def _noticed(driver: Driver, event: Event) -> str | None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0] or NOTHING} {row[1]}")
-def test_no_row_can_be_deleted(row: tuple[State | None, Event], lite: Driver) -> None:
+def test_no_row_can_be_deleted(row: tuple[State | None, StateEvent], lite: Driver) -> None:
     del TRANSITIONS[row]
     assert _noticed(lite, row[1]), f"{row[0] or NOTHING} {row[1]} could be deleted"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0] or NOTHING} {row[1]}")
-def test_no_row_can_lead_elsewhere(row: tuple[State | None, Event], lite: Driver) -> None:
+def test_no_row_can_lead_elsewhere(row: tuple[State | None, StateEvent], lite: Driver) -> None:
     elsewhere = State.DEAD_LETTER if TRANSITIONS[row] is not State.DEAD_LETTER else State.UNKNOWN
     TRANSITIONS[row] = elsewhere
     assert _noticed(lite, row[1]), f"{row[0] or NOTHING} {row[1]} could lead to {elsewhere}"
@@ -159,7 +159,7 @@ def test_no_row_can_lead_elsewhere(row: tuple[State | None, Event], lite: Driver
 def test_no_end_of_a_lease_can_change(mode: Mode, lite: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = State.UNKNOWN if LEASE_END[mode] is not State.UNKNOWN else State.FAILED_RETRYABLE
     monkeypatch.setitem(states.LEASE_END, mode, elsewhere)
-    noticed = _noticed(lite, Event.LEASE_END)
+    noticed = _noticed(lite, StateEvent.LEASE_END)
     if mode is Mode.PHASED:
         # Phased work is the completer's: no statement ends its lease, whatever the table says.
         assert noticed is None and not any("phased" in move for move in observed()["sqlite", "sweep"])
@@ -178,17 +178,21 @@ def test_no_statement_can_have_another_event(dialect: Dialect) -> None:
     ("events", "text", "says"),
     [
         ((), "update {keys} set state = 'unknown'", "writes a state and declares no event"),
-        ((Event.LOSE,), "select 1 from {keys}", "writes no state and declares lose"),
-        ((Event.FAIL,), "update {keys} set state = {to:lose}", "uses the states of lose"),
+        ((StateEvent.LOSE,), "select 1 from {keys}", "writes no state and declares lose"),
+        ((StateEvent.FAIL,), "update {keys} set state = {to:lose}", "uses the states of lose"),
         (
-            (Event.FAIL,),
+            (StateEvent.FAIL,),
             "update {keys} set state = {to:fail} where state = 'dead_letter'",
             "names dead_letter",
         ),
-        ((Event.RETRY,), "insert into {keys} (state) values ({to:retry})", "begins with no record"),
-        ((Event.FAIL,), "update {keys} set state = {to:fail} where {over}", "begins at an expired record"),
+        ((StateEvent.RETRY,), "insert into {keys} (state) values ({to:retry})", "begins with no record"),
+        (
+            (StateEvent.FAIL,),
+            "update {keys} set state = {to:fail} where {over}",
+            "begins at an expired record",
+        ),
     ],
 )
-def test_what_is_unlawful_does_not_load(events: tuple[Event, ...], text: str, says: str) -> None:
+def test_what_is_unlawful_does_not_load(events: tuple[StateEvent, ...], text: str, says: str) -> None:
     with pytest.raises(Unlawful, match=says):
         check("this", events, text, writes=sql._writes(text), inserts="insert into" in text)

@@ -9,7 +9,7 @@ import pytest
 
 import samekey.core.effects as rules
 import samekey.engine.reconcile as applying
-from samekey.core.effects import Effect, Verdict, Word
+from samekey.core.effects import KnownEffect, Verdict, Word
 from samekey.core.program import Program
 from samekey.core.record import Record
 from samekey.errors import StoreBusy
@@ -28,7 +28,7 @@ def drop_the_step(patch: pytest.MonkeyPatch) -> None:
     def stepless(
         word: Word,
         record: Record,
-        effects: Sequence[Effect],
+        effects: Sequence[KnownEffect],
         others: Sequence[Word] = (),
         past: Collection[str] = (),
     ) -> Verdict:
@@ -59,7 +59,7 @@ def believe_the_no(patch: pytest.MonkeyPatch) -> None:
     def alone(
         word: Word,
         record: Record,
-        effects: Sequence[Effect],
+        effects: Sequence[KnownEffect],
         others: Sequence[Word] = (),
         past: Collection[str] = (),
     ) -> Verdict:

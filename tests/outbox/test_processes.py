@@ -15,7 +15,7 @@ from lab.processes import Turn, race, wait_until
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.stores.sql.jobs import Jobs
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from samekey.workers.watchdog import STUCK
 from tests.chosen import whole
@@ -179,7 +179,7 @@ def take_some(turn: Turn, url: str, batch: int) -> list[str]:
     """What one racing worker gets."""
     drivers = drivers_for(url)
     try:
-        programs = Jobs(Keys(queries_for(drivers.dialect)))
+        programs = Jobs(SqlKeys(queries_for(drivers.dialect)))
         return [job.id for job in run(drivers.sync, lambda: begin(programs, batch=batch))]
     finally:
         drivers.sync.close()

@@ -17,7 +17,7 @@ from samekey.drivers import listen
 from samekey.drivers.listen import PostgresListener
 from samekey.drivers.run import run
 from samekey.stores.protocols import Actor
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.operator import Operator
 from samekey.stores.sql.queries import queries_for
 from samekey.workers import wake
@@ -77,7 +77,7 @@ def test_a_dead_job_that_an_operator_revives_is_told_to_the_worker(postgres_outb
     with serving(outbox):
         outbox.place("flaky")
         wait_until(lambda: [job.state for job in outbox.jobs()] == ["dead"])
-        operator, job = Operator(Keys(queries_for("postgres"))), outbox.job()
+        operator, job = Operator(SqlKeys(queries_for("postgres"))), outbox.job()
         driver = outbox.idempotency.engine.drivers.sync
         assert run(driver, lambda: operator.retry_dead_job(job.id, Actor("ann", "fixed")))
         wait_until(lambda: [job.state for job in outbox.jobs()] == ["done"])

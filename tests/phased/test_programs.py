@@ -12,14 +12,14 @@ import pytest
 from samekey import ietf
 from samekey.core.claim import Claim
 from samekey.core.decide import Execute
-from samekey.core.phases import Kind
+from samekey.core.phases import PhaseKind
 from samekey.core.program import Program
 from samekey.core.record import Answer, Lease, Record
 from samekey.core.states import Mode
 from samekey.drivers.run import run, run_in
 from samekey.drivers.url import drivers_for
 from samekey.errors import EscapedTransaction, LeaseLost
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.phases import Phases, StoredInput
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
@@ -34,7 +34,7 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.drivers = drivers_for(url)
-        self.keys = Keys(queries_for(self.drivers.dialect))
+        self.keys = SqlKeys(queries_for(self.drivers.dialect))
         self.phases = Phases(self.keys)
 
     def run(self, program: Callable[[], Program[Any]]) -> Any:
@@ -88,7 +88,7 @@ def test_a_phase_and_its_fence_commit_together(store: Store) -> None:
     assert store.load(record.id).phases == []
     session.commit()
     (phase,) = store.load(record.id).phases
-    assert (phase.name, phase.kind, phase.done, phase.result) == ("a", Kind.TRANSACTION, True, b"7")
+    assert (phase.name, phase.kind, phase.done, phase.result) == ("a", PhaseKind.TRANSACTION, True, b"7")
 
 
 def test_a_former_holder_can_write_nothing(store: Store) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samekey.core.states import Event, sources
+from samekey.core.states import StateEvent, sources
 from samekey.stores.redis.finding import INDEXES, _index_of
 
 SCORES = {
@@ -40,6 +40,6 @@ def assert_in_order(client: Any, prefix: str = "samekey") -> int:
             assert score == expected, f"{name} ({state}) in {index}"
         lives = client.pttl(name)
         # That a key is gone is kept for ever.
-        ends = state in sources(Event.REAP) and columns.get("after_expiry") != b"gone"
+        ends = state in sources(StateEvent.REAP) and columns.get("after_expiry") != b"gone"
         assert (lives > 0) == ends, f"{name} ({state}) lives for {lives} ms"
     return len(found)

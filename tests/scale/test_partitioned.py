@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from samekey.drivers.url import drivers_for
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import SyncSubject, run_all
 from tests.chosen import whole
@@ -49,7 +49,7 @@ def indexes(connection: psycopg.Connection[tuple[str]]) -> set[str]:
 
 def test_a_partitioned_key_table_conforms(partitioned_url: str) -> None:
     drivers, queries = drivers_for(partitioned_url), queries_for("postgres")
-    assert len(run_all(SyncSubject(drivers.sync, Keys(queries), queries))) > 50
+    assert len(run_all(SyncSubject(drivers.sync, SqlKeys(queries), queries))) > 50
     drivers.sync.close()
 
 

@@ -16,7 +16,7 @@ from samekey.drivers.batched import LARGEST, UNDER_WAY, AsyncBatchedDriver
 from samekey.drivers.protocol import AsyncDriver, AsyncSession
 from samekey.drivers.run import run_async
 from samekey.errors import ConnectionLost, StoreBusy, StoreError, StoreUnavailable
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.conformance import AsyncSubject, StoreConformance, Subject, new_claim, retry_of
 from tests.stores.conftest import migrated
@@ -64,7 +64,7 @@ class Stuck(Counting):
 def subject(migrated_postgres: str) -> Iterator[Subject]:
     drivers = migrated(migrated_postgres)
     batched = AsyncBatchedDriver(drivers.aio, TOGETHER)
-    with AsyncSubject(batched, Keys(QUERIES), QUERIES) as found:
+    with AsyncSubject(batched, SqlKeys(QUERIES), QUERIES) as found:
         yield found
     drivers.sync.close()
 
@@ -91,7 +91,7 @@ def drive(url: str, story: Callable[[Counting, AsyncBatchedDriver], Awaitable[No
 
 
 async def claims(driver: AsyncDriver, wanted: Sequence[Any]) -> list[Decision]:
-    keys = Keys(QUERIES)
+    keys = SqlKeys(QUERIES)
     asked = (run_async(driver, lambda claim=claim: keys.claim(claim, POLICY)) for claim in wanted)  # type: ignore[misc]
     return await asyncio.gather(*asked)
 
@@ -142,7 +142,7 @@ def test_one_that_is_refused_does_not_fail_the_others(migrated_postgres: str) ->
     async def story(counting: Counting, batched: AsyncBatchedDriver) -> None:
         good, bad = new_claim(), new_claim(key="\x00")  # PostgreSQL's text holds no such character
         results = await asyncio.gather(
-            *(run_async(batched, lambda c=c: Keys(QUERIES).claim(c, POLICY)) for c in (good, bad)),  # type: ignore[misc]
+            *(run_async(batched, lambda c=c: SqlKeys(QUERIES).claim(c, POLICY)) for c in (good, bad)),  # type: ignore[misc]
             return_exceptions=True,
         )
         assert isinstance(results[0], Execute)
@@ -164,7 +164,7 @@ def test_a_lost_connection_is_everybodys_and_is_tried_again(migrated_postgres: s
 
 def test_who_gives_up_does_not_take_the_others_along(migrated_postgres: str) -> None:
     async def story(counting: Counting, batched: AsyncBatchedDriver) -> None:
-        keys, wanted = Keys(QUERIES), [new_claim() for _ in range(4)]
+        keys, wanted = SqlKeys(QUERIES), [new_claim() for _ in range(4)]
         tasks = [
             asyncio.ensure_future(run_async(batched, lambda c=c: keys.claim(c, POLICY)))  # type: ignore[misc]
             for c in wanted

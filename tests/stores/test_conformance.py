@@ -10,7 +10,7 @@ import pytest
 
 from samekey.drivers.url import Drivers
 from samekey.errors import SamekeyError
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import AsyncSubject, StoreConformance, Subject, SyncSubject, run_all
 from tests.stores.conftest import migrated
@@ -19,13 +19,13 @@ from tests.stores.mutants import MUTANTS, mutated
 
 def sync_subject(drivers: Drivers) -> Iterator[Subject]:
     queries = queries_for(drivers.dialect)
-    yield SyncSubject(drivers.sync, Keys(queries), queries)
+    yield SyncSubject(drivers.sync, SqlKeys(queries), queries)
     drivers.sync.close()
 
 
 def async_subject(drivers: Drivers) -> Iterator[Subject]:
     queries = queries_for(drivers.dialect)
-    with AsyncSubject(drivers.aio, Keys(queries), queries) as subject:
+    with AsyncSubject(drivers.aio, SqlKeys(queries), queries) as subject:
         yield subject
     drivers.sync.close()
 
@@ -95,7 +95,7 @@ class TestAsyncPyMySQL(StoreConformance):
 def test_the_suite_runs_without_a_test_framework() -> None:
     drivers = migrated("sqlite:///:memory:")
     queries = queries_for(drivers.dialect)
-    names = run_all(SyncSubject(drivers.sync, Keys(queries), queries))
+    names = run_all(SyncSubject(drivers.sync, SqlKeys(queries), queries))
     drivers.sync.close()
     assert names == sorted(
         name for name, _ in inspect.getmembers(StoreConformance) if name.startswith("test_")
@@ -108,5 +108,5 @@ def test_the_suite_finds_a_broken_statement(name: str, right: str, wrong: str) -
     drivers = migrated("sqlite:///:memory:")
     queries = mutated(name, right, wrong)
     with pytest.raises((AssertionError, SamekeyError, sqlite3.Error)):
-        run_all(SyncSubject(drivers.sync, Keys(queries), queries))
+        run_all(SyncSubject(drivers.sync, SqlKeys(queries), queries))
     drivers.sync.close()

@@ -24,7 +24,7 @@ from samekey.core.states import Mode
 from samekey.drivers.protocol import Driver
 from samekey.drivers.run import run, run_in
 from samekey.drivers.url import drivers_for
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.migrations import check, migrate, migrations
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.conformance import new_claim
@@ -232,7 +232,7 @@ def test_a_request_survives_a_cut_connection_at_every_point(
 
 # ------------------------------------------------------------------ single programs
 
-Outcomes = Callable[[Keys, Lease], Program[object]]
+Outcomes = Callable[[SqlKeys, Lease], Program[object]]
 OUTCOMES: dict[str, tuple[Outcomes, str | None]] = {
     "complete": (lambda keys, lease: keys.complete(lease, PAID), "completed"),
     "fail": (lambda keys, lease: keys.fail(lease, "declined"), "failed_retryable"),
@@ -245,7 +245,7 @@ OUTCOMES: dict[str, tuple[Outcomes, str | None]] = {
 @pytest.mark.parametrize("store", stores(*STORES))
 def test_a_program_happens_wholly_or_not_at_all(urls: dict[str, str], store: str, outcome: str) -> None:
     drivers = drivers_for(urls[store])
-    keys, policy = Keys(queries_for(drivers.dialect)), ietf()
+    keys, policy = SqlKeys(queries_for(drivers.dialect)), ietf()
     act, final = OUTCOMES[outcome]
 
     def scenario(points: Points) -> None:
@@ -312,7 +312,7 @@ def _count_tables(queries: Queries) -> Program[int]:
 
 def test_every_statement_begin_commit_and_rollback_is_two_points(sqlite_url: str) -> None:
     drivers = migrated(sqlite_url)
-    keys = Keys(queries_for(drivers.dialect))
+    keys = SqlKeys(queries_for(drivers.dialect))
     points = Points("label")
     driver = WatchedDriver(drivers.sync, points)
     session = driver.open()
@@ -340,7 +340,7 @@ def test_every_statement_begin_commit_and_rollback_is_two_points(sqlite_url: str
 
 def test_a_dead_run_does_nothing_more(sqlite_url: str) -> None:
     drivers = migrated(sqlite_url)
-    keys, claim, other = Keys(queries_for(drivers.dialect)), new_claim(), new_claim()
+    keys, claim, other = SqlKeys(queries_for(drivers.dialect)), new_claim(), new_claim()
     points = Points("label", strike_at=1)
     driver = WatchedDriver(drivers.sync, points)
     for request in (claim, other):

@@ -29,13 +29,13 @@ from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled
 from samekey.errors import StoreError
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare, state_of
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")
-KEYS = Keys(queries_for("mysql"))
+KEYS = SqlKeys(queries_for("mysql"))
 
 pytestmark = [
     pytest.mark.skipif(

@@ -35,14 +35,14 @@ from samekey.errors import (
     StoreUnavailable,
     WrongIsolation,
 )
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare
 from tests.stores.hostile import SETTINGS, Connection, atomic, atomic_async, claim_rules, with_setting
 from tests.stores.schemas import execute
 
-KEYS = Keys(queries_for("postgres"))
+KEYS = SqlKeys(queries_for("postgres"))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from samekey.drivers.url import drivers_for
 from samekey.engine.operation import Running
 from samekey.engine.way import Handled
 from samekey.errors import ConfigurationError, ConnectionLost, OpenTransaction
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from tests.chosen import whole
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, prepare
@@ -32,7 +32,7 @@ from tests.stores.hostile import claim_rules
 pytestmark = whole
 
 
-KEYS = Keys(queries_for("mysql"))
+KEYS = SqlKeys(queries_for("mysql"))
 
 
 def reversed_text(data: Any) -> Any:

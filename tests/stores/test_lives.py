@@ -16,7 +16,7 @@ from samekey.drivers.run import run
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled
 from samekey.stores.protocols import Actor
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.operator import Operator
 from samekey.stores.sql.phases import Phases, StoredInput
 from samekey.stores.sql.queries import queries_for
@@ -36,7 +36,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url, self.drivers = url, migrated(url)
         self.queries = queries_for(self.drivers.dialect)
-        self.keys = Keys(self.queries)
+        self.keys = SqlKeys(self.queries)
         self.upkeep = Upkeep(self.keys)
 
     def claim(self, claim: object, now: int = NOW) -> Record:

@@ -30,7 +30,7 @@ from samekey.errors import (
     SchemaMismatch,
     StoreBusy,
 )
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.migrations import check, migrate
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import SyncSubject, new_claim, retry_of, run_all
@@ -44,7 +44,7 @@ pytestmark = whole
 
 
 QUERIES = queries_for("mysql")
-KEYS = Keys(QUERIES)
+KEYS = SqlKeys(QUERIES)
 DAY = 86_400_000
 
 

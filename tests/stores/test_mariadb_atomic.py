@@ -30,7 +30,7 @@ from samekey.errors import (
     CommitUncertain,
     EscapedTransaction,
 )
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from tests.chosen import whole
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of
@@ -39,7 +39,7 @@ pytestmark = whole
 
 
 QUERIES = queries_for("mysql")
-KEYS = Keys(QUERIES)
+KEYS = SqlKeys(QUERIES)
 DAY = 86_400_000
 
 

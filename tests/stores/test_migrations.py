@@ -25,7 +25,7 @@ from samekey.drivers.url import drivers_for
 from samekey.engine.rules import rules_from
 from samekey.errors import ConfigurationError, SchemaMismatch
 from samekey.stores.sql import migrations as module
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.migrations import Migration, check, code_version, migrate, migrations, script
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.conformance import new_claim
@@ -102,7 +102,7 @@ def test_a_second_run_does_nothing(url: str) -> None:
 def test_a_migration_keeps_the_records(url: str) -> None:
     migrate_url(url)
     drivers, claim = drivers_for(url), new_claim()
-    keys = Keys(queries_of(url))
+    keys = SqlKeys(queries_of(url))
     run(drivers.sync, lambda: keys.claim(claim, ietf()))
     migrate_url(url)
     record = run(drivers.sync, lambda: keys.read(claim.scope, claim.key))
@@ -204,7 +204,7 @@ def test_old_code_runs_on_a_newer_schema_that_says_so(
     monkeypatch.undo()
     check_url(url)
     drivers, claim = drivers_for(url), new_claim()
-    keys = Keys(queries_of(url))
+    keys = SqlKeys(queries_of(url))
     assert isinstance(run(drivers.sync, lambda: keys.claim(claim, ietf())), Execute)
     drivers.sync.close()
 
@@ -336,7 +336,7 @@ def test_two_schemas_in_one_database_do_not_meet(postgres_url: str) -> None:
     drivers = drivers_for(postgres_url)
     claim = new_claim()
     for schema in ("samekey", "Tenant_2"):
-        keys = Keys(queries_for("postgres", schema))
+        keys = SqlKeys(queries_for("postgres", schema))
         assert isinstance(run(drivers.sync, partial(keys.claim, claim, ietf())), Execute)
     drivers.sync.close()
     assert execute(postgres_url, 'select count(*) from "Tenant_2".keys') == [(1,)]
@@ -387,7 +387,7 @@ def test_a_role_with_the_least_rights_can_work(stranger: str, postgres_url: str)
     execute(postgres_url, f"grant select, insert, update, delete on all tables in schema samekey to {role}")
     check_url(stranger)
     drivers, claim = drivers_for(stranger), new_claim()
-    keys = Keys(queries_for("postgres"))
+    keys = SqlKeys(queries_for("postgres"))
     assert isinstance(run(drivers.sync, lambda: keys.claim(claim, ietf())), Execute)
     drivers.sync.close()
 

@@ -31,7 +31,7 @@ from samekey.core.states import Mode
 from samekey.drivers.protocol import Driver
 from samekey.errors import SamekeyError
 from samekey.stores.protocols import Tending
-from samekey.stores.sql.keys import Keys
+from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.stores.sql.upkeep import Upkeep
 from samekey.testing.conformance import Subject, SyncSubject, new_claim
@@ -276,7 +276,7 @@ def walk(store: Subject, tending: Tending, queries: Queries | None = None, **opt
 
 
 def walk_sql(driver: Driver, queries: Queries, **options: Any) -> None:
-    keys = Keys(queries)
+    keys = SqlKeys(queries)
     walk(SyncSubject(driver, keys, queries), Upkeep(keys), queries, **options)
 
 

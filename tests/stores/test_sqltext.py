@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samekey.drivers.sqltext import Effect, effect_of
+from samekey.drivers.sqltext import SideEffect, effect_of
 
 ENDS = [
     "commit",
@@ -84,21 +84,23 @@ TRACES = [
 
 @pytest.mark.parametrize("text", ENDS)
 def test_a_text_that_ends_the_transaction(text: str) -> None:
-    assert effect_of(text) is Effect.ENDS
+    assert effect_of(text) is SideEffect.ENDS
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_a_text_that_does_not(text: str) -> None:
-    assert effect_of(text) is Effect.NONE
+    assert effect_of(text) is SideEffect.NONE
 
 
 def test_a_session_in_which_backslashes_escape_in_every_string() -> None:
     text = r"select '\''; commit; select 1 --'"
-    assert effect_of(text) is Effect.NONE
-    assert effect_of(text, backslashes=True) is Effect.ENDS
-    assert effect_of(r"insert into t values ('\'; commit; ')", backslashes=True) is Effect.ENDS, "to be safe"
+    assert effect_of(text) is SideEffect.NONE
+    assert effect_of(text, backslashes=True) is SideEffect.ENDS
+    assert effect_of(r"insert into t values ('\'; commit; ')", backslashes=True) is SideEffect.ENDS, (
+        "to be safe"
+    )
 
 
 @pytest.mark.parametrize("text", TRACES)
 def test_a_text_that_stays_in_the_session(text: str) -> None:
-    assert effect_of(text) is Effect.TRACES
+    assert effect_of(text) is SideEffect.TRACES

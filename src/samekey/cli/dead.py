@@ -13,8 +13,7 @@ import typer
 
 from ..core.disputes import check_set_aside
 from ..core.policy import ietf
-from ..core.problem import Refusal as ProblemRefusal
-from ..core.problem import refuse
+from ..core.problem import Refusal, refuse
 from ..core.program import Program
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
@@ -29,13 +28,13 @@ from .rehearsal import rehearse
 from .target import (
     DIGEST_SECRET,
     ActorName,
+    CommandRefused,
     Despite,
     DigestSecret,
     EncryptionKeys,
+    OperatorStore,
     Reason,
-    Refusal,
     Schema,
-    Store,
     Timeout,
     Url,
     actor,
@@ -65,20 +64,20 @@ class Letter:
         return found
 
 
-def _letter(store: Store, letter_id: str) -> Letter:
+def _letter(store: OperatorStore, letter_id: str) -> Letter:
     """What the id means, whether it is dead or not."""
     job = store.ask(lambda: store.operator.job(letter_id)) if store.has_tables else None
     if job is not None:
         return Letter(job, store.record(job.operation_id))
     record = store.record(letter_id)
     if record is None:
-        raise Refusal(f"There is no job and no operation {letter_id}. Nothing was changed.")
+        raise CommandRefused(f"There is no job and no operation {letter_id}. Nothing was changed.")
     jobs = _jobs_of(store, record.id)
     dead = sorted((job for job in jobs if job.state == "dead"), key=lambda job: not job.answers)
     return Letter(dead[0] if dead else None, record)
 
 
-def _jobs_of(store: Store, operation_id: str) -> Sequence[DeadJob]:
+def _jobs_of(store: OperatorStore, operation_id: str) -> Sequence[DeadJob]:
     return store.ask(lambda: store.operator.jobs_of(operation_id)) if store.has_tables else []
 
 
@@ -229,12 +228,12 @@ def retry_command(
         job, record = letter.job, letter.record
         _refuse_living(letter)
         if job is not None and job.answers and (record is None or record.state is not State.DEAD_LETTER):
-            raise Refusal(
+            raise CommandRefused(
                 f"Its operation is {'gone' if record is None else record.state}, so its effect must not "
                 f"happen any more. Put it away: samekey dead discard {job.id}. Nothing was changed."
             )
         if job is None and record is not None and record.mode is not Mode.PHASED:
-            raise Refusal(
+            raise CommandRefused(
                 f"A {record.mode} operation may have happened, so nobody may simply run it again. Find out, "
                 f"then use samekey keys resolve {record.id}. Nothing was changed."
             )
@@ -249,7 +248,7 @@ def retry_command(
             say("It would be tried again. It is a dead letter and stays one: this was a dry run.")
             return
         if not store.act(retry):
-            raise Refusal("Somebody else was faster. Nothing was changed.")
+            raise CommandRefused("Somebody else was faster. Nothing was changed.")
         by = "a worker" if job is not None else "the completer"
         say(f"{letter_id} is tried again as soon as {by} takes it.")
 
@@ -298,7 +297,7 @@ def discard_command(
             say(f"It would be given up with {answer.status}. It stays as it is: this was a dry run.")
             return
         if not store.act(discard):
-            raise Refusal("Somebody else was faster. Nothing was changed.")
+            raise CommandRefused("Somebody else was faster. Nothing was changed.")
         record = store.record(letter.operation_id)
         if record is not None and record.answer == answer:
             say(f"{letter_id} is given up; every retry gets {answer.status}.")
@@ -307,7 +306,7 @@ def discard_command(
 
 
 def _discarded(
-    store: Store, letter: Letter, answer: Answer, who: Actor, despite: Sequence[str]
+    store: OperatorStore, letter: Letter, answer: Answer, who: Actor, despite: Sequence[str]
 ) -> Program[bool]:
     job, operation_id = letter.job, letter.operation_id
     if job is not None:
@@ -327,10 +326,12 @@ def _discarded(
 def _refuse_living(letter: Letter) -> None:
     dead_record = letter.record is not None and letter.record.state is State.DEAD_LETTER
     if letter.job is not None and letter.job.state != "dead":
-        raise Refusal(f"The job is {letter.job.state}, not dead. Nothing was changed.")
+        raise CommandRefused(f"The job is {letter.job.state}, not dead. Nothing was changed.")
     if letter.job is None and not dead_record:
         assert letter.record is not None
-        raise Refusal(f"The operation is {letter.record.state}, not a dead letter. Nothing was changed.")
+        raise CommandRefused(
+            f"The operation is {letter.record.state}, not a dead letter. Nothing was changed."
+        )
 
 
 def _failure(status: int, body: str | None) -> Answer:
@@ -339,4 +340,4 @@ def _failure(status: int, body: str | None) -> Answer:
     detail = (
         "The operation was given up. It will not be carried out under this key; ask before using a new one."
     )
-    return refuse(ProblemRefusal(status, detail), ietf())
+    return refuse(Refusal(status, detail), ietf())

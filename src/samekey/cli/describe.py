@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..core.effects import Effect
+from ..core.effects import KnownEffect
 from ..core.fingerprint import part_digests
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
-from ..evidence import Kind, kind_of
+from ..evidence import AnswerKind, kind_of
 from ..stores.sql.operator import DeadJob, Transition
 from .output import moment, print_table, tenant_name, when
 from .sent import how_to_search
-from .target import Store
+from .target import OperatorStore
 
 
 def next_step(
-    record: Record, now: int, effects: Sequence[Effect] = (), likely: Sequence[str] = ()
+    record: Record, now: int, effects: Sequence[KnownEffect] = (), likely: Sequence[str] = ()
 ) -> str | None:
     """What an operator may do about it."""
     open_phase = next((e for e in effects if record.mode is Mode.PHASED and e.outcome is None), None)
@@ -39,7 +39,7 @@ def next_step(
     if record.state is State.UNKNOWN or (
         record.state is State.DEAD_LETTER and record.mode not in (Mode.DEFERRED, Mode.PHASED)
     ):
-        call = kind_of(record) is Kind.CALL
+        call = kind_of(record) is AnswerKind.CALL
         done, refused = (
             ("--result '…'",) * 2 if call else ("--status 201 --body '…'", "--status 402 --body '…'")
         )
@@ -64,7 +64,7 @@ def next_step(
     return None
 
 
-def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable[tuple[str, str]]:
+def facts(store: OperatorStore, record: Record, *, reveal: bool, body: bool) -> Iterable[tuple[str, str]]:
     yield "id", record.id
     yield "digest", store.digest(record)
     if reveal:
@@ -104,14 +104,14 @@ def facts(store: Store, record: Record, *, reveal: bool, body: bool) -> Iterable
             yield "body", text_of(record.answer.body)
 
 
-def fingerprint_parts(store: Store, record: Record) -> dict[str, str]:
+def fingerprint_parts(store: OperatorStore, record: Record) -> dict[str, str]:
     """A short keyed digest of each part of the request: two records that agree in one had the same there."""
     parts = part_digests(record.fingerprint)
     return {name: store.keyed(record.fingerprint_version, digest) for name, digest in parts.items()}
 
 
 def described_record(
-    store: Store, record: Record, *, reveal: bool, answer: bool = False, body: bool = False
+    store: OperatorStore, record: Record, *, reveal: bool, answer: bool = False, body: bool = False
 ) -> dict[str, Any]:
     described: dict[str, Any] = {
         "id": record.id,

@@ -17,12 +17,12 @@ from ..core.policy import milliseconds
 from ..errors import ConfigurationError, SchemaMismatch
 from ..idempotency import Idempotency
 from ..ops.doctor import examine, lease_advice, span
-from ..ops.symptoms import Finding, Symptoms
+from ..ops.symptoms import Diagnosis, Symptoms
 from ..stores.redis.check import server_facts, weaknesses_of
 from ..stores.redis.finding import RedisFinding
 from ..stores.redis.scripts import RedisStatements
 from .output import REFUSED, Json, print_facts, print_json, quietly, say, sentences
-from .target import DIGEST_SECRET, STORE_URL, Schema, Store, Timeout, application, open_store
+from .target import DIGEST_SECRET, STORE_URL, OperatorStore, Schema, Timeout, application, open_store
 
 MEASURED = 10_000
 """Runs whose durations are looked at: enough for a 99th percentile, read in a moment."""
@@ -67,7 +67,7 @@ def doctor_command(
 @contextmanager
 def _opened(
     url: str | None, app: str | None, schema: str, timeout: float
-) -> Iterator[tuple[Store, Idempotency | None]]:
+) -> Iterator[tuple[OperatorStore, Idempotency | None]]:
     if app is None:
         assert url is not None
         with open_store(url, schema, timeout, checked=False) as store:
@@ -75,12 +75,12 @@ def _opened(
         return
     idempotency = application(app)
     try:
-        yield Store(idempotency.engine.store, DIGEST_SECRET), idempotency
+        yield OperatorStore(idempotency.engine.store, DIGEST_SECRET), idempotency
     finally:
         idempotency.close()
 
 
-def _read(store: Store, idempotency: Idempotency | None) -> Symptoms:
+def _read(store: OperatorStore, idempotency: Idempotency | None) -> Symptoms:
     dialect = store.drivers.dialect
     try:
         with quietly():
@@ -109,7 +109,7 @@ def _read(store: Store, idempotency: Idempotency | None) -> Symptoms:
     return _read_redis(store, symptoms) if dialect == "redis" else symptoms
 
 
-def _read_redis(store: Store, symptoms: Symptoms) -> Symptoms:
+def _read_redis(store: OperatorStore, symptoms: Symptoms) -> Symptoms:
     statements = RedisStatements()
     finding = RedisFinding(statements)
     facts = store.ask(lambda: server_facts(statements))
@@ -127,7 +127,7 @@ def _read_redis(store: Store, symptoms: Symptoms) -> Symptoms:
     )
 
 
-def _skew(store: Store) -> int:
+def _skew(store: OperatorStore) -> int:
     """The store's clock less ours, taken in the middle of the quickest of a few looks."""
     looks = []
     for _ in range(PROBES):
@@ -141,7 +141,7 @@ def _skew(store: Store) -> int:
 # ------------------------------------------------------------------ telling
 
 
-def _print(symptoms: Symptoms, findings: list[Finding]) -> None:
+def _print(symptoms: Symptoms, findings: list[Diagnosis]) -> None:
     problems = sum(finding.level == "problem" for finding in findings)
     if problems:
         say(f"{problems} {'thing needs' if problems == 1 else 'things need'} attention.")
@@ -189,7 +189,7 @@ def _with_age(count: int, oldest: int | None, now: int) -> str:
     return f"{count:,}" if oldest is None else f"{count:,}, the oldest for {span(max(0, now - oldest))}"
 
 
-def _print_json(symptoms: Symptoms, findings: list[Finding]) -> None:
+def _print_json(symptoms: Symptoms, findings: list[Diagnosis]) -> None:
     advice = lease_advice(symptoms.durations)
     print_json(
         {

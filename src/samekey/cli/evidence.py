@@ -10,9 +10,9 @@ import typer
 from ..core.disputes import Yes
 from ..core.effects import Says
 from ..evidence import evidence_kind, unusable_answer
-from ..stores.sql.effects import Event
+from ..stores.sql.effects import ProviderEvent
 from .output import Json, moment, print_json, print_table, printable, say, sentences, when
-from .target import ActorName, Reason, Refusal, Schema, Store, Timeout, Url, actor, open_store
+from .target import ActorName, CommandRefused, OperatorStore, Reason, Schema, Timeout, Url, actor, open_store
 
 evidence_app = typer.Typer(help="What providers have said and nobody could use yet.", no_args_is_help=True)
 
@@ -82,11 +82,11 @@ def dismiss_command(
     with sentences(), open_store(url, schema, timeout) as store:
         _must_keep(store)
         if not store.act(lambda: store.effects.dismiss(source, event_id, who, operation_id)):
-            raise Refusal("There is no such event to see to. Nothing was changed.")
+            raise CommandRefused("There is no such event to see to. Nothing was changed.")
         say("The event will not be used.")
 
 
-def described_event(event: Event) -> dict[str, Any]:
+def described_event(event: ProviderEvent) -> dict[str, Any]:
     return {
         "source": event.source,
         "id": event.event_id,
@@ -101,7 +101,7 @@ def described_event(event: Event) -> dict[str, Any]:
     }
 
 
-def events_about(store: Store, operation_id: str) -> list[dict[str, Any]]:
+def events_about(store: OperatorStore, operation_id: str) -> list[dict[str, Any]]:
     """What providers have said of an operation and nobody has used. A key store keeps who said that it
     happened, and no more."""
     if store.has_tables:
@@ -134,6 +134,6 @@ def print_events(events: Sequence[dict[str, Any]]) -> None:
             say(printable(f"Until that is settled it is not sent again, unless despite {name!r}."))
 
 
-def _must_keep(store: Store) -> None:
+def _must_keep(store: OperatorStore) -> None:
     if not store.has_tables:
-        raise Refusal(f"{store.opened.name} keeps no events: providers are asked to send them again.")
+        raise CommandRefused(f"{store.opened.name} keeps no events: providers are asked to send them again.")

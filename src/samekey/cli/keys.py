@@ -11,13 +11,13 @@ import typer
 
 from ..core.claim import scope_part
 from ..core.decide import has_expired
-from ..core.effects import Effect
+from ..core.effects import KnownEffect
 from ..core.policy import milliseconds
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..engine.extending import Extension, moment, new_end
 from ..errors import NotExecuted, NotExtended, SamekeyError
-from ..evidence import Declined, Evidence, Executed, Kind, check_about, check_answer, kind_of
+from ..evidence import AnswerKind, Declined, Evidence, Executed, check_about, check_answer, kind_of
 from ..response import Response
 from ..stores.sql.operator import DeadJob
 from .describe import (
@@ -48,14 +48,14 @@ from .target import (
     DIGEST_SECRET,
     ActorName,
     CacheUrl,
+    CommandRefused,
     Despite,
     DigestSecret,
     EncryptionKeys,
-    Found,
+    FoundKey,
+    OperatorStore,
     Reason,
-    Refusal,
     Schema,
-    Store,
     Timeout,
     Url,
     actor,
@@ -177,7 +177,7 @@ def show_command(
     with sentences(), open_store(url, schema, timeout, digest_secret, encryption_key) as store:
         found = _find(store, operation_id, key, tenant, digest)
         if found.record is None and not found.timeline:
-            raise Refusal("Nothing is known of it: no record, and no timeline.")
+            raise CommandRefused("Nothing is known of it: no record, and no timeline.")
         jobs = _jobs(store, found.record)
         events = [] if found.record is None else events_about(store, found.record.id)
         effects = effects_of(store, found.record)
@@ -230,8 +230,8 @@ def show_command(
 
 
 def _find(
-    store: Store, operation_id: str | None, key: str | None, tenant: str | None, digest: str | None
-) -> Found:
+    store: OperatorStore, operation_id: str | None, key: str | None, tenant: str | None, digest: str | None
+) -> FoundKey:
     ways = [operation_id is not None, key is not None or tenant is not None, digest is not None]
     if sum(ways) != 1:
         raise typer.BadParameter("give an ID, or --key with --tenant, or --digest.")
@@ -244,14 +244,14 @@ def _find(
     return store.by_key(tenant, key)
 
 
-def _left(store: Store, record: Record | None) -> Sequence[tuple[str, str, str]]:
+def _left(store: OperatorStore, record: Record | None) -> Sequence[tuple[str, str, str]]:
     """What keeps a record whose retention is over."""
     if record is None or not has_expired(record, store.now()):
         return ()
     return store.ask(lambda: store.keys.unfinished(record.id))
 
 
-def _jobs(store: Store, record: Record | None) -> list[DeadJob]:
+def _jobs(store: OperatorStore, record: Record | None) -> list[DeadJob]:
     if record is None or record.mode is not Mode.DEFERRED or not store.has_tables:
         return []
     return [*store.ask(lambda: store.operator.jobs_of(record.id))]
@@ -332,19 +332,19 @@ def resolve_command(
             store.refuse_plain_answers()
             kind = Declined if declined else Executed
             match kind_of(record):
-                case Kind.PHASE if phase is not None:
+                case AnswerKind.PHASE if phase is not None:
                     stopped = f"it is phased and stopped at {phase.step!r}"
                     evidence = kind(_result_of(stopped, _GOES_ON, result, status, body), provider_id)
                     becomes, told = State.IN_PROGRESS, f": {phase.step!r} has its result, and the run goes on"
-                case Kind.PHASE:
+                case AnswerKind.PHASE:
                     _only_goes_on(result, status, body, declined=declined)
                     evidence = Executed(None)
                     becomes, told = State.IN_PROGRESS, ": the run goes on from its recovery point"
-                case Kind.CALL:
+                case AnswerKind.CALL:
                     called = "it is a call of once()"
                     evidence = kind(_result_of(called, "", result, status, body), provider_id)
                     becomes, told = State.COMPLETED, " with that result"
-                case Kind.ANSWER:
+                case AnswerKind.ANSWER:
                     if result is not None:
                         raise typer.BadParameter("--result is for phased work and for calls of once().")
                     answer = answer_from(status, body, content_type, kind)
@@ -359,7 +359,7 @@ def resolve_command(
         applied = store.act(lambda: store.resolver.apply(record, evidence, who, despite=despite or ()))
         now = store.record(operation_id)
         if not applied:
-            raise Refusal(
+            raise CommandRefused(
                 "Somebody else was faster: it is "
                 + ("gone" if now is None else f"{now.state} now")
                 + ". Nothing was changed."
@@ -370,7 +370,7 @@ def resolve_command(
         _note_yourself(store)
 
 
-def _open_phase(store: Store, record: Record) -> Effect | None:
+def _open_phase(store: OperatorStore, record: Record) -> KnownEffect | None:
     """The effect of phased work whose end is unknown."""
     if record.mode is not Mode.PHASED:
         return None
@@ -410,19 +410,19 @@ def _checked(evidence: Evidence, record: Record) -> None:
         raise typer.BadParameter(str(error)) from None
 
 
-def _to_resolve(store: Store, operation_id: str, *, not_executed: bool) -> Record:
+def _to_resolve(store: OperatorStore, operation_id: str, *, not_executed: bool) -> Record:
     record = store.record(operation_id)
     if record is None:
-        raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
+        raise CommandRefused(f"There is no operation {operation_id}. Nothing was changed.")
     freed = record.state is State.FAILED_RETRYABLE and record.mode in (Mode.LEASED, Mode.REPEATABLE)
     if record.state not in (State.UNKNOWN, State.DEAD_LETTER) and (not_executed or not freed):
         hint = next_step(record, store.now())
-        raise Refusal(
+        raise CommandRefused(
             f"It is {record.state}; only what is {State.UNKNOWN} or {State.DEAD_LETTER} can be resolved. "
             "Nothing was changed." + ("" if hint is None else f" {hint}")
         )
     if not_executed and record.state is State.DEAD_LETTER and record.mode is Mode.DEFERRED:
-        raise Refusal(
+        raise CommandRefused(
             "Its handler has committed and only its job is dead, so it must not be run again from the start. "
             f"Have the job tried again: samekey dead retry {record.id}. Nothing was changed."
         )
@@ -484,16 +484,16 @@ def extend_command(
     with sentences(), open_store(url, schema, timeout) as store:
         record = store.record(operation_id)
         if record is None:
-            raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
+            raise CommandRefused(f"There is no operation {operation_id}. Nothing was changed.")
         try:
             end = new_end(record, extension, store.ask(store.finding.overview).now)
         except NotExtended as error:
-            raise Refusal(str(error)) from None
+            raise CommandRefused(str(error)) from None
         if dry_run:
             say(f"It would be kept until {moment(end):%Y-%m-%d %H:%M:%SZ}. Nothing was changed: a dry run.")
             return
         if not store.act(lambda: store.finding.extend(record.id, end, who, attempt=record.attempt)):
-            raise Refusal("It has just moved. Nothing was changed; look at it again.")
+            raise CommandRefused("It has just moved. Nothing was changed; look at it again.")
         say(f"{operation_id} is kept until {moment(end):%Y-%m-%d %H:%M:%SZ}.")
         _note_yourself(store)
 
@@ -529,18 +529,20 @@ def evict_command(
     with sentences(), open_store(url, schema, timeout, cache=cache) as store:
         record = store.record(operation_id)
         if record is None:
-            raise Refusal(f"There is no operation {operation_id}. Nothing was changed.")
+            raise CommandRefused(f"There is no operation {operation_id}. Nothing was changed.")
         if record.state is not State.COMPLETED:
-            raise Refusal(f"It is {record.state}: there is nothing to evict. Nothing was changed.")
+            raise CommandRefused(f"It is {record.state}: there is nothing to evict. Nothing was changed.")
         if dry_run:
             say("Its answer, if it has one, would be dropped. It stays: this was a dry run.")
             return
         if not store.act(lambda: store.finding.evict(record.id, who)):
-            raise Refusal("It has no stored answer any more: there is nothing to evict. Nothing was changed.")
+            raise CommandRefused(
+                "It has no stored answer any more: there is nothing to evict. Nothing was changed."
+            )
         say(f"The answer of {operation_id} was dropped; a retry is told that it was done.")
         _note_yourself(store)
 
 
-def _note_yourself(store: Store) -> None:
+def _note_yourself(store: OperatorStore) -> None:
     if not store.has_tables:
         say(f"{store.opened.name} keeps no audit: write down elsewhere who did this, and why.")

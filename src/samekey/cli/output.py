@@ -24,7 +24,7 @@ from rich.text import Text
 
 from ..errors import SamekeyError
 from ..ops.doctor import span
-from .target import Refusal
+from .target import CommandRefused
 
 Json = Annotated[bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON, for scripts.")]
 DryRun = Annotated[
@@ -42,7 +42,7 @@ def sentences() -> Iterator[None]:
     """Turns what can go wrong into a sentence on standard error and an exit code."""
     try:
         yield
-    except Refusal as refusal:
+    except CommandRefused as refusal:
         typer.echo(f"samekey: {refusal}", err=True)
         raise typer.Exit(REFUSED) from None
     except SamekeyError as error:

@@ -10,7 +10,7 @@ from ..core.record import Record
 from ..core.states import State
 from ..evidence import Evidence, Executed
 from ..stores.protocols import Actor
-from .target import Store
+from .target import OperatorStore
 
 
 class _Rehearsed(Exception):
@@ -21,7 +21,7 @@ class _Rehearsed(Exception):
 
 
 def rehearse(
-    store: Store, act: Callable[[], Program[bool]], operation_id: str, despite: Sequence[str]
+    store: OperatorStore, act: Callable[[], Program[bool]], operation_id: str, despite: Sequence[str]
 ) -> None:
     """An act on a dead letter, taken back: ``Contradicted`` as in earnest. A store that cannot take back is
     only asked what waits."""
@@ -40,7 +40,7 @@ def rehearse(
 
 
 def rehearsed(
-    store: Store, record: Record, evidence: Evidence, who: Actor, despite: Sequence[str]
+    store: OperatorStore, record: Record, evidence: Evidence, who: Actor, despite: Sequence[str]
 ) -> State | None:
     """It is done, looked at and taken back. None where a store cannot take back, or somebody else was faster;
     ``Contradicted`` as in earnest."""

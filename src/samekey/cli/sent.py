@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..core.effects import UNTOLD, Effect, EffectKind
+from ..core.effects import UNTOLD, EffectKind, KnownEffect
 from ..core.record import Record
 from ..core.states import Mode, State
 from .output import moment, print_facts, say, when
-from .target import Store
+from .target import OperatorStore
 
 LOOKED_THROUGH: Final = 500
 """Records, the newest, among which others of the same endpoint are looked for."""
@@ -21,20 +21,20 @@ ALIKE: Final = 20
 """Of those so many are asked what they have sent."""
 
 
-def effects_of(store: Store, record: Record | None) -> list[Effect]:
+def effects_of(store: OperatorStore, record: Record | None) -> list[KnownEffect]:
     """What was sent, as far as it is known; a job that was never begun has sent nothing."""
     if record is None:
         return []
     return [one for one in store.ask(lambda: store.finding.effects(record.id)) if one.was_sent]
 
 
-def is_former(effect: Effect, record: Record) -> bool:
+def is_former(effect: KnownEffect, record: Record) -> bool:
     """Whether another attempt than the last one has noted it, and the last one may have sent something
     else."""
     return effect.kind is EffectKind.LEASED and effect.run != record.run
 
 
-def is_untold(record: Record, effects: Sequence[Effect]) -> bool:
+def is_untold(record: Record, effects: Sequence[KnownEffect]) -> bool:
     """Whether the last attempt ended without a word about what it had sent."""
     leased = record.mode in (Mode.LEASED, Mode.REPEATABLE)
     waits = record.state in (State.UNKNOWN, State.DEAD_LETTER)
@@ -42,7 +42,7 @@ def is_untold(record: Record, effects: Sequence[Effect]) -> bool:
     return leased and waits and not told and record.error_code in UNTOLD
 
 
-def likely_steps(store: Store, record: Record | None, effects: Sequence[Effect]) -> list[str]:
+def likely_steps(store: OperatorStore, record: Record | None, effects: Sequence[KnownEffect]) -> list[str]:
     """Where nobody knows what was sent: the steps that former attempts, and other operations of the same
     endpoint, have asked a key for."""
     if record is None or not is_untold(record, effects):
@@ -57,7 +57,7 @@ def likely_steps(store: Store, record: Record | None, effects: Sequence[Effect])
     return sorted(steps)
 
 
-def how_to_search(record: Record, effects: Sequence[Effect], likely: Sequence[str]) -> str:
+def how_to_search(record: Record, effects: Sequence[KnownEffect], likely: Sequence[str]) -> str:
     """By what was sent, or may have been."""
     if is_untold(record, effects):
         lines = [
@@ -89,7 +89,7 @@ def _may_have_been_sent(record: Record, likely: Sequence[str]) -> list[str]:
     ]
 
 
-def print_effects(record: Record, effects: Sequence[Effect]) -> None:
+def print_effects(record: Record, effects: Sequence[KnownEffect]) -> None:
     """One block for each effect, the downstream key on a line of its own: it is copied into a provider's
     search."""
     for effect in effects:
@@ -109,14 +109,14 @@ def print_effects(record: Record, effects: Sequence[Effect]) -> None:
         print_facts((name, value) for name, value in pairs if value is not None)
 
 
-def effect_state(effect: Effect) -> str:
+def effect_state(effect: KnownEffect) -> str:
     """What is known of it, in a word."""
     if effect.job_state is not None:
         return f"job {effect.job_state}"
     return "no end known" if effect.outcome is None else effect.outcome.replace("_", " ")
 
 
-def described_effect(record: Record, effect: Effect) -> dict[str, Any]:
+def described_effect(record: Record, effect: KnownEffect) -> dict[str, Any]:
     return {
         "step": effect.step,
         "kind": str(effect.kind),

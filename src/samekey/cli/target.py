@@ -16,7 +16,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from ..core.claim import call_part, scope_of, scope_part
-from ..core.program import Program, Unreadable
+from ..core.program import Program, Undecryptable
 from ..core.record import Record
 from ..core.states import State
 from ..drivers.encrypted import Cipher, EncryptedDriver
@@ -26,14 +26,13 @@ from ..drivers.sqlite import SQLiteDriver
 from ..encryption import fernet
 from ..engine.direct import DirectResolver
 from ..engine.reconcile import NotingResolver, Resolver
-from ..engine.store import Store as OpenedStore
-from ..engine.store import cached
+from ..engine.store import Store, cached
 from ..engine.store import open_store as open_engine_store
 from ..errors import ConfigurationError, CorruptRecord, SamekeyError
 from ..idempotency import Idempotency
 from ..stores.protocols import Actor
 from ..stores.sql.effects import Effects
-from ..stores.sql.operator import Named, Operator, Transition
+from ..stores.sql.operator import NamedKey, Operator, Transition
 from ..stores.sql.overruling import Moved
 
 T = TypeVar("T")
@@ -101,7 +100,7 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
-class Refusal(Exception):
+class CommandRefused(Exception):
     """A command that cannot be carried out as things stand. The sentence says why; the exit code is 1."""
 
 
@@ -133,7 +132,7 @@ def actor(name: str | None, reason: str) -> Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundKey:
     """What is known of a key: its record, if it is still there, and its timeline."""
 
     record: Record | None
@@ -150,11 +149,11 @@ class _NoKey:
         raise LookupError
 
 
-class Store:
+class OperatorStore:
     """One store, as an operator's command uses it. It reads what it has the keys for, and shows the rest."""
 
     def __init__(
-        self, opened: OpenedStore, secret: str, cipher: Cipher | None = None, acting: Driver | None = None
+        self, opened: Store, secret: str, cipher: Cipher | None = None, acting: Driver | None = None
     ) -> None:
         """``acting``: what acts go through, where a cache must hear of them. Looks never ask a cache."""
         self.opened = opened
@@ -199,19 +198,19 @@ class Store:
         try:
             return run(self._writer, factory)
         except Moved:
-            raise Refusal("It has just moved. Nothing was changed; look at it again.") from None
+            raise CommandRefused("It has just moved. Nothing was changed; look at it again.") from None
 
     def refuse_plain_answers(self) -> None:
         """An answer that an operator writes must be no easier to read than those beside it."""
         if not self._has_keys and self._has_encrypted_answers():
-            raise Refusal(
+            raise CommandRefused(
                 "The answers in this store are encrypted, and yours would not be. Give --encryption-key. "
                 "Nothing was changed."
             )
 
     def _has_encrypted_answers(self) -> bool:
         if self.has_tables:
-            return isinstance(self.ask(self.operator.newest_answer), Unreadable)
+            return isinstance(self.ask(self.operator.newest_answer), Undecryptable)
         for record in self.ask(lambda: self.finding.find(state=str(State.COMPLETED), limit=20)):
             if record.withheld:
                 try:
@@ -228,7 +227,7 @@ class Store:
         assert isinstance(rows[0][0], int)
         return rows[0][0]
 
-    def digest(self, named: Record | Named) -> str:
+    def digest(self, named: Record | NamedKey) -> str:
         """What stands for the key in the application's logs."""
         text = scope_of(named.tenant, named.key).encode()
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:12]
@@ -240,22 +239,22 @@ class Store:
     def record(self, operation_id: str) -> Record | None:
         return self.ask(lambda: self.finding.by_id(operation_id))
 
-    def by_id(self, operation_id: str) -> Found:
+    def by_id(self, operation_id: str) -> FoundKey:
         record = self.record(operation_id)
         if record is not None:
             # By its key: an index leads there, and former lives of the key belong to its story.
-            return Found(record, self._timeline(record.scope, record.key))
+            return FoundKey(record, self._timeline(record.scope, record.key))
         if not self.has_tables:
-            return Found(None, [])
-        return Found(None, [*self.ask(lambda: self.operator.timeline_of(operation_id))])
+            return FoundKey(None, [])
+        return FoundKey(None, [*self.ask(lambda: self.operator.timeline_of(operation_id))])
 
-    def by_key(self, tenant: str, key: str) -> Found:
+    def by_key(self, tenant: str, key: str) -> FoundKey:
         part = scope_part(tenant)
         scope = scope_of(part)
         record = self.ask(lambda: self.finding.by_key(scope, key))
         called = self.ask(lambda: self.finding.by_key(scope_of(call_part(tenant)), key))
         if record is not None and called is not None:
-            raise Refusal(
+            raise CommandRefused(
                 "This tenant has the key twice, from a client and in a call of once(): use keys list, then "
                 "the id."
             )
@@ -264,30 +263,30 @@ class Store:
             # The scope may hold more than the tenant.
             records = self.ask(lambda: self.finding.find(tenant=part, key=key, limit=2))
             if len(records) > 1:
-                raise Refusal(
+                raise CommandRefused(
                     "This tenant has used the key at several endpoints: use keys list, then the id."
                 )
             record = records[0] if records else None
         if record is not None:
-            return Found(record, self._timeline(record.scope, record.key))
+            return FoundKey(record, self._timeline(record.scope, record.key))
         timeline = self._timeline(scope, key)
         if not self.has_tables:
-            return Found(None, [])
-        return Found(None, timeline or [*self.ask(lambda: self.operator.timeline_of_key(part, key))])
+            return FoundKey(None, [])
+        return FoundKey(None, timeline or [*self.ask(lambda: self.operator.timeline_of_key(part, key))])
 
-    def by_digest(self, digest: str) -> Found:
+    def by_digest(self, digest: str) -> FoundKey:
         """Looks at every key: a digest cannot be turned back."""
         wanted = digest.strip().lower()
         for named in self._every_key():
             if self.digest(named) == wanted:
                 part, key = named.tenant, named.key
                 if len(self.ask(lambda: self.finding.find(tenant=part, key=key, limit=2))) > 1:  # noqa: B023
-                    raise Refusal("Several keys have this digest: use keys list, then the id.")
+                    raise CommandRefused("Several keys have this digest: use keys list, then the id.")
                 record = self.ask(lambda named=named: self.finding.by_key(named.scope, named.key))  # type: ignore[misc]
-                return Found(record, self._timeline(named.scope, named.key))
-        return Found(None, [])
+                return FoundKey(record, self._timeline(named.scope, named.key))
+        return FoundKey(None, [])
 
-    def _every_key(self) -> Iterator[Named]:
+    def _every_key(self) -> Iterator[NamedKey]:
         if not self.has_tables:
             yield from self._every_record()
             return
@@ -303,7 +302,7 @@ class Store:
             yield from names
             after = (names[-1].scope, names[-1].key)
 
-    def _every_record(self) -> Iterator[Named]:
+    def _every_record(self) -> Iterator[NamedKey]:
         """Page by page, from the newest; those of one moment may come twice."""
         seen: set[str] = set()
         before: int | None = None
@@ -314,7 +313,7 @@ class Store:
             fresh = [record for record in records if record.id not in seen]
             if not fresh:
                 return
-            yield from (Named(record.scope, record.key, record.tenant) for record in fresh)
+            yield from (NamedKey(record.scope, record.key, record.tenant) for record in fresh)
             seen = {record.id for record in records}
             before = records[-1].created_at + 1
 
@@ -348,7 +347,7 @@ def open_store(
     *,
     checked: bool = True,
     cache: str | None = None,
-) -> Iterator[Store]:
+) -> Iterator[OperatorStore]:
     """The store of a URL; its tables fit, if that is to be ``checked``."""
     cipher = fernet(*encryption_keys) if encryption_keys else None
     opened = open_engine_store(url, schema=schema, pool_size=4, timeout=timeout)
@@ -358,7 +357,7 @@ def open_store(
         if isinstance(driver, SQLiteDriver) and not Path(driver.path).exists():
             # SQLite would make one, empty, and everything would look fine.
             raise ConfigurationError(f"There is no SQLite database {driver.path}.")
-        store = Store(opened, secret, cipher, acting)
+        store = OperatorStore(opened, secret, cipher, acting)
         if checked:
             store.ask(opened.check)
         yield store

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from .disputes import Yes, is_known_to
-from .effects import Effect, EffectKind, Says, SentStep, Word, certainly_about, is_before
+from .effects import EffectKind, KnownEffect, Says, SentStep, Word, certainly_about, is_before
 from .record import Record
 from .states import Mode, State
 
@@ -28,7 +28,7 @@ class Aftermath(StrEnum):
     """It says otherwise than the answer that stands."""
 
 
-def aftermath(word: Word, record: Record, effects: Sequence[Effect]) -> Aftermath:
+def aftermath(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Aftermath:
     """Of a word that cannot change anything any more."""
     if record.state is not State.COMPLETED or is_before(word, record):
         return Aftermath.LATE
@@ -45,7 +45,7 @@ def aftermath(word: Word, record: Record, effects: Sequence[Effect]) -> Aftermat
     return Aftermath.LATE
 
 
-def _knew(word: Word, record: Record, effects: Sequence[Effect]) -> bool:
+def _knew(word: Word, record: Record, effects: Sequence[KnownEffect]) -> bool:
     """Whether a leased handler has given its answer with this in mind. (What others have found out has kept
     the error code of what they found out about.)"""
     if record.error_code is not None:
@@ -57,7 +57,7 @@ def _knew(word: Word, record: Record, effects: Sequence[Effect]) -> bool:
     return is_known_to(yes, steps, attempts=record.attempts)
 
 
-def _meant(word: Word, record: Record, effects: Sequence[Effect]) -> Effect | None:
+def _meant(word: Word, record: Record, effects: Sequence[KnownEffect]) -> KnownEffect | None:
     kind = {Mode.PHASED: EffectKind.PHASE, Mode.DEFERRED: EffectKind.JOB}.get(record.mode, EffectKind.LEASED)
     sent = [effect for effect in effects if effect.kind is kind and effect.was_sent]
     if word.about is not None:
@@ -65,7 +65,7 @@ def _meant(word: Word, record: Record, effects: Sequence[Effect]) -> Effect | No
     return sent[0] if len(sent) == 1 else None
 
 
-def _happened(record: Record, effect: Effect | None) -> bool | None:
+def _happened(record: Record, effect: KnownEffect | None) -> bool | None:
     """Whether it is known to have happened; None: the answer tells nothing of this effect."""
     answered = record.answer is None or record.answer.status < ERRORS_FROM
     if record.mode in (Mode.LEASED, Mode.REPEATABLE):

@@ -15,7 +15,7 @@ from .claim import Claim
 from .fingerprint import differing
 from .policy import Policy
 from .record import Record
-from .states import Event, Mode, State, sources
+from .states import Mode, State, StateEvent, sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +206,4 @@ def has_expired(record: Record, now: int) -> bool:
     """Retention is over, whether or not the reaper has been by. Unsettled records never expire."""
     if record.state is State.EXPIRED:
         return True
-    return record.state in sources(Event.EXPIRE) and record.expires_at <= now
+    return record.state in sources(StateEvent.EXPIRE) and record.expires_at <= now

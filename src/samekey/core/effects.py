@@ -82,7 +82,7 @@ NOTHING_SENT = Sent()
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class KnownEffect:
     """One effect as the store has noted it. Times are milliseconds by the store's clock."""
 
     step: str
@@ -115,13 +115,13 @@ class Effect:
         return self.sends > 0
 
 
-def decode_effect(row: Row) -> Effect:
+def decode_effect(row: Row) -> KnownEffect:
     """A key store gives one value more: the ids that other attempts have noted, as JSON."""
     step, kind, place, attempt, source, key, provider_id, sends, sent_at, outcome, *more = row
     job_state, answers, *former = more
     assert isinstance(sends, int)
     assert sent_at is None or isinstance(sent_at, int)
-    return Effect(
+    return KnownEffect(
         str(step),
         EffectKind(str(kind)),
         str(place),
@@ -167,7 +167,7 @@ class Settle:
     """It settles this effect; None: the leased call."""
 
     word: Word
-    effect: Effect | None
+    effect: KnownEffect | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Unplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class TooLate:
     """What it is about is settled, or is a former attempt or life. It changes nothing, now or ever."""
 
 
@@ -190,7 +190,7 @@ class Foreign:
     """It names an effect that was sent to somebody else."""
 
 
-Verdict: TypeAlias = Settle | Keep | Unplaced | Late | Foreign
+Verdict: TypeAlias = Settle | Keep | Unplaced | TooLate | Foreign
 
 CLOCK_TOLERANCE_MS: Final = 5_000
 """How far a provider's clock may be from ours; it may also tick in whole seconds. Whatever happened longer
@@ -214,7 +214,7 @@ UNTOLD: Final = ("lease_ended", NOT_NOTED)
 def judge(
     word: Word,
     record: Record,
-    effects: Sequence[Effect],
+    effects: Sequence[KnownEffect],
     others: Sequence[Word] = (),
     past: Collection[str | None] = (),
 ) -> Verdict:
@@ -223,7 +223,7 @@ def judge(
     happened. ``past`` are the provider's ids that former lives of the key have noted, with None for those
     that are forgotten."""
     if _of_former_life(word, record, effects, past):
-        return Late()
+        return TooLate()
     contradicted = any(one.says is Says.EXECUTED for one in others)
     certain = [one for one in others if not _of_which_life(one, record, effects, past)]
     verdict = _judge(word, record, effects, certain)
@@ -235,7 +235,7 @@ def judge(
     return verdict
 
 
-def placed(word: Word, record: Record, effects: Sequence[Effect]) -> Word:
+def placed(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Word:
     """The word with the effect that it is about, where it names that otherwise than by its key and it is
     known: which one it is shows best when the word comes."""
     kind = {Mode.PHASED: EffectKind.PHASE, Mode.DEFERRED: EffectKind.JOB}.get(record.mode)
@@ -245,11 +245,11 @@ def placed(word: Word, record: Record, effects: Sequence[Effect]) -> Word:
     return word if effect is None else replace(word, about=effect.downstream_key)
 
 
-def _judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word]) -> Verdict:
+def _judge(word: Word, record: Record, effects: Sequence[KnownEffect], others: Sequence[Word]) -> Verdict:
     if is_before(word, record):
         # About a former operation of this key, which had the same downstream keys, or by a clock that is far
         # off. Where nothing is left of a former one, nobody can tell: an operator sees it.
-        return Late() if record.life > 1 or record.state in _OVER else Unplaced()
+        return TooLate() if record.life > 1 or record.state in _OVER else Unplaced()
     if record.mode is Mode.PHASED:
         return _judge_phase(word, record, [e for e in effects if e.kind is EffectKind.PHASE])
     if record.mode is Mode.DEFERRED and any(e.kind is EffectKind.JOB for e in effects):
@@ -258,7 +258,7 @@ def _judge(word: Word, record: Record, effects: Sequence[Effect], others: Sequen
 
 
 def choose(
-    words: Sequence[Word], record: Record, effect: Effect, past: Collection[str | None] = ()
+    words: Sequence[Word], record: Record, effect: KnownEffect, past: Collection[str | None] = ()
 ) -> Word | None:
     """The word that counts about an effect whose run is under way and which has no result: the one that says
     most."""
@@ -268,11 +268,13 @@ def choose(
     return min(believed, key=lambda word: list(Says).index(word.says), default=None)
 
 
-def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others: Sequence[Word]) -> Verdict:
+def _judge_leased(
+    word: Word, record: Record, effects: Sequence[KnownEffect], others: Sequence[Word]
+) -> Verdict:
     """A leased handler's steps are noted with its outcome. Where a process died before that, nobody knows
     which it had sent, unless the word names the plain key: a handler that asks for that one gets no other."""
     noted = [effect for effect in effects if effect.run == record.run]
-    keys: dict[str | None, Effect] = {
+    keys: dict[str | None, KnownEffect] = {
         effect.downstream_key: effect for effect in noted if effect.downstream_key is not None
     }
     about = keys.get(word.about)
@@ -280,7 +282,7 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
     if meant and all(_is_foreign(word, effect) for effect in meant):
         return _unknown_voice(word, record)
     if record.state in _OVER or (record.mode is Mode.ATOMIC and record.state is State.FAILED_RETRYABLE):
-        return Late()
+        return TooLate()
     if record.state in _RUNNING or _answered_otherwise(word, record):
         return Keep()
     if len(keys) > 1:
@@ -290,11 +292,11 @@ def _judge_leased(word: Word, record: Record, effects: Sequence[Effect], others:
     if word.says is Says.EXECUTED:
         return Settle(word, None)
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
-        return Late()  # nothing new, whichever attempt it is about
+        return TooLate()  # nothing new, whichever attempt it is about
     return _in_doubt(_about_last_call(word, record, effects)) or Settle(word, None)
 
 
-def _is_the_call(word: Word, record: Record, noted: Sequence[Effect]) -> bool:
+def _is_the_call(word: Word, record: Record, noted: Sequence[KnownEffect]) -> bool:
     """Whether a word that names none of the keys that were noted is about the one call there is. Where the
     handler's outcome was never noted, nor is it known how many it has made: a word about one of several must
     not settle them all."""
@@ -304,7 +306,7 @@ def _is_the_call(word: Word, record: Record, noted: Sequence[Effect]) -> bool:
 
 
 def _judge_several(
-    word: Word, record: Record, keys: dict[str | None, Effect], others: Sequence[Word]
+    word: Word, record: Record, keys: dict[str | None, KnownEffect], others: Sequence[Word]
 ) -> Verdict:
     """Settled once every step is known to have happened, with the word about the last one; or once every step
     is known not to have happened."""
@@ -327,27 +329,27 @@ def _judge_several(
     return Keep()
 
 
-def _judge_phase(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict:
+def _judge_phase(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Verdict:
     effect = _one_of(word, effects)
     if effect is None:
         # One that names no effect says nothing new once all that were sent have their results.
         known = word.about is None and all(one.outcome in _HAPPENED for one in effects if one.was_sent)
-        return Late() if record.state in _OVER or (effects and known) else Unplaced()
+        return TooLate() if record.state in _OVER or (effects and known) else Unplaced()
     if _is_foreign(word, effect):
         return _unknown_voice(word, record)
     if record.state in _OVER or effect.outcome in _HAPPENED:
-        return Late()
+        return TooLate()
     if any(_stands_instead(other, effect) for other in effects):
         # It was taken back, and another one was tried in its place: there is no room for both.
-        return Unplaced() if word.says is Says.EXECUTED else Late()
+        return Unplaced() if word.says is Says.EXECUTED else TooLate()
     if record.state in _RUNNING:
         return Keep()
     if word.says is Says.NOT_EXECUTED and record.state is State.FAILED_RETRYABLE:
-        return Late()
+        return TooLate()
     return _in_doubt(_believable(word, record, effect)) or Settle(word, effect)
 
 
-def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict:
+def _judge_job(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Verdict:
     effect = _one_of(word, effects)
     if effect is None:
         return Unplaced()
@@ -357,7 +359,7 @@ def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict
         return Keep()
     if effect.job_state == "live":
         return Keep()  # its own next run says more: it also does the job's writes
-    doubt = Late() if effect.job_state != "dead" else _in_doubt(_believable(word, record, effect))
+    doubt = TooLate() if effect.job_state != "dead" else _in_doubt(_believable(word, record, effect))
     if doubt is not None:
         return doubt
     if word.says is Says.NOT_EXECUTED:
@@ -365,7 +367,7 @@ def _judge_job(word: Word, record: Record, effects: Sequence[Effect]) -> Verdict
     return Settle(word, effect)
 
 
-def _one_of(word: Word, effects: Sequence[Effect]) -> Effect | None:
+def _one_of(word: Word, effects: Sequence[KnownEffect]) -> KnownEffect | None:
     sent = [effect for effect in effects if effect.was_sent]
     if word.about is None and word.among:
         # One object of the provider's for several effects: it tells of the one that has no result yet.
@@ -393,7 +395,7 @@ def is_before(word: Word, record: Record) -> bool:
 
 
 def _of_former_life(
-    word: Word, record: Record, effects: Sequence[Effect], past: Collection[str | None]
+    word: Word, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
 ) -> bool:
     """Whether it names what a former life of the key has made, and this one has not: a debit may bounce days
     after the operation that it belongs to is forgotten."""
@@ -403,7 +405,7 @@ def _of_former_life(
 
 
 def _of_which_life(
-    word: Word, record: Record, effects: Sequence[Effect], past: Collection[str | None]
+    word: Word, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
 ) -> bool:
     """Whether nobody can tell: what a former life has made is forgotten, and it had the same downstream
     keys. Then only what this life has made itself is certainly its own."""
@@ -411,19 +413,19 @@ def _of_which_life(
 
 
 def _of_this_life(
-    word: Word, record: Record, effects: Sequence[Effect], past: Collection[str | None]
+    word: Word, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
 ) -> bool:
     return not (_of_former_life(word, record, effects, past) or _of_which_life(word, record, effects, past))
 
 
-def _names_its_own(word: Word, record: Record, effects: Sequence[Effect]) -> bool:
+def _names_its_own(word: Word, record: Record, effects: Sequence[KnownEffect]) -> bool:
     """Whether it names what this life of the key has made."""
     its_own = {record.provider_id, *(effect.provider_id for effect in effects)}
     its_own.update(*(effect.former_ids for effect in effects))
     return word.provider_id is not None and word.provider_id in its_own
 
 
-def _is_foreign(word: Word, effect: Effect) -> bool:
+def _is_foreign(word: Word, effect: KnownEffect) -> bool:
     return effect.source is not None and effect.source != word.source
 
 
@@ -442,7 +444,7 @@ def _answered_otherwise(word: Word, record: Record) -> bool:
     return word.says is Says.EXECUTED and code.startswith(ANSWERED)
 
 
-def _stands_instead(other: Effect, effect: Effect) -> bool:
+def _stands_instead(other: KnownEffect, effect: KnownEffect) -> bool:
     return (
         other.place == effect.place
         and other.step != effect.step
@@ -451,14 +453,14 @@ def _stands_instead(other: Effect, effect: Effect) -> bool:
     )
 
 
-def _in_doubt(about_now: bool | None) -> Late | Keep | None:
+def _in_doubt(about_now: bool | None) -> TooLate | Keep | None:
     """What becomes of a word that is not certainly about the last send; None: it is."""
     if about_now is None:
         return Keep()
-    return None if about_now else Late()
+    return None if about_now else TooLate()
 
 
-def _believable(word: Word, record: Record, effect: Effect) -> bool | None:
+def _believable(word: Word, record: Record, effect: KnownEffect) -> bool | None:
     """That it happened is true for good, whichever attempt did it."""
     if word.says is Says.EXECUTED:
         return True
@@ -494,7 +496,7 @@ def _about_now(
     return True if word.occurred_at > sent_at + CLOCK_TOLERANCE_MS else None
 
 
-def asked_about(record: Record, effects: Sequence[Effect]) -> Record:
+def asked_about(record: Record, effects: Sequence[KnownEffect]) -> Record:
     """The record as a lookup gets it: with the effect whose end is to be found out, where that is one."""
     if record.mode is Mode.PHASED:
         still = [one for one in effects if one.kind is EffectKind.PHASE and one.was_sent and not one.outcome]
@@ -507,7 +509,7 @@ def asked_about(record: Record, effects: Sequence[Effect]) -> Record:
     return replace(record, open_effect=found)
 
 
-def another_step(provider_id: str | None, record: Record, effects: Sequence[Effect]) -> str | None:
+def another_step(provider_id: str | None, record: Record, effects: Sequence[KnownEffect]) -> str | None:
     """The step that has this id of the provider's, if that is another than the one that is to be found out:
     of phased work the open one, of a leased handler's several the last."""
     if provider_id is None:
@@ -524,7 +526,9 @@ def another_step(provider_id: str | None, record: Record, effects: Sequence[Effe
     return next((o.step for o in others if provider_id in (o.provider_id, *o.former_ids)), None)
 
 
-def certainly_about(word: Word, record: Record, effect: Effect | None, effects: Sequence[Effect]) -> bool:
+def certainly_about(
+    word: Word, record: Record, effect: KnownEffect | None, effects: Sequence[KnownEffect]
+) -> bool:
     """Whether a "no" is about the last send, and that was the only one that its answer could stand for."""
     if effect is not None and effect.kind is not EffectKind.LEASED:
         return _names(word, effect.provider_id) and _believable(word, record, effect) is True
@@ -540,7 +544,7 @@ def _names(word: Word, provider_id: str | None) -> bool:
     return None in (word.provider_id, provider_id) or word.provider_id == provider_id
 
 
-def _about_last_call(word: Word, record: Record, effects: Sequence[Effect]) -> bool | None:
+def _about_last_call(word: Word, record: Record, effects: Sequence[KnownEffect]) -> bool | None:
     """The same of a leased call, by what it has noted."""
     known = next((one.provider_id for one in effects if one.run == record.run), record.provider_id)
     former = {one.provider_id for one in effects if one.run != record.run}

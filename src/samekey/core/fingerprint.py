@@ -32,7 +32,7 @@ from typing import Any
 
 from samekey.core.canonical import NotCanonical, canonical, parse_json
 from samekey.core.content import MediaType, codings, decode, parse_media_type
-from samekey.core.forms import Part, multipart_parts, query_pairs, urlencoded_pairs
+from samekey.core.forms import FormPart, multipart_parts, query_pairs, urlencoded_pairs
 from samekey.core.pointer import Pointer, find, holds_value, parse_pointer, remove
 
 __all__ = ["Fingerprint", "FingerprintRules", "RequestParts", "differing", "fingerprint", "fingerprint_as"]
@@ -375,7 +375,7 @@ def _field_names(pointers: tuple[Pointer, ...]) -> set[bytes]:
     return {_text(pointer.tokens[0]) for pointer in pointers if len(pointer.tokens) == 1}
 
 
-def _part_frames(part: Part) -> bytes:
+def _part_frames(part: FormPart) -> bytes:
     return b"".join(
         [
             _frame(b"name", part.name),

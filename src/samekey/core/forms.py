@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from samekey.core.content import MediaType, parse_media_type
 
-__all__ = ["Pair", "Part", "multipart_parts", "query_pairs", "urlencoded_pairs"]
+__all__ = ["FormPart", "Pair", "multipart_parts", "query_pairs", "urlencoded_pairs"]
 
 # Above what web frameworks accept; beyond these the bytes are compared, which costs nothing.
 MAX_PAIRS = 10_000
@@ -95,7 +95,7 @@ _DISPOSITION_PARAMETER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormPart:
     """One part of a form. ``headers`` are those that say neither its type nor its length."""
 
     name: bytes
@@ -106,7 +106,7 @@ class Part:
     content: bytes
 
 
-def multipart_parts(body: bytes, boundary: bytes) -> list[Part] | None:
+def multipart_parts(body: bytes, boundary: bytes) -> list[FormPart] | None:
     """The parts of a multipart/form-data body, in order.
 
     Strict: a preamble, an epilogue, bare line feeds, padding, folded or repeated headers, or a part
@@ -118,7 +118,7 @@ def multipart_parts(body: bytes, boundary: bytes) -> list[Part] | None:
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2)
     if len(pieces) > MAX_PARTS + 2 or pieces[0] or pieces[-1] not in (b"--", b"--\r\n"):
         return None
-    parts: list[Part] = []
+    parts: list[FormPart] = []
     for piece in pieces[1:-1]:
         part = _part(piece)
         if part is None:
@@ -127,7 +127,7 @@ def multipart_parts(body: bytes, boundary: bytes) -> list[Part] | None:
     return parts
 
 
-def _part(piece: bytes) -> Part | None:
+def _part(piece: bytes) -> FormPart | None:
     head, blank_line, content = piece.partition(b"\r\n\r\n")
     if not blank_line or not head.startswith(b"\r\n"):
         return None
@@ -146,7 +146,7 @@ def _part(piece: bytes) -> Part | None:
         if media_type is None:
             return None
     headers.pop(b"content-length", None)
-    return Part(
+    return FormPart(
         name=names[b"name"],
         filename=names.get(b"filename"),
         extended_filename=names.get(b"filename*"),

@@ -16,7 +16,7 @@ from ..errors import DefinitionChanged, NotSerialisable
 from .program import Row
 
 
-class Kind(StrEnum):
+class PhaseKind(StrEnum):
     """What a phase does."""
 
     TRANSACTION = "transaction"
@@ -31,14 +31,14 @@ class Phase:
 
     position: int
     name: str
-    kind: Kind
+    kind: PhaseKind
     done: bool
     result: bytes | None
     provider_id: str | None
     intent_at: int
 
 
-class Resume(StrEnum):
+class ResumeEffect(StrEnum):
     """What to do about an effect whose intent is there and whose result is not."""
 
     CALL_AGAIN = "call_again"
@@ -58,7 +58,7 @@ def decode_phases(rows: Sequence[Row]) -> list[Phase]:
     phases = []
     for position, name, kind, done, result, provider_id, intent_at, _ in rows:
         assert isinstance(position, int) and isinstance(intent_at, int)
-        if kind not in set(Kind):
+        if kind not in set(PhaseKind):
             raise DefinitionChanged(
                 f"Step {position + 1} of this operation was recorded as {kind!r}, which this version of "
                 "samekey does not know. The operation was left as it was."
@@ -67,7 +67,7 @@ def decode_phases(rows: Sequence[Row]) -> list[Phase]:
             Phase(
                 position,
                 str(name),
-                Kind(str(kind)),
+                PhaseKind(str(kind)),
                 done == 1,
                 None if result is None else bytes(result),  # type: ignore[arg-type]
                 None if provider_id is None else str(provider_id),
@@ -77,7 +77,7 @@ def decode_phases(rows: Sequence[Row]) -> list[Phase]:
     return phases
 
 
-def recorded(phases: Sequence[Phase], position: int, name: str, kind: Kind) -> Phase | None:
+def recorded(phases: Sequence[Phase], position: int, name: str, kind: PhaseKind) -> Phase | None:
     """What was recorded at this position; ``DefinitionChanged`` if it was another phase."""
     if position >= len(phases):
         return None
@@ -102,11 +102,11 @@ def all_reached(phases: Sequence[Phase], reached: int) -> None:
         )
 
 
-def how_to_resume(intent_at: int, now: int, window_ms: int | None, *, can_look_up: bool) -> Resume:
+def how_to_resume(intent_at: int, now: int, window_ms: int | None, *, can_look_up: bool) -> ResumeEffect:
     """An effect may have been tried by somebody who died, or who is only paused."""
     if window_ms is not None and now < intent_at + window_ms - min(WINDOW_MARGIN_MS, window_ms // 10):
-        return Resume.CALL_AGAIN
-    return Resume.LOOK_UP if can_look_up else Resume.UNKNOWN
+        return ResumeEffect.CALL_AGAIN
+    return ResumeEffect.LOOK_UP if can_look_up else ResumeEffect.UNKNOWN
 
 
 def settles_at(intent_at: int, timeout_ms: int, settle_ms: int) -> int:

@@ -58,7 +58,7 @@ class Statement:
         return text, [parameters[name] for name in names]
 
 
-class Unreadable(bytes):
+class Undecryptable(bytes):
     """In place of a value that cannot be decrypted: nothing may be made of it."""
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..errors import CorruptRecord
 from .claim import AfterExpiry, TtlFrom, downstream_key
-from .program import Row, Unreadable
+from .program import Row, Undecryptable
 from .states import Mode, State
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -264,7 +264,7 @@ _UNREADABLE = "it cannot be decrypted; was an encryption key removed before its 
 
 
 def _bytes(value: object) -> bytes:
-    if isinstance(value, Unreadable):
+    if isinstance(value, Undecryptable):
         raise TypeError(_UNREADABLE)
     if isinstance(value, memoryview):
         return bytes(value)

@@ -48,7 +48,7 @@ class Mode(StrEnum):
     """Its writes and its job commit in one transaction; a worker does the job."""
 
 
-class Event(StrEnum):
+class StateEvent(StrEnum):
     """What can happen to a record."""
 
     CLAIM = "claim"
@@ -108,66 +108,66 @@ LEASE_END: Final[Mapping[Mode, State]] = {
 """What a lease that ran out makes of a record, by its mode. It never means "safe to run again"."""
 
 
-TRANSITIONS: Final[Mapping[tuple[State | None, Event], State | None]] = {
-    (None, Event.CLAIM): State.IN_PROGRESS,
-    (State.EXPIRED, Event.CLAIM): State.IN_PROGRESS,
-    (None, Event.ACCEPT): State.PENDING,
-    (State.EXPIRED, Event.ACCEPT): State.PENDING,
-    (State.IN_PROGRESS, Event.ACCEPT): State.PENDING,
-    (State.FAILED_RETRYABLE, Event.ACCEPT): State.PENDING,
-    (None, Event.COMMIT): State.COMPLETED,
-    (State.EXPIRED, Event.COMMIT): State.COMPLETED,
-    (State.FAILED_RETRYABLE, Event.COMMIT): State.COMPLETED,
-    (State.FAILED_RETRYABLE, Event.RETRY): State.IN_PROGRESS,
-    (State.IN_PROGRESS, Event.RESUME): State.IN_PROGRESS,
-    (State.IN_PROGRESS, Event.REGAIN): State.IN_PROGRESS,
-    (State.UNKNOWN, Event.REGAIN): State.IN_PROGRESS,
-    (State.PENDING, Event.COMPLETE): State.COMPLETED,
-    (State.IN_PROGRESS, Event.COMPLETE): State.COMPLETED,
+TRANSITIONS: Final[Mapping[tuple[State | None, StateEvent], State | None]] = {
+    (None, StateEvent.CLAIM): State.IN_PROGRESS,
+    (State.EXPIRED, StateEvent.CLAIM): State.IN_PROGRESS,
+    (None, StateEvent.ACCEPT): State.PENDING,
+    (State.EXPIRED, StateEvent.ACCEPT): State.PENDING,
+    (State.IN_PROGRESS, StateEvent.ACCEPT): State.PENDING,
+    (State.FAILED_RETRYABLE, StateEvent.ACCEPT): State.PENDING,
+    (None, StateEvent.COMMIT): State.COMPLETED,
+    (State.EXPIRED, StateEvent.COMMIT): State.COMPLETED,
+    (State.FAILED_RETRYABLE, StateEvent.COMMIT): State.COMPLETED,
+    (State.FAILED_RETRYABLE, StateEvent.RETRY): State.IN_PROGRESS,
+    (State.IN_PROGRESS, StateEvent.RESUME): State.IN_PROGRESS,
+    (State.IN_PROGRESS, StateEvent.REGAIN): State.IN_PROGRESS,
+    (State.UNKNOWN, StateEvent.REGAIN): State.IN_PROGRESS,
+    (State.PENDING, StateEvent.COMPLETE): State.COMPLETED,
+    (State.IN_PROGRESS, StateEvent.COMPLETE): State.COMPLETED,
     # A late result of the holder, while nobody has run its operation again, is the truth: whoever gave it up,
     # or found that nothing had happened, did so before.
-    (State.UNKNOWN, Event.COMPLETE): State.COMPLETED,
-    (State.FAILED_RETRYABLE, Event.COMPLETE): State.COMPLETED,
-    (State.DEAD_LETTER, Event.COMPLETE): State.COMPLETED,
-    (State.IN_PROGRESS, Event.FAIL): State.FAILED_RETRYABLE,
-    (State.UNKNOWN, Event.FAIL): State.FAILED_RETRYABLE,
-    (State.IN_PROGRESS, Event.LOSE): State.UNKNOWN,
+    (State.UNKNOWN, StateEvent.COMPLETE): State.COMPLETED,
+    (State.FAILED_RETRYABLE, StateEvent.COMPLETE): State.COMPLETED,
+    (State.DEAD_LETTER, StateEvent.COMPLETE): State.COMPLETED,
+    (State.IN_PROGRESS, StateEvent.FAIL): State.FAILED_RETRYABLE,
+    (State.UNKNOWN, StateEvent.FAIL): State.FAILED_RETRYABLE,
+    (State.IN_PROGRESS, StateEvent.LOSE): State.UNKNOWN,
     # Atomic work that escaped its transaction has no record yet and still must not run again.
-    (None, Event.LOSE): State.UNKNOWN,
-    (State.FAILED_RETRYABLE, Event.LOSE): State.UNKNOWN,
-    (State.EXPIRED, Event.LOSE): State.UNKNOWN,
+    (None, StateEvent.LOSE): State.UNKNOWN,
+    (State.FAILED_RETRYABLE, StateEvent.LOSE): State.UNKNOWN,
+    (State.EXPIRED, StateEvent.LOSE): State.UNKNOWN,
     # The holder comes late and knows what it has sent, or what the provider has made of it.
-    (State.UNKNOWN, Event.LOSE): State.UNKNOWN,
-    (State.DEAD_LETTER, Event.LOSE): State.UNKNOWN,
-    (State.IN_PROGRESS, Event.RELEASE): None,
-    (State.UNKNOWN, Event.RELEASE): None,
+    (State.UNKNOWN, StateEvent.LOSE): State.UNKNOWN,
+    (State.DEAD_LETTER, StateEvent.LOSE): State.UNKNOWN,
+    (State.IN_PROGRESS, StateEvent.RELEASE): None,
+    (State.UNKNOWN, StateEvent.RELEASE): None,
     # A yes that waits keeps a key from being free, whoever would free it.
-    (State.IN_PROGRESS, Event.DISPUTE): State.UNKNOWN,
-    (State.FAILED_RETRYABLE, Event.DISPUTE): State.UNKNOWN,
-    (State.UNKNOWN, Event.DISPUTE): State.UNKNOWN,
+    (State.IN_PROGRESS, StateEvent.DISPUTE): State.UNKNOWN,
+    (State.FAILED_RETRYABLE, StateEvent.DISPUTE): State.UNKNOWN,
+    (State.UNKNOWN, StateEvent.DISPUTE): State.UNKNOWN,
     # The tombstone of what failed: it must not matter whether the reaper was by.
-    (State.EXPIRED, Event.DISPUTE): State.UNKNOWN,
-    (State.PENDING, Event.TIME_OUT): State.COMPLETED,
-    (State.UNKNOWN, Event.FOUND_EXECUTED): State.COMPLETED,
-    (State.DEAD_LETTER, Event.FOUND_EXECUTED): State.COMPLETED,
+    (State.EXPIRED, StateEvent.DISPUTE): State.UNKNOWN,
+    (State.PENDING, StateEvent.TIME_OUT): State.COMPLETED,
+    (State.UNKNOWN, StateEvent.FOUND_EXECUTED): State.COMPLETED,
+    (State.DEAD_LETTER, StateEvent.FOUND_EXECUTED): State.COMPLETED,
     # The provider's word wins over everything short of an answer.
-    (State.FAILED_RETRYABLE, Event.FOUND_EXECUTED): State.COMPLETED,
-    (State.UNKNOWN, Event.GO_ON): State.IN_PROGRESS,
-    (State.DEAD_LETTER, Event.GO_ON): State.IN_PROGRESS,
-    (State.FAILED_RETRYABLE, Event.GO_ON): State.IN_PROGRESS,
-    (State.UNKNOWN, Event.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
-    (State.DEAD_LETTER, Event.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
-    (State.PENDING, Event.GIVE_UP): State.DEAD_LETTER,
-    (State.IN_PROGRESS, Event.GIVE_UP): State.DEAD_LETTER,
-    (State.UNKNOWN, Event.GIVE_UP): State.DEAD_LETTER,
-    (State.DEAD_LETTER, Event.REQUEUE): State.PENDING,
-    (State.DEAD_LETTER, Event.REVIVE): State.IN_PROGRESS,
-    (State.EXPIRED, Event.RECALL): State.COMPLETED,
-    (State.COMPLETED, Event.EXPIRE): State.EXPIRED,
-    (State.FAILED_RETRYABLE, Event.EXPIRE): State.EXPIRED,
-    (State.COMPLETED, Event.REAP): None,
-    (State.FAILED_RETRYABLE, Event.REAP): None,
-    (State.EXPIRED, Event.REAP): None,
+    (State.FAILED_RETRYABLE, StateEvent.FOUND_EXECUTED): State.COMPLETED,
+    (State.UNKNOWN, StateEvent.GO_ON): State.IN_PROGRESS,
+    (State.DEAD_LETTER, StateEvent.GO_ON): State.IN_PROGRESS,
+    (State.FAILED_RETRYABLE, StateEvent.GO_ON): State.IN_PROGRESS,
+    (State.UNKNOWN, StateEvent.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
+    (State.DEAD_LETTER, StateEvent.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
+    (State.PENDING, StateEvent.GIVE_UP): State.DEAD_LETTER,
+    (State.IN_PROGRESS, StateEvent.GIVE_UP): State.DEAD_LETTER,
+    (State.UNKNOWN, StateEvent.GIVE_UP): State.DEAD_LETTER,
+    (State.DEAD_LETTER, StateEvent.REQUEUE): State.PENDING,
+    (State.DEAD_LETTER, StateEvent.REVIVE): State.IN_PROGRESS,
+    (State.EXPIRED, StateEvent.RECALL): State.COMPLETED,
+    (State.COMPLETED, StateEvent.EXPIRE): State.EXPIRED,
+    (State.FAILED_RETRYABLE, StateEvent.EXPIRE): State.EXPIRED,
+    (State.COMPLETED, StateEvent.REAP): None,
+    (State.FAILED_RETRYABLE, StateEvent.REAP): None,
+    (State.EXPIRED, StateEvent.REAP): None,
 }
 """All legal transitions but the end of a lease, which ``LEASE_END`` gives by mode."""
 
@@ -176,14 +176,14 @@ class IllegalTransition(Exception):
     """An event that this state does not know. It is a bug in samekey, never a user's mistake."""
 
 
-def sources(event: Event) -> tuple[State, ...]:
+def sources(event: StateEvent) -> tuple[State, ...]:
     """The recorded states that an event may leave, in the order of ``State``."""
-    if event is Event.LEASE_END:
+    if event is StateEvent.LEASE_END:
         return (State.IN_PROGRESS,)
     return tuple(state for state in State if (state, event) in TRANSITIONS)
 
 
-def target(event: Event) -> State:
+def target(event: StateEvent) -> State:
     """The one state that an event leads to; an error for events that have several or delete."""
     targets = {after for (_, e), after in TRANSITIONS.items() if e is event}
     if len(targets) != 1 or None in targets:
@@ -200,7 +200,7 @@ def diagram() -> str:
         edge = ("[*]" if before is None else before, "[*]" if after is None else after)
         edges.setdefault(edge, []).append(event)
     for mode, after in LEASE_END.items():
-        edges.setdefault((State.IN_PROGRESS, after), []).append(f"{Event.LEASE_END} ({mode})")
+        edges.setdefault((State.IN_PROGRESS, after), []).append(f"{StateEvent.LEASE_END} ({mode})")
     lines = ["stateDiagram-v2"]
     lines += [f"    {a} --> {b}: {', '.join(events)}" for (a, b), events in edges.items()]
     return "\n".join(lines) + "\n"

@@ -36,7 +36,7 @@ _COPY: Final = "copy a from stdin where {where}"
 """A condition is sent as it is."""
 
 
-class Lent:
+class AsyncpgLoan:
     """What becomes of a connection while it is lent."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Resource:
 
     __slots__ = ("_lent", "_target")
 
-    def __init__(self, lent: Lent, target: Any) -> None:
+    def __init__(self, lent: AsyncpgLoan, target: Any) -> None:
         self._lent = lent
         self._target = target
 
@@ -193,7 +193,7 @@ class _Savepoint(_Resource):
             del self._lent.savepoints[self._lent.savepoints.index(self._target) :]
 
 
-def _method(lent: Lent, method: Callable[..., Any]) -> Callable[..., Any]:
+def _method(lent: AsyncpgLoan, method: Callable[..., Any]) -> Callable[..., Any]:
     """A method that works until the operation ends."""
     if inspect.iscoroutinefunction(method):
 
@@ -210,12 +210,12 @@ def _method(lent: Lent, method: Callable[..., Any]) -> Callable[..., Any]:
     return lent_call
 
 
-class LentConnection(_ConnectionProxy):  # type: ignore[misc] # so that isinstance(…, asyncpg.Connection) holds
+class AsyncpgFace(_ConnectionProxy):  # type: ignore[misc] # so that isinstance(…, asyncpg.Connection) holds
     """The connection as a handler sees it."""
 
     __slots__ = ("_lent", "_target")
 
-    def __init__(self, target: Any, lent: Lent) -> None:
+    def __init__(self, target: Any, lent: AsyncpgLoan) -> None:
         self._target = target
         self._lent = lent
         lent.stands = lambda: target.is_closed() or target.is_in_transaction()

@@ -28,7 +28,7 @@ from ..errors import (
     UnfinishedWork,
 )
 from .alarm import ALARM, Appointment
-from .asyncpg_face import Lent, LentConnection
+from .asyncpg_face import AsyncpgFace, AsyncpgLoan
 from .caller import is_handlers
 from .homes import end_elsewhere
 from .loan import INTERRUPTED
@@ -68,8 +68,8 @@ class AsyncpgSession:
         transaction._connection = self._answers
         self._bound = bound
         self._pool = pool
-        self._lent = Lent()
-        self._face: LentConnection | None = None
+        self._lent = AsyncpgLoan()
+        self._face: AsyncpgFace | None = None
         self._loop = asyncio.get_running_loop()
         self._longest: Appointment | None = None
         self._ending = threading.Lock()
@@ -97,7 +97,7 @@ class AsyncpgSession:
     @property
     def connection(self) -> Any:
         if self._face is None:
-            self._face = LentConnection(self._connection, self._lent)
+            self._face = AsyncpgFace(self._connection, self._lent)
         return self._face
 
     def wrote(self) -> None:

@@ -119,7 +119,7 @@ _SCOPE, _KEY, _STATE, _LOCKED, _EXPIRES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CacheRequest:
     """To ask of the cache. The reply is None if it cannot be used; where it ``must``, that is an error."""
 
     script: Script
@@ -135,12 +135,12 @@ class Fetch:
     statement: Statement
 
 
-Flow: TypeAlias = Generator[Ask | Fetch, Any, T]
+Flow: TypeAlias = Generator[CacheRequest | Fetch, Any, T]
 """Steps for the two shells in ``cached.py``, sync and async."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CopyPlace:
     """Where the copy of one key lies: its name and its epoch's name; and what binds a copy to it."""
 
     keys: tuple[str, str]
@@ -185,12 +185,12 @@ class Copies:
         if place is None:
             rows = yield Fetch(statement)
             return rows
-        reply = yield Ask(LOOK, place.keys, (secrets.token_hex(8),))
+        reply = yield CacheRequest(LOOK, place.keys, (secrets.token_hex(8),))
         match reply:
             case bytes(found):
                 copy = decode(found, place.binding, scope, key)
                 if copy is None:
-                    yield Ask(DROP, place.keys, ("", 0))  # damaged: make room
+                    yield CacheRequest(DROP, place.keys, ("", 0))  # damaged: make room
                 elif self._answers(copy, statement):
                     return [_reply(copy, statement)]
             case [0, bytes(epoch), int(clock)]:
@@ -203,7 +203,7 @@ class Copies:
 
     def _fill(
         self,
-        place: Place,
+        place: CopyPlace,
         epoch: bytes,
         clock: int,
         found: tuple[Sequence[Any] | None, bool],
@@ -214,7 +214,7 @@ class Copies:
         life = 0 if row is None else self._life(row, won, scope, key)
         value = encode(row, place.binding) if row is not None and life > 0 else None
         if value is not None:
-            yield Ask(FILL, place.keys, (epoch, value, clock + life, int(won)))
+            yield CacheRequest(FILL, place.keys, (epoch, value, clock + life, int(won)))
 
     def _answers(self, copy: list[Any], statement: Statement) -> bool:
         given = statement.parameters.get("now")
@@ -261,7 +261,7 @@ class Copies:
         """Before an outcome is recorded: whoever asks from here on asks the database."""
         place = yield from self._place(str(statement.parameters["scope"]), str(statement.parameters["key"]))
         if place is not None:
-            yield Ask(DROP, place.keys, ("", 0))
+            yield CacheRequest(DROP, place.keys, ("", 0))
 
     def block(self, touched: Sequence[Touched]) -> Flow[None]:
         """Right before COMMIT, for what the cache must hear of. ``StoreUnavailable`` if it cannot."""
@@ -270,18 +270,18 @@ class Copies:
                 place = yield from self._place(one.scope, one.key)
                 if place is None:
                     raise StoreUnavailable("The database did not say which it is. Nothing was changed.")
-                yield Ask(PUT_BLOCK, place.keys, (secrets.token_hex(8),), must=True)
+                yield CacheRequest(PUT_BLOCK, place.keys, (secrets.token_hex(8),), must=True)
 
     def drop(self, touched: Sequence[Touched]) -> Flow[None]:
         """After COMMIT."""
         for one in touched:
             place = yield from self._place(one.scope, one.key)
             if place is not None:
-                yield Ask(DROP, place.keys, (secrets.token_hex(8), int(one.must)))
+                yield CacheRequest(DROP, place.keys, (secrets.token_hex(8), int(one.must)))
 
     # Names
 
-    def _place(self, scope: str, key: str) -> Flow[Place | None]:
+    def _place(self, scope: str, key: str) -> Flow[CopyPlace | None]:
         if self._database is None:
             try:
                 rows = yield Fetch(self._identity)
@@ -295,7 +295,7 @@ class Copies:
         name = binding.hex()[:40]
         # One hash tag for both: on a Cluster a script's keys must lie in one slot.
         part = f"samekey:cache:{{{name[:2]}}}"
-        return Place((f"{part}:{name[2:]}", f"{part}:epoch"), binding)
+        return CopyPlace((f"{part}:{name[2:]}", f"{part}:epoch"), binding)
 
 
 def _reply(copy: list[Any], statement: Statement) -> Row:

@@ -47,7 +47,7 @@ _LOADER: Final = Loader()
 """Reads botocore's description of DynamoDB from disk, once in a process: it takes a tenth of a second."""
 
 
-class Asked(Protocol):
+class DynamoRequest(Protocol):
     """One call of DynamoDB's API (``samekey.stores.dynamodb.requests.Request``)."""
 
     @property
@@ -63,7 +63,7 @@ class Asked(Protocol):
     def pause(self) -> float: ...
 
 
-Plan: TypeAlias = Generator[Sequence[Asked], Sequence[Mapping[str, Any]], Sequence[Row]]
+Plan: TypeAlias = Generator[Sequence[DynamoRequest], Sequence[Mapping[str, Any]], Sequence[Row]]
 
 
 class Planned(Protocol):
@@ -103,7 +103,7 @@ class _Access:
         """Whether the statement goes by our clock, and nobody has told us yet whether that is right."""
         return statement.parameters["now"] is None and not self.clock.proven
 
-    def call(self, client: Any, asked: Asked) -> Any:
+    def call(self, client: Any, asked: DynamoRequest) -> Any:
         """The reply, or what an async client has instead. Its methods have names of Python's kind."""
         return getattr(client, xform_name(asked.operation))(TableName=self.url.table, **asked.arguments)
 
@@ -111,7 +111,7 @@ class _Access:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         self.clock.prove(headers.get("date"), sent, self.clock.ticks())
 
-    def failed(self, error: Exception, asked: Asked, sent: float) -> Mapping[str, Any]:
+    def failed(self, error: Exception, asked: DynamoRequest, sent: float) -> Mapping[str, Any]:
         """The reply that an error is, where the plan asked to see it; else it is raised as one of ours."""
         code = code_of(error)
         if code is not None:
@@ -166,13 +166,13 @@ class DynamoDriver:
         finally:
             plan.close()
 
-    def _ask_all(self, asked: Sequence[Asked]) -> Sequence[Mapping[str, Any]]:
+    def _ask_all(self, asked: Sequence[DynamoRequest]) -> Sequence[Mapping[str, Any]]:
         if len(asked) <= 1:
             return [self._ask(one) for one in asked]
         with ThreadPoolExecutor(min(AT_ONCE, len(asked)), "samekey-dynamodb") as threads:
             return list(threads.map(self._ask, asked))
 
-    def _ask(self, asked: Asked) -> Mapping[str, Any]:
+    def _ask(self, asked: DynamoRequest) -> Mapping[str, Any]:
         if asked.pause:
             time.sleep(asked.pause)
         for turn in range(1, TURNS + 1):
@@ -235,12 +235,12 @@ class AsyncDynamoDriver:
         finally:
             plan.close()
 
-    async def _ask_all(self, asked: Sequence[Asked]) -> Sequence[Mapping[str, Any]]:
+    async def _ask_all(self, asked: Sequence[DynamoRequest]) -> Sequence[Mapping[str, Any]]:
         if len(asked) <= 1:
             return [await self._ask(one) for one in asked]
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def ask(one: Asked) -> Mapping[str, Any]:
+        async def ask(one: DynamoRequest) -> Mapping[str, Any]:
             async with room:
                 return await self._ask(one)
 
@@ -250,7 +250,7 @@ class AsyncDynamoDriver:
                 raise reply
         return cast(list[Mapping[str, Any]], replies)
 
-    async def _ask(self, asked: Asked) -> Mapping[str, Any]:
+    async def _ask(self, asked: DynamoRequest) -> Mapping[str, Any]:
         if asked.pause:
             await asyncio.sleep(asked.pause)
         for turn in range(1, TURNS + 1):

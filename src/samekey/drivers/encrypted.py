@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, cast
 
-from ..core.program import Row, Statement, Unreadable, Value
+from ..core.program import Row, Statement, Undecryptable, Value
 from .protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 
 SECRET_PARAMETERS: Final = frozenset({"answer_headers", "answer_body", "payload", "result", "outcome"})
@@ -49,7 +49,7 @@ def _open(value: Any, cipher: Cipher) -> Any:
         return cipher.decrypt(value[len(_MARK) :])
     except Exception:
         # One value that nobody can read must not keep the rows beside it from being read.
-        return Unreadable()
+        return Undecryptable()
 
 
 class EncryptedDriver:

@@ -23,7 +23,7 @@ from .sqltext import CLOSE_REFUSED, COMMIT_REFUSED, leaves_traces, may_change_ro
 Connection = psycopg.Connection[Any]
 
 
-class Lent:
+class PsycopgLoan:
     """What becomes of a connection while it is lent."""
 
     __slots__ = ("cut", "escaped", "interrupted", "role", "traces")
@@ -41,7 +41,7 @@ class Lent:
         """Statements of ours may run with other rights."""
 
 
-def face_of(connection: Connection, lent: Lent) -> Connection:
+def face_of(connection: Connection, lent: PsycopgLoan) -> Connection:
     """A face of the connection, of the same class."""
     kind: Any = type(connection)
     face: Any = object.__new__(_face_class(kind))
@@ -78,7 +78,7 @@ def _face_class(kind: Any) -> Any:
 class _Face:
     """What differs from the connection. It stands before the connection's class in a class of both."""
 
-    _samekey_lent: Lent
+    _samekey_lent: PsycopgLoan
     _samekey_real: Connection
     _samekey_ours = False
 

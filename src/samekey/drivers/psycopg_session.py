@@ -35,7 +35,7 @@ from ..errors import (
 from .alarm import ALARM, Appointment
 from .caller import is_handlers
 from .pool import Pool
-from .psycopg_face import Lent, behind, face_of, our_face
+from .psycopg_face import PsycopgLoan, behind, face_of, our_face
 from .sqlstate import (
     COMMIT_ROLLED_BACK,
     ESCAPED,
@@ -126,7 +126,7 @@ class PsycopgSession:
             raise OpenTransaction
         self._connection = connection
         self._pool = pool
-        self._lent = Lent()
+        self._lent = PsycopgLoan()
         self._face: Connection | None = None
         self._longest: Appointment | None = None
         self._turn = threading.RLock()

@@ -29,7 +29,7 @@ from .loan import Loan
 from .mysql import IN_TRANSACTION, MULTI_STATEMENTS, as_found, target_of
 from .mysql_errors import unreachable
 from .pool import Pool
-from .pymysql_lent import LentConnection, OurConnection, sever
+from .pymysql_lent import OurConnection, PyMySQLFace, sever
 from .pymysql_watched import Ended, Watched, leave_alone, watch
 from .pymysql_wire import (
     Connection,
@@ -139,7 +139,7 @@ class PyMySQLDriver:
 class PyMySQLSession:
     """One transaction on a connection of ours, or on the user's.
 
-    A handler speaks through an object of its own (``LentConnection``) until the loan ends. That is before the
+    A handler speaks through an object of its own (``PyMySQLFace``) until the loan ends. That is before the
     last statements of ours, so that nothing comes between the proof and COMMIT.
     """
 
@@ -166,7 +166,7 @@ class PyMySQLSession:
             check_own(connection, driver.database, self._bound)
         run(connection, "start transaction", self._bound)
         self._before = getattr(connection, "written", 0)
-        self._face = LentConnection(connection, self._loan) if pool is not None else None
+        self._face = PyMySQLFace(connection, self._loan) if pool is not None else None
         self._watched: Watched | None = self._face or watch(connection, self._bound)
 
     @property

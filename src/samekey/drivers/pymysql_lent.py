@@ -61,7 +61,7 @@ class OurConnection(PlainConnection):  # type: ignore[misc]
         return affected
 
 
-class LentConnection(Watched, OurConnection):
+class PyMySQLFace(Watched, OurConnection):
     """The handler's own object on the wire of one of ours."""
 
     def __init__(self, owner: OurConnection, loan: Loan) -> None:

@@ -24,7 +24,7 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from ..errors import ConfigurationError, StoreUnavailable
-from .copies import Ask
+from .copies import CacheRequest
 from .homes import Homes
 from .redis import end_without_loop, hang_up
 
@@ -131,11 +131,11 @@ def _options(patience: float, *, pooled: bool = True) -> dict[str, Any]:
     }
 
 
-def _command(ask: Ask) -> tuple[Any, ...]:
+def _command(ask: CacheRequest) -> tuple[Any, ...]:
     return ("EVALSHA", ask.script.sha, 2, *ask.keys, *ask.arguments)
 
 
-def _whole_command(ask: Ask) -> tuple[Any, ...]:
+def _whole_command(ask: CacheRequest) -> tuple[Any, ...]:
     return ("EVAL", ask.script.source, 2, *ask.keys, *ask.arguments)
 
 
@@ -162,7 +162,7 @@ class RedisCache:
             for patience, retries in ((where.patience, 0), (OPERATOR_PATIENCE, 1))
         )
 
-    def ask(self, ask: Ask) -> Any:
+    def ask(self, ask: CacheRequest) -> Any:
         """The reply; None if there is none to be had. ``StoreUnavailable`` only if it must be had."""
         if ask.must:
             return self._insist(ask)
@@ -172,7 +172,7 @@ class RedisCache:
         except StoreUnavailable:
             return None
 
-    def _run(self, ask: Ask) -> Any:
+    def _run(self, ask: CacheRequest) -> Any:
         try:
             try:
                 reply = self._quick.execute_command(*_command(ask))
@@ -183,7 +183,7 @@ class RedisCache:
         self._guard.answered()
         return reply
 
-    def _insist(self, ask: Ask) -> Any:
+    def _insist(self, ask: CacheRequest) -> Any:
         try:
             return _done(self._patient.execute_command(*_whole_command(ask)))
         except Exception as error:
@@ -202,13 +202,13 @@ class AsyncRedisCache:
         self._where = where
         self._lines = Homes(lambda: _Line(where, self._guard), hang_up, end_without_loop)
 
-    async def ask(self, ask: Ask) -> Any:
+    async def ask(self, ask: CacheRequest) -> Any:
         """As ``RedisCache.ask``."""
         if ask.must:
             return await self._insist(ask)
         return await self._lines.here().ask(ask)
 
-    async def _insist(self, ask: Ask) -> Any:
+    async def _insist(self, ask: CacheRequest) -> Any:
         options = _options(OPERATOR_PATIENCE) | {"retry": AsyncRetry(NoBackoff(), 1)}
         client: Any = redis.asyncio.Redis(
             connection_pool=redis.asyncio.BlockingConnectionPool.from_url(self._where.url, **options)
@@ -236,7 +236,7 @@ class _Line:
     def __init__(self, where: CacheUrl, guard: _Guard) -> None:
         self._where = where
         self._guard = guard
-        self._waiting: list[tuple[Ask, asyncio.Future[Any]]] = []
+        self._waiting: list[tuple[CacheRequest, asyncio.Future[Any]]] = []
         self._pump: asyncio.Task[None] | None = None
         self._connection: Any = None
         self.farewell: AsyncGenerator[None, None] | None = None
@@ -253,7 +253,7 @@ class _Line:
         connection, self._connection = self._connection, None
         return [] if connection is None else [connection]
 
-    def ask(self, ask: Ask) -> asyncio.Future[Any]:
+    def ask(self, ask: CacheRequest) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((ask, reply))
@@ -262,7 +262,7 @@ class _Line:
         return reply
 
     async def _run(self) -> None:
-        batch: list[tuple[Ask, asyncio.Future[Any]]] = []
+        batch: list[tuple[CacheRequest, asyncio.Future[Any]]] = []
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
@@ -277,7 +277,7 @@ class _Line:
             _settle([future for _, future in left], [None] * len(left))
             self._pump = None
 
-    async def _send(self, asks: list[Ask]) -> list[Any]:
+    async def _send(self, asks: list[CacheRequest]) -> list[Any]:
         try:
             if self._connection is None:
                 await self._connect()

@@ -34,7 +34,7 @@ _PLAIN: Final = re.compile(r"\s*(?:select|insert|update|delete|with|savepoint|re
 _CACHED_UP_TO: Final = 2_000
 
 
-class Effect(Enum):
+class SideEffect(Enum):
     """What a text does beyond reading and writing rows."""
 
     NONE = "none"
@@ -44,16 +44,18 @@ class Effect(Enum):
     """It begins, commits or rolls back a transaction."""
 
 
-def effect_of(sql: str, *, backslashes: bool = False) -> Effect:
+def effect_of(sql: str, *, backslashes: bool = False) -> SideEffect:
     """The strongest effect among the statements of a text.
 
     ``backslashes``: they escape in every string, as the session was told (standard_conforming_strings).
     """
     if _PLAIN.match(sql) is not None and not _has_second(sql):
-        return Effect.NONE
+        return SideEffect.NONE
     if backslashes:
         found = {_scan(sql, backslashes=True), _scan(sql)}
-        return next(effect for effect in (Effect.ENDS, Effect.TRACES, Effect.NONE) if effect in found)
+        return next(
+            effect for effect in (SideEffect.ENDS, SideEffect.TRACES, SideEffect.NONE) if effect in found
+        )
     return _remembered(sql) if len(sql) <= _CACHED_UP_TO else _scan(sql)
 
 
@@ -66,9 +68,9 @@ def _has_second(sql: str) -> bool:
 def leaves_traces(sql: str, *, backslashes: bool = False) -> bool:
     """Whether nobody else may use the session after this text. ``CommitRefused`` if it must not be sent."""
     effect = effect_of(sql, backslashes=backslashes)
-    if effect is Effect.ENDS:
+    if effect is SideEffect.ENDS:
         raise CommitRefused(COMMIT_REFUSED)
-    return effect is Effect.TRACES
+    return effect is SideEffect.TRACES
 
 
 def may_change_role(sql: str) -> bool:
@@ -99,13 +101,13 @@ _HARMLESS: Final = re.compile(
 """What may stand before a parenthesis and takes no role: words of the language, and common functions."""
 
 
-def _scan(sql: str, *, backslashes: bool = False) -> Effect:
-    found = Effect.NONE
+def _scan(sql: str, *, backslashes: bool = False) -> SideEffect:
+    found = SideEffect.NONE
     for words in _statements(sql, backslashes):
         effect = _of_statement(words)
-        if effect is Effect.ENDS:
+        if effect is SideEffect.ENDS:
             return effect
-        if effect is Effect.TRACES:
+        if effect is SideEffect.TRACES:
             found = effect
     return found
 
@@ -113,21 +115,21 @@ def _scan(sql: str, *, backslashes: bool = False) -> Effect:
 _remembered = lru_cache(maxsize=1_000)(_scan)
 
 
-def _of_statement(words: list[str]) -> Effect:
+def _of_statement(words: list[str]) -> SideEffect:
     """By the first words of a statement; there are always three, maybe empty ones."""
     match words[:3]:
         case ["commit" | "end" | "abort" | "begin", *_]:
-            return Effect.ENDS
+            return SideEffect.ENDS
         case ["start" | "prepare", "transaction", *_]:
-            return Effect.ENDS
+            return SideEffect.ENDS
         case ["rollback", "to", _] | ["rollback", "work" | "transaction", "to"]:
-            return Effect.NONE
+            return SideEffect.NONE
         case ["rollback", *_]:
-            return Effect.ENDS
+            return SideEffect.ENDS
         case ["prepare" | "deallocate" | "discard" | "load" | "listen", *_]:
-            return Effect.TRACES
+            return SideEffect.TRACES
         case _:
-            return Effect.NONE
+            return SideEffect.NONE
 
 
 def _statements(sql: str, backslashes: bool) -> list[list[str]]:

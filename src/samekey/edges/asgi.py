@@ -46,7 +46,7 @@ from .walk import state_changing
 logger = logging.getLogger("samekey")
 
 
-class IdempotencyMiddleware:
+class AsgiMiddleware:
     """Guards the application that it wraps.
 
     ``tenant``: whose key it is (see ``samekey.tenants``). There is no default: a shared scope would let one

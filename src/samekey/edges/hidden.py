@@ -15,7 +15,7 @@ from ..core.states import Mode
 from ..engine.engine import Engine
 from ..engine.marks import Mark, mark_of
 from .guards import Undecorated
-from .walk import Reached
+from .walk import ReachedRoute
 
 _PARTS: Final = (Mode.LEASED, Mode.REPEATABLE)
 """Modes of functions that may run as a part of what is guarded as a whole."""
@@ -24,7 +24,7 @@ _FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "flask"})
 _APPLICATIONS: Final = frozenset({("starlette", "Starlette"), ("starlette", "Router"), ("flask", "Flask")})
 
 
-def two_guards(reached: Sequence[Reached], engine: Engine, said: Undecorated | None) -> Iterator[str]:
+def two_guards(reached: Sequence[ReachedRoute], engine: Engine, said: Undecorated | None) -> Iterator[str]:
     """What is to be said where a decorated function may be behind something that hides it."""
     methods = engine.policy.methods
     opaque = [one for one in reached if one.opaque and one.method in methods]
@@ -97,7 +97,7 @@ def _is_one_route(app: Any) -> bool:
     return known and not any(isinstance(mark_of(one), Mark) for one in ours)
 
 
-def _name(one: Reached) -> str:
+def _name(one: ReachedRoute) -> str:
     return str(getattr(one.handler, "__qualname__", type(one.handler).__qualname__))
 
 

@@ -20,7 +20,7 @@ from ..engine.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
 from .guards import Decorators, Found, Route, RouteGuard, Undecorated
 from .hidden import two_guards
-from .walk import READ_ONLY, Place, Reached, plain, walk
+from .walk import READ_ONLY, ReachedRoute, RoutePlace, plain, walk
 
 logger = logging.getLogger("samekey")
 
@@ -73,7 +73,7 @@ def look(
     ``routes`` may begin with it.
     """
     said = dict(routes or {})
-    reached = list(walk(app, Place()))
+    reached = list(walk(app, RoutePlace()))
     _learn_shapes(reached)
     everywhere = [*_second_middleware(reached, said), *two_guards(reached, idempotency, undecorated)]
     everywhere += _routes_without_effect(reached, idempotency, said, root)
@@ -86,7 +86,7 @@ def look(
     return Wrong(everywhere, by_handler)
 
 
-def _learn_shapes(reached: Iterable[Reached]) -> None:
+def _learn_shapes(reached: Iterable[ReachedRoute]) -> None:
     """So that a completer in this process can finish phased work before the first request has come."""
     for one in reached:
         definition: Any = getattr(plain(one.handler), DEFINITION, None)
@@ -109,7 +109,7 @@ class Declared:
     """The methods by which it is reached with others around its function."""
 
     @classmethod
-    def of(cls, reached: Sequence[Reached]) -> Declared:
+    def of(cls, reached: Sequence[ReachedRoute]) -> Declared:
         one, methods = reached[0], frozenset(each.method for each in reached)
         wrapped = frozenset(each.method for each in reached if each.wrapped)
         return cls(one.path, plain(one.handler), methods, one.opaque, one.route, wrapped)
@@ -119,8 +119,8 @@ class Declared:
         return f"{'/'.join(changing)} {self.path} ({_name(self.handler)})"
 
 
-def _by_handler(reached: Iterable[Reached]) -> Iterator[Declared]:
-    grouped: dict[tuple[str, tuple[int, int]], list[Reached]] = {}
+def _by_handler(reached: Iterable[ReachedRoute]) -> Iterator[Declared]:
+    grouped: dict[tuple[str, tuple[int, int]], list[ReachedRoute]] = {}
     for one in reached:
         grouped.setdefault((one.path, identity(plain(one.handler))), []).append(one)
     yield from map(Declared.of, grouped.values())
@@ -130,7 +130,7 @@ Guarded = Mapping[tuple[int, int], Collection[tuple[str, str]]]
 """By the identity of a bare function, the methods and paths that lead to it through its guard."""
 
 
-def guarded_on(reached: Iterable[Reached]) -> Guarded:
+def guarded_on(reached: Iterable[ReachedRoute]) -> Guarded:
     """Where functions are routed with their guard: such a one may be routed without it as well, elsewhere."""
     found: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for one in reached:
@@ -258,7 +258,7 @@ def _guarded_dependencies(one: Declared) -> Iterator[str]:
             )
 
 
-def _second_middleware(reached: Iterable[Reached], said: Mapping[str, RouteGuard]) -> Iterator[str]:
+def _second_middleware(reached: Iterable[ReachedRoute], said: Mapping[str, RouteGuard]) -> Iterator[str]:
     """One request must meet one guard; whatever the outer one leaves alone may have its own."""
     behind = sorted({one.path for one in reached if one.guards and said.get(one.path) != "exempt"})
     if behind:
@@ -269,7 +269,7 @@ def _second_middleware(reached: Iterable[Reached], said: Mapping[str, RouteGuard
 
 
 def _routes_without_effect(
-    reached: list[Reached], idempotency: Engine, said: Mapping[str, RouteGuard], root: str
+    reached: list[ReachedRoute], idempotency: Engine, said: Mapping[str, RouteGuard], root: str
 ) -> Iterator[str]:
     for path, guard in said.items():
         wanted = {path, path.removeprefix(root)}

@@ -23,8 +23,8 @@ from .guards import Found, GuardHandler, Route
 from .wrapped import attribute, inside, is_flask, routes_of
 
 if TYPE_CHECKING:
-    from .asgi import IdempotencyMiddleware as AsgiMiddleware
-    from .wsgi import IdempotencyMiddleware as WsgiMiddleware
+    from .asgi import AsgiMiddleware
+    from .wsgi import WsgiMiddleware
 
 READ_ONLY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 """Methods that change nothing by their definition."""
@@ -44,7 +44,7 @@ class Guard:
     def policy(self) -> Policy:
         return self.middleware._policy
 
-    def find(self, reached: Reached) -> Found:
+    def find(self, reached: ReachedRoute) -> Found:
         """What the middleware's own look for the route gives. Where no example of the path could be made,
         or an earlier route takes the example: the route itself, if the middleware sees routes at all."""
         sample = reached.sample or f"{_sample(self.root) or ''}/{_EXAMPLE}"
@@ -63,7 +63,7 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachedRoute:
     """A method of a route, and every middleware on the way to it, outermost first."""
 
     method: str
@@ -84,7 +84,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoutePlace:
     """How far the walk has come."""
 
     prefix: str = ""
@@ -92,14 +92,14 @@ class Place:
     app: Any = None
     host: str = ""
 
-    def behind(self, middleware: Any) -> Place:
+    def behind(self, middleware: Any) -> RoutePlace:
         return replace(self, guards=(*self.guards, Guard(middleware, self.prefix, self.app)))
 
 
 _CHANGING: Final = ("DELETE", "PATCH", "POST", "PUT")
 
 
-def walk(app: Any, place: Place) -> Iterator[Reached]:
+def walk(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
     """Everything that can be reached through an application, whatever it is."""
     owner = app.__self__ if isinstance(app, MethodType) else None
     if is_ours(type(app)):
@@ -128,7 +128,7 @@ def walk(app: Any, place: Place) -> Iterator[Reached]:
 
 def state_changing(app: Any) -> Iterator[tuple[str, Any, GuardHandler]]:
     """Every handler that may change something, after its path, and how a stand-in is put in its place."""
-    for one in walk(app, Place()):
+    for one in walk(app, RoutePlace()):
         if one.method not in READ_ONLY:
             yield one.path, plain(one.handler), one.guard_handler
 
@@ -137,7 +137,7 @@ def is_ours(kind: object) -> bool:
     """Whether a class is one of our two middlewares. They look at applications when they start, so they
     import this file, and not the other way round."""
     return isinstance(kind, type) and any(
-        base.__name__ == "IdempotencyMiddleware" and base.__module__.startswith("samekey.edges.")
+        base.__name__ in {"AsgiMiddleware", "WsgiMiddleware"} and base.__module__.startswith("samekey.edges.")
         for base in kind.__mro__
     )
 
@@ -169,23 +169,23 @@ def _is_asgi(app: Any) -> bool:
     return inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(call)
 
 
-def _opaque(app: Any, place: Place) -> Iterator[Reached]:
+def _opaque(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
     """An application that cannot be looked into may take anything; only files are known to be read."""
     if type(app).__name__ == "StaticFiles":
         return
     for method in _methods(place, None):
         sample = _sample(f"{place.prefix}/{_EXAMPLE}")
         path = f"{place.prefix}/{{path:path}}"
-        yield Reached(method, path, app, place.guards, sample, place.host, opaque=True)
+        yield ReachedRoute(method, path, app, place.guards, sample, place.host, opaque=True)
 
 
-def _methods(place: Place, methods: Any) -> list[str]:
+def _methods(place: RoutePlace, methods: Any) -> list[str]:
     if methods is not None:
         return sorted(methods)
     return sorted({*_CHANGING, *(method for guard in place.guards for method in guard.policy.methods)})
 
 
-def _starlette(app: Any, place: Place) -> Iterator[Reached]:
+def _starlette(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
     place = replace(place, app=app)
     for added in app.user_middleware:
         made: Any = added.cls
@@ -197,12 +197,12 @@ def _starlette(app: Any, place: Place) -> Iterator[Reached]:
     yield from _router(app.router, place)
 
 
-def _router(router: Any, place: Place) -> Iterator[Reached]:
+def _router(router: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
     """The routes of a router, behind its own middleware."""
     yield from _routes(router, _behind_all(getattr(router, "middleware_stack", None), place))
 
 
-def _routes(router: Any, place: Place) -> Iterator[Reached]:
+def _routes(router: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
     for route in starlette._flat(router.routes):
         original = getattr(route, "original_route", route)
         sockets = getattr(sys.modules.get("starlette.routing"), "WebSocketRoute", ())
@@ -223,13 +223,13 @@ def _routes(router: Any, place: Place) -> Iterator[Reached]:
             yield from _opaque(route, place)
 
 
-def _endpoint(route: Any, endpoint: Any, template: str, place: Place) -> Iterator[Reached]:
+def _endpoint(route: Any, endpoint: Any, template: str, place: RoutePlace) -> Iterator[ReachedRoute]:
     sample = _sample(template)
     for method in _methods(place, getattr(route, "methods", None)):
         found = starlette._by_method(route, endpoint, method, template)
         if isinstance(found, Route):
             hook = found.guard_handler
-            yield Reached(
+            yield ReachedRoute(
                 method,
                 template,
                 found.endpoint,
@@ -242,7 +242,7 @@ def _endpoint(route: Any, endpoint: Any, template: str, place: Place) -> Iterato
             )
 
 
-def _behind_all(app: Any, place: Place) -> Place:
+def _behind_all(app: Any, place: RoutePlace) -> RoutePlace:
     """Behind every middleware of a chain."""
     while app is not None and not isinstance(app, MethodType):
         if is_ours(type(app)):
@@ -251,7 +251,7 @@ def _behind_all(app: Any, place: Place) -> Place:
     return place
 
 
-def _flask_routes(app: Any, place: Place) -> Iterator[Reached]:
+def _flask_routes(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
     server, by_host = app.config.get("SERVER_NAME") or "", app.url_map.host_matching
     for rule in app.url_map.iter_rules():
         if rule.build_only or rule.redirect_to is not None:
@@ -265,7 +265,7 @@ def _flask_routes(app: Any, place: Place) -> Iterator[Reached]:
         for method in _methods(place, rule.methods):
             view = flask._view(app.view_functions.get(rule.endpoint), method)
             template = f"{place.prefix}{rule.rule}"
-            yield Reached(
+            yield ReachedRoute(
                 method,
                 template,
                 view,
@@ -277,7 +277,7 @@ def _flask_routes(app: Any, place: Place) -> Iterator[Reached]:
             )
 
 
-def named_paths(reached: list[Reached]) -> Iterator[Reached]:
+def named_paths(reached: list[ReachedRoute]) -> Iterator[ReachedRoute]:
     """Single paths of a template that a middleware's ``routes`` speaks of: each is a route of its own."""
     guards = {id(guard.middleware): guard for one in reached for guard in one.guards}
     for guard in guards.values():

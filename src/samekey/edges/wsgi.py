@@ -54,7 +54,7 @@ StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
-class IdempotencyMiddleware:
+class WsgiMiddleware:
     """Guards the application that it wraps. The options are those of the ASGI middleware."""
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..core.effects import Effect, another_step
+from ..core.effects import KnownEffect, another_step
 from ..core.record import Record
 from ..core.states import Mode
 from ..errors import ConfigurationError
@@ -19,7 +19,7 @@ LOOKUP: Final = "lookup"
 """The source of what a lookup tells about an effect of which nobody has said whom it was sent to."""
 
 
-def told_by_lookup(finding: Executed, record: Record, effects: Sequence[Effect]) -> Said:
+def told_by_lookup(finding: Executed, record: Record, effects: Sequence[KnownEffect]) -> Said:
     """A lookup's yes about a record as it was asked, as an event. It is one for each attempt, however often
     that is asked about."""
     effect = record.open_effect
@@ -30,7 +30,7 @@ def told_by_lookup(finding: Executed, record: Record, effects: Sequence[Effect])
     return Said(finding, source or LOOKUP, f"lookup-{record.run}", None, about=about, is_ours=True)
 
 
-def check_step(finding: Evidence, record: Record, effects: Sequence[Effect]) -> None:
+def check_step(finding: Evidence, record: Record, effects: Sequence[KnownEffect]) -> None:
     """``ConfigurationError`` if it names what another step of the same operation has made: money that was set
     aside is not money that was taken."""
     given = finding.provider_id if isinstance(finding, Executed | Declined) else None

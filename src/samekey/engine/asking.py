@@ -21,7 +21,7 @@ from ..errors import SamekeyError
 from ..evidence import Declined, Executed, answer_for, check_answer, fault_of, is_still_unknown
 from ..response import Response
 from ..stores.keys import Keys, Seen
-from ..stores.protocols import Actor, Finding
+from ..stores.protocols import Actor, Searching
 from .desk import Desk, Lookup, LookupFailed
 from .events import Events
 from .flow import Consult, Flow, ask
@@ -39,7 +39,7 @@ class Asking:
     def __init__(
         self,
         keys: Keys,
-        finding: Finding,
+        finding: Searching,
         events: Events,
         lookup_for: Callable[[str], Lookup | None],
         desk: Desk | None = None,

@@ -42,7 +42,7 @@ from ..errors import (
 )
 from ..stores.keys import Seen
 from ..stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
-from ..stores.sql.keys import Keys
+from ..stores.sql.keys import SqlKeys
 from .flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
 from .keeper import Keeper
 from .leased import max_run_of
@@ -102,7 +102,7 @@ PART_FAILED = (
 class _Atomic(ABC):
     """The decisions that both kinds share."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: SqlKeys) -> None:
         self._keys = keys
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
@@ -182,7 +182,7 @@ class _Atomic(ABC):
 class LockedAtomic(_Atomic):
     """PostgreSQL: no commit but the handler's own, and no lease."""
 
-    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+    def __init__(self, keys: SqlKeys, keeper: Keeper) -> None:
         super().__init__(keys)
         self._keeper = keeper
         self._atomic = AtomicKeys(keys)
@@ -380,7 +380,7 @@ class LockedAtomic(_Atomic):
 class ClaimedAtomic(_Atomic):
     """SQLite: one short commit for the claim, then the handler's own."""
 
-    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+    def __init__(self, keys: SqlKeys, keeper: Keeper) -> None:
         super().__init__(keys)
         self._keeper = keeper
 

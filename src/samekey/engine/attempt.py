@@ -19,9 +19,9 @@ from ..core.decide import Outstanding, Replay, Uncertain, Withheld
 from ..core.effects import Sent, SentStep
 from ..core.outcome import Ending, OnError, Outcome, of_error
 from ..core.phases import (
-    Kind,
     Phase,
-    Resume,
+    PhaseKind,
+    ResumeEffect,
     all_reached,
     decode_value,
     encode_value,
@@ -50,13 +50,13 @@ from ..errors import (
 )
 from ..evidence import Declined, Executed, value_in
 from ..stores.protocols import Actor
-from ..stores.sql.effects import Event
+from ..stores.sql.effects import ProviderEvent
 from ..stores.sql.overruling import Moved
 from ..stores.sql.phases import Disputed, Overtaken, Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in
 from .input import Captured
-from .said import Found
+from .said import FoundWord
 from .steps import Steps
 from .way import Finished, Handled, keep, unavailable, with_expiry
 
@@ -75,7 +75,7 @@ REFUSED_PAUSE_MS = 30_000
 right one may come by, and nothing changes here before the next deployment."""
 
 
-class Run:
+class PhasedRun:
     """One attempt at a phased operation: what is recorded, and the flows of its steps."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Run:
         self._meant_at = 0.0
 
     @contextmanager
-    def step(self, name: str, kind: Kind) -> Iterator[tuple[int, Phase | None]]:
+    def step(self, name: str, kind: PhaseKind) -> Iterator[tuple[int, Phase | None]]:
         """The next phase: its position, and what was recorded there. One after the other, each name once."""
         if self._step is not None:
             raise ConfigurationError(
@@ -216,7 +216,7 @@ class Run:
 
     def prepare(
         self, position: int, name: str, phase: Phase | None, rules: EffectRules
-    ) -> Flow[Resume | Found | None]:
+    ) -> Flow[ResumeEffect | FoundWord | None]:
         """Commits the intent, or says what to do about an older one. None: make the call."""
         self._meant_at = time.monotonic()
         phases, lease, operation_id = self.ways.phases, self.lease, self.operation_id
@@ -248,7 +248,7 @@ class Run:
             except Disputed:
                 return (yield from self._told(name))
             return None
-        if resume is not Resume.CALL_AGAIN:
+        if resume is not ResumeEffect.CALL_AGAIN:
             return resume
         try:
             yield from ask(
@@ -258,7 +258,7 @@ class Run:
             return (yield from self._told(name))
         return None
 
-    def _told(self, name: str) -> Flow[Found]:
+    def _told(self, name: str) -> Flow[FoundWord]:
         """A provider says that something happened: if it is this effect, that is its result. Else nobody
         knows what it is, and nothing more is sent."""
         found = yield from ask(lambda: self.ways.resolver.kept_about(self.operation_id, name))
@@ -270,13 +270,13 @@ class Run:
             "no place in it. See samekey evidence list."
         )
 
-    def adopt(self, position: int, name: str, effect: Effect, found: Found) -> Flow[Any]:
+    def adopt(self, position: int, name: str, effect: Effect, found: FoundWord) -> Flow[Any]:
         """What the provider has said meanwhile is the result."""
         assert isinstance(found.evidence, Executed | Declined)
         effect.provider_id, effect.source = found.evidence.provider_id, found.event.source
         return (yield from self.record(position, name, effect, value_in(found.evidence), found.event))
 
-    def not_found(self, position: int, name: str, phase: Phase, rules: EffectRules) -> Flow[Found | None]:
+    def not_found(self, position: int, name: str, phase: Phase, rules: EffectRules) -> Flow[FoundWord | None]:
         """The provider knows nothing of it. That counts only once a first caller cannot still be calling, and
         only if it has not told otherwise meanwhile: gives that."""
         now = yield from ask(self.ways.phases.clock)
@@ -294,9 +294,9 @@ class Run:
             return (yield from self._told(name))
         return None
 
-    def look_up_or_stop(self, name: str, todo: Resume) -> None:
+    def look_up_or_stop(self, name: str, todo: ResumeEffect) -> None:
         """Where nobody can tell whether an effect happened, the operation stops here as unknown."""
-        if todo is Resume.UNKNOWN:
+        if todo is ResumeEffect.UNKNOWN:
             self._resumable = False
             raise OutcomeUnknown(
                 f"{name!r} was begun by an attempt that did not report back. The provider does not "
@@ -324,7 +324,7 @@ class Run:
         raise LeaseLost(f"The lease ran out before {name!r} was called; it was not called.")
 
     def record(
-        self, position: int, name: str, effect: Effect, result: Any, event: Event | None = None
+        self, position: int, name: str, effect: Effect, result: Any, event: ProviderEvent | None = None
     ) -> Flow[Any]:
         """Commits what the call gave, or an event told."""
         self._provider_id = effect.provider_id
@@ -613,7 +613,7 @@ class Run:
         return f"operation {self.operation_id} ({self.definition.identity})"
 
 
-def step_name(name: str, kind: Kind) -> str:
+def step_name(name: str, kind: PhaseKind) -> str:
     """A step as the function has it."""
     return f"op.{kind}({name!r})"
 

@@ -11,7 +11,7 @@ from ..core.record import Answer, Lease
 from ..core.states import State
 from ..stores.sql.atomic import Escaped, Taken, Written
 from ..stores.sql.jobs import Jobs
-from ..stores.sql.keys import Keys
+from ..stores.sql.keys import SqlKeys
 from .atomic import ClaimedAtomic, LockedAtomic
 from .flow import Flow
 from .keeper import Keeper
@@ -33,7 +33,7 @@ def _accepted(running: Running, answer: Answer, expires_at: int) -> Answer:
 class LockedDeferred(LockedAtomic):
     """PostgreSQL: the pending record appears with the handler's writes and its job."""
 
-    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+    def __init__(self, keys: SqlKeys, keeper: Keeper) -> None:
         super().__init__(keys, keeper)
         self._jobs = Jobs(keys)
 
@@ -54,7 +54,7 @@ class LockedDeferred(LockedAtomic):
 class ClaimedDeferred(ClaimedAtomic):
     """SQLite: the claim becomes pending with the handler's writes and its job."""
 
-    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+    def __init__(self, keys: SqlKeys, keeper: Keeper) -> None:
         super().__init__(keys, keeper)
         self._jobs = Jobs(keys)
 

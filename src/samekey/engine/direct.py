@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from ..core.disputes import Yes, check_set_aside
-from ..core.effects import Foreign, Keep, Late, Says, Settle, Unplaced, judge, unburied
+from ..core.effects import Foreign, Keep, Says, Settle, TooLate, Unplaced, judge, unburied
 from ..core.program import Program
 from ..core.record import Record
 from ..core.states import State
 from ..errors import Contradicted
 from ..evidence import Declined, Evidence, Executed, answer_for, check_about, says
-from ..stores.protocols import Actor, Finding
+from ..stores.protocols import Actor, Searching
 from ..stores.sql.overruling import Moved
 from .asked import check_step
 from .said import Misfit, Resolution, Said
@@ -29,7 +29,7 @@ class DirectResolver:
     attempt is kept with the record, and frees no other.
     """
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: Searching) -> None:
         self.finding = finding
 
     def apply(
@@ -84,10 +84,10 @@ class DirectResolver:
         verdict = judge(said.word(now), as_it_was, effects, (), past)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
-        if as_it_was is not record and not isinstance(verdict, Late):
+        if as_it_was is not record and not isinstance(verdict, TooLate):
             yield from self._dispute(record, said)
             raise Moved  # it is unknown now, and judged as such
-        if said.fault is not None and not isinstance(verdict, Late):
+        if said.fault is not None and not isinstance(verdict, TooLate):
             yield from self._dispute(record, said)
             return Misfit(said.fault)
         match verdict:
@@ -110,7 +110,7 @@ class DirectResolver:
             case Unplaced():
                 yield from self._dispute(record, said)
                 return Resolution.UNPLACED
-            case Late():
+            case TooLate():
                 return Resolution.TOO_LATE
             case _:
                 assert_never(verdict)

@@ -51,7 +51,7 @@ from ..errors import (
     StoreError,
 )
 from ..stores.sql.jobs import Jobs
-from ..stores.sql.keys import Keys as SQLKeys
+from ..stores.sql.keys import SqlKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.queries import Queries
 from . import body
@@ -75,7 +75,7 @@ from .lookups import LookupLimit
 from .marks import Mark
 from .migrating import migrate_patiently
 from .operation import Running, _current
-from .phased import Definition, PhasedWay, Run
+from .phased import Definition, PhasedRun, PhasedWay
 from .phases import AsyncPhasedOperation, PhasedOperation
 from .proven import ProvenAtomic, ProvenDeferred
 from .reconcile import NotingResolver, Resolver
@@ -95,7 +95,7 @@ _DRAIN_BEAT = 0.05
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Seconds between looks while a duplicate waits for the first; it holds no connection meanwhile."""
 
-_TRANSACTIONAL: dict[str, tuple[Callable[[SQLKeys, Keeper], Way], Callable[[SQLKeys, Keeper], Way]]] = {
+_TRANSACTIONAL: dict[str, tuple[Callable[[SqlKeys, Keeper], Way], Callable[[SqlKeys, Keeper], Way]]] = {
     "postgres": (LockedAtomic, LockedDeferred),
     "sqlite": (ClaimedAtomic, ClaimedDeferred),
     "mysql": (ProvenAtomic, ProvenDeferred),
@@ -611,7 +611,7 @@ class Engine:
         finally:
             self.keeper.forget(lease)
 
-    async def _begin_phases(self, running: Running, definition: Definition, captured: Captured) -> Run:
+    async def _begin_phases(self, running: Running, definition: Definition, captured: Captured) -> PhasedRun:
         try:
             return await self.drive_async(self.phases.begin(running, definition, captured, running.attempts))
         except asyncio.CancelledError:
@@ -619,7 +619,7 @@ class Engine:
             await self.drive_async(self.phases.give_back(running))
             raise
 
-    def attempt(self, attempt: Run) -> Finished:
+    def attempt(self, attempt: PhasedRun) -> Finished:
         """Calls a sync phased function and settles what came of it."""
         started = time.monotonic()
         try:
@@ -632,7 +632,7 @@ class Engine:
         self._tell_attempt(attempt, finished, started)
         return finished
 
-    async def attempt_async(self, attempt: Run) -> Finished:
+    async def attempt_async(self, attempt: PhasedRun) -> Finished:
         """Calls a phased function from async code; a sync one runs in a thread."""
         function = attempt.definition.function
         if not inspect.iscoroutinefunction(function):
@@ -648,7 +648,7 @@ class Engine:
         self._tell_attempt(attempt, finished, started)
         return finished
 
-    def _tell_attempt(self, attempt: Run, finished: Finished, started: float) -> None:
+    def _tell_attempt(self, attempt: PhasedRun, finished: Finished, started: float) -> None:
         done = finished.answer is not None and finished.answer.status < 500 and finished.error is None
         self.events.emit(
             "operation.finished",

@@ -12,7 +12,7 @@ from ..core.record import LAST_TIME, Record
 from ..core.states import State
 from ..errors import ConfigurationError, NotExtended
 from ..stores.keys import Keys
-from ..stores.protocols import Actor, Finding
+from ..stores.protocols import Actor, Searching
 from .flow import Flow, ask
 
 
@@ -63,7 +63,7 @@ def new_end(record: Record, extension: Extension, now: int) -> int:
 
 def extend(
     keys: Keys,
-    finding: Finding,
+    finding: Searching,
     *,
     operation_id: str | None,
     tenant: str | None,
@@ -90,7 +90,7 @@ def extend(
     return moment(end)
 
 
-def _by_key(finding: Finding, tenant: str | None, key: str | None) -> Flow[str]:
+def _by_key(finding: Searching, tenant: str | None, key: str | None) -> Flow[str]:
     if tenant is None or key is None:
         raise ConfigurationError("Name the operation by operation_id, or by tenant and key.")
     part = scope_part(tenant)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunProgram:
     """Run a program by itself."""
 
     factory: Callable[[], Program[Any]]
@@ -74,12 +74,12 @@ class Consult:
     desk: Desk
 
 
-Step: TypeAlias = Run | Open | RunIn | Commit | Rollback | Pause | Consult
+Step: TypeAlias = RunProgram | Open | RunIn | Commit | Rollback | Pause | Consult
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
 def ask(factory: Callable[[], Program[T]]) -> Flow[T]:
-    result: T = yield Run(factory)
+    result: T = yield RunProgram(factory)
     return result
 
 
@@ -106,7 +106,7 @@ def drive(flow: Flow[T], driver: Driver, breaker: Breaker) -> T:
 
 def _step(step: Step, driver: Driver, breaker: Breaker) -> Any:
     match step:
-        case Run(factory):
+        case RunProgram(factory):
             with breaker:
                 return run(driver, factory)
         case Open(connection):
@@ -213,7 +213,7 @@ async def _step_async(step: Step, driver: AsyncDriver, breaker: Breaker) -> Any:
     if isinstance(step, Open | RunIn | Pause | Consult):
         leave_if_unwanted()  # a program by itself asks before each statement
     match step:
-        case Run(factory):
+        case RunProgram(factory):
             with breaker:
                 return await run_async(driver, factory)
         case Open(connection):

@@ -15,7 +15,7 @@ from ..core.backoff import Backoff
 from ..core.claim import downstream_key
 from ..core.phases import encode_value
 from ..core.policy import milliseconds
-from ..core.program import Program, Unreadable
+from ..core.program import Program, Undecryptable
 from ..core.provider import StoredText
 from ..core.texts import checked_text
 from ..errors import ConfigurationError, NotSerialisable
@@ -111,7 +111,7 @@ class Envelope:
     @staticmethod
     def decode(stored: bytes) -> Envelope:
         """``NotSerialisable`` if nobody can read it; ``NotForUs`` if another worker can."""
-        if isinstance(stored, Unreadable):
+        if isinstance(stored, Undecryptable):
             raise NotForUs(
                 "Its payload cannot be decrypted here: this process lacks the encryption key that it was "
                 "written with. Give it that key too, fernet(…, THAT_KEY), and it will be done"

@@ -22,7 +22,7 @@ from ..drivers.fork import anew_after_fork
 from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import SamekeyError
-from .late import Late
+from .late import LateOutcomes
 
 logger = logging.getLogger("samekey")
 
@@ -72,7 +72,7 @@ class Keeper:
         """Told after each renewal whether the store answered, in the keeper's own thread."""
         self._renew = renew
         self._held = held
-        self._late = Late(driver)
+        self._late = LateOutcomes(driver)
         self.start_anew()
         anew_after_fork(self)
 

@@ -58,7 +58,7 @@ class _Item:
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
 
 
-class Late:
+class LateOutcomes:
     """What waits to be recorded. Safe in threads and after a fork."""
 
     def __init__(self, driver: Driver) -> None:
@@ -216,7 +216,7 @@ class Late:
         return True
 
 
-def _at_exit(late: weakref.ref[Late]) -> None:
+def _at_exit(late: weakref.ref[LateOutcomes]) -> None:
     """A program may end without closing what it made."""
 
     def stop() -> None:

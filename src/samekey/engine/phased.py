@@ -22,9 +22,9 @@ from ..core.program import Program
 from ..core.record import Lease
 from ..errors import ConfigurationError, CorruptRecord, DefinitionChanged, NotSerialisable, StoreError
 from ..stores.keys import NOT_BEGUN
-from ..stores.sql.keys import Keys
+from ..stores.sql.keys import SqlKeys
 from ..stores.sql.phases import Phases, StoredInput, Work
-from .attempt import REFUSED_PAUSE_MS, Run, code_of, let_go
+from .attempt import REFUSED_PAUSE_MS, PhasedRun, code_of, let_go
 from .belated import Belated
 from .definition import NOT_FOUND, Definition, Effect, max_run_ms
 from .flow import Flow, ask
@@ -34,7 +34,7 @@ from .operation import Running
 from .reconcile import NotingResolver
 from .way import Finished, unavailable
 
-__all__ = ["NOT_FOUND", "Definition", "Effect", "PhasedWay", "Run", "max_run_ms"]
+__all__ = ["NOT_FOUND", "Definition", "Effect", "PhasedRun", "PhasedWay", "max_run_ms"]
 
 logger = logging.getLogger("samekey")
 
@@ -42,7 +42,7 @@ logger = logging.getLogger("samekey")
 class PhasedWay:
     """Begins attempts at phased operations, for a request or for the completer."""
 
-    def __init__(self, keys: Keys, keeper: Keeper, resolver: NotingResolver) -> None:
+    def __init__(self, keys: SqlKeys, keeper: Keeper, resolver: NotingResolver) -> None:
         self.keys = keys
         self.keeper = keeper
         self.phases = Phases(keys)
@@ -69,7 +69,9 @@ class PhasedWay:
                 )
         self.definitions[name, version] = definition
 
-    def begin(self, running: Running, definition: Definition, captured: Captured, attempts: int) -> Flow[Run]:
+    def begin(
+        self, running: Running, definition: Definition, captured: Captured, attempts: int
+    ) -> Flow[PhasedRun]:
         """For a request that holds the key: goes on as the definition that the operation began with."""
         lease, operation_id = running.lease, running.operation.id
         assert lease is not None
@@ -77,7 +79,7 @@ class PhasedWay:
         work = yield from _readable(lambda: self.phases.begin(lease, operation_id, stored))
         if work.input is None:
             # The lease was lost before anything could be kept; the first phase will find that out.
-            attempt = Run(self, definition, lease, operation_id, captured, work, attempts)
+            attempt = PhasedRun(self, definition, lease, operation_id, captured, work, attempts)
         else:
             attempt = self._run(lease, operation_id, work.input, work, attempts)
         attempt.expires_at = running.expires_at
@@ -116,7 +118,7 @@ class PhasedWay:
             logger.warning("A claim could not be given back and will be tried again: %s", error)
             self.keeper.give_back_later(program)
 
-    def resume(self, lease: Lease, operation_id: str, attempts: int) -> Flow[Run | None]:
+    def resume(self, lease: Lease, operation_id: str, attempts: int) -> Flow[PhasedRun | None]:
         """For the completer: everything comes from what was stored. None if there is nothing to do."""
         try:
             work = yield from _readable(lambda: self.phases.load(operation_id))
@@ -140,7 +142,7 @@ class PhasedWay:
         attempts: int,
         *,
         unattended: bool = False,
-    ) -> Run:
+    ) -> PhasedRun:
         """With the input as it was stored: the first attempt sees what every later one will see."""
         definition = self.definitions.get((stored.name, stored.version))
         if definition is None:
@@ -151,7 +153,9 @@ class PhasedWay:
                 "came to an end, not even to an error. An operator must look."
             )
         captured = Captured.decode(stored.payload, definition.model)
-        return Run(self, definition, lease, operation_id, captured, work, attempts, unattended=unattended)
+        return PhasedRun(
+            self, definition, lease, operation_id, captured, work, attempts, unattended=unattended
+        )
 
 
 def _readable(factory: Callable[[], Program[Work]]) -> Flow[Work]:

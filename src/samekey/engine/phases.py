@@ -11,13 +11,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
-from ..core.phases import Kind, decode_value
+from ..core.phases import PhaseKind, decode_value
 from ..errors import ConfigurationError
-from .attempt import Run, step_name
+from .attempt import PhasedRun, step_name
 from .definition import NOT_FOUND, EffectRules, effect_rules
 from .flow import Flow
 from .rules import seconds
-from .said import Found
+from .said import FoundWord
 
 T = TypeVar("T")
 Duration = float | timedelta
@@ -38,7 +38,7 @@ class Shell(Protocol):
 
 
 class _Operation:
-    def __init__(self, run: Run, shell: Shell) -> None:
+    def __init__(self, run: PhasedRun, shell: Shell) -> None:
         self._run = run
         self._shell = shell
 
@@ -77,9 +77,9 @@ class AsyncPhasedOperation(_Operation):
         Once committed, every later attempt gets the stored result and does not run it. The result must be
         plain JSON values. ``write`` must not call other services, and must not commit.
         """
-        return self._noted(name, Kind.TRANSACTION, self._transaction(name, write, args, kwargs))
+        return self._noted(name, PhaseKind.TRANSACTION, self._transaction(name, write, args, kwargs))
 
-    def _noted(self, name: str, kind: Kind, step: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
+    def _noted(self, name: str, kind: PhaseKind, step: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
         """A step that nobody awaits is noticed."""
         self._run.steps.note(step_name(name, kind), step)
         return step
@@ -88,7 +88,7 @@ class AsyncPhasedOperation(_Operation):
         self, name: str, write: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         run, drive = self._run, self._shell.drive_async
-        with run.step(name, Kind.TRANSACTION) as (position, phase):
+        with run.step(name, PhaseKind.TRANSACTION) as (position, phase):
             if phase is not None:
                 return decode_value(phase.result)
             session = await self._shell.open_async(run.open())
@@ -133,7 +133,7 @@ class AsyncPhasedOperation(_Operation):
             can_look_up=lookup is not None,
             source=source,
         )
-        return self._noted(name, Kind.EFFECT, self._effect(name, call, lookup, rules, args, kwargs))
+        return self._noted(name, PhaseKind.EFFECT, self._effect(name, call, lookup, rules, args, kwargs))
 
     async def _effect(
         self,
@@ -145,12 +145,12 @@ class AsyncPhasedOperation(_Operation):
         kwargs: dict[str, Any],
     ) -> Any:
         run, drive = self._run, self._shell.drive_async
-        with run.step(name, Kind.EFFECT) as (position, phase):
+        with run.step(name, PhaseKind.EFFECT) as (position, phase):
             if phase is not None and phase.done:
                 return decode_value(phase.result)
             effect = run.effect(name, rules.source)
             todo = await drive(run.prepare(position, name, phase, rules))
-            if isinstance(todo, Found):
+            if isinstance(todo, FoundWord):
                 return await drive(run.adopt(position, name, effect, todo))
             if todo is not None:
                 assert phase is not None
@@ -182,7 +182,7 @@ class PhasedOperation(_Operation):
         """Runs ``write(connection, …)`` and commits its writes together with the recovery point."""
         _must_be_sync(name, write)
         run, drive = self._run, self._shell.drive
-        with run.step(name, Kind.TRANSACTION) as (position, phase):
+        with run.step(name, PhaseKind.TRANSACTION) as (position, phase):
             if phase is not None:
                 return decode_value(phase.result)
             session = drive(run.open())
@@ -219,12 +219,12 @@ class PhasedOperation(_Operation):
         )
         _must_be_sync(name, call, lookup)
         run, drive = self._run, self._shell.drive
-        with run.step(name, Kind.EFFECT) as (position, phase):
+        with run.step(name, PhaseKind.EFFECT) as (position, phase):
             if phase is not None and phase.done:
                 return decode_value(phase.result)
             effect = run.effect(name, rules.source)
             todo = drive(run.prepare(position, name, phase, rules))
-            if isinstance(todo, Found):
+            if isinstance(todo, FoundWord):
                 return drive(run.adopt(position, name, effect, todo))
             if todo is not None:
                 assert phase is not None

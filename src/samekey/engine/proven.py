@@ -32,7 +32,7 @@ from ..errors import (
     StoreError,
     TransactionGone,
 )
-from ..stores.sql.keys import Keys
+from ..stores.sql.keys import SqlKeys
 from .atomic import SETTLE_PAUSES, ClaimedAtomic
 from .deferred import ClaimedDeferred
 from .flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
@@ -52,7 +52,7 @@ _MARK_FOR_MS = 600_000
 class ProvenAtomic(ClaimedAtomic):
     """A committed claim, then the handler's own transaction on a server."""
 
-    def __init__(self, keys: Keys, keeper: Keeper) -> None:
+    def __init__(self, keys: SqlKeys, keeper: Keeper) -> None:
         super().__init__(keys, keeper)
         self._queries = keys.queries
 

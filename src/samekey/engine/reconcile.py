@@ -14,13 +14,13 @@ from typing import Final, Protocol, assert_never
 
 from ..core.agreement import aftermath
 from ..core.effects import (
-    Effect,
     EffectKind,
     Foreign,
     Keep,
-    Late,
+    KnownEffect,
     Says,
     Settle,
+    TooLate,
     Unplaced,
     asked_about,
     choose,
@@ -43,12 +43,12 @@ from ..evidence import (
     says,
     value_in,
 )
-from ..stores.protocols import Actor, Finding
-from ..stores.sql.effects import OVER, Effects, Event
+from ..stores.protocols import Actor, Searching
+from ..stores.sql.effects import OVER, Effects, ProviderEvent
 from ..stores.sql.operator import Operator
 from ..stores.sql.overruling import Moved
 from .asked import check_step
-from .said import Found, Misfit, Resolution, Said, finding_of, heard, is_usable, kept_as
+from .said import FoundWord, Misfit, Resolution, Said, finding_of, heard, is_usable, kept_as
 
 logger = logging.getLogger("samekey")
 
@@ -72,7 +72,7 @@ class Resolver(Protocol):
     """Applies evidence to operations."""
 
     @property
-    def finding(self) -> Finding: ...
+    def finding(self) -> Searching: ...
 
     def apply(
         self, record: Record, finding: Evidence, actor: Actor, *, despite: Sequence[str] = ()
@@ -106,7 +106,7 @@ class NotingResolver:
     transaction."""
 
     def __init__(self, operator: Operator, effects: Effects) -> None:
-        self.finding: Finding = operator
+        self.finding: Searching = operator
         self._operator = operator
         self._effects = effects
 
@@ -133,7 +133,7 @@ class NotingResolver:
         return done
 
     def _applied(
-        self, record: Record, effects: Sequence[Effect], finding: Evidence, actor: Actor
+        self, record: Record, effects: Sequence[KnownEffect], finding: Evidence, actor: Actor
     ) -> Program[bool]:
         check_step(finding, record, effects)
         open_phases = [e for e in effects if e.kind is EffectKind.PHASE and e.was_sent and e.outcome is None]
@@ -179,13 +179,13 @@ class NotingResolver:
         verdict = judge(word, as_it_was, effects, others, past)
         if isinstance(verdict, Foreign):
             return Resolution.NOT_FOUND
-        if as_it_was is not record and not isinstance(verdict, Late):
+        if as_it_was is not record and not isinstance(verdict, TooLate):
             yield from self._effects.dispute(as_it_was)
             record = replace(record, state=State.UNKNOWN)
         if isinstance(verdict, Settle) and not is_usable(verdict.word):
             verdict = Keep()
         match verdict:
-            case Late():
+            case TooLate():
                 yield from self._note(said, record, now, aftermath(word, record, effects))
                 return Resolution.TOO_LATE
             case Keep() | Unplaced():
@@ -220,7 +220,7 @@ class NotingResolver:
             if kept_as(word).state != "waiting":
                 continue
             verdict = judge(word, record, effects, [other for other in words if other is not word], past)
-            if isinstance(verdict, Late):
+            if isinstance(verdict, TooLate):
                 yield from self._effects.mark(kept_as(word), aftermath(word, record, effects))
             if not isinstance(verdict, Settle) or not is_usable(verdict.word):
                 continue
@@ -234,7 +234,7 @@ class NotingResolver:
         yield from self._effects.looked_at(operation_id)
         return False
 
-    def kept_about(self, operation_id: str, step: str) -> Program[Found | None]:
+    def kept_about(self, operation_id: str, step: str) -> Program[FoundWord | None]:
         """What was kept about an effect that the run has come to again, before it is tried again."""
         waiting = yield from self._effects.waiting(operation_id)
         if not waiting:
@@ -248,7 +248,7 @@ class NotingResolver:
         chosen = choose([heard(event) for event in waiting], record, effect, past)
         if chosen is None or not is_usable(chosen):
             return None  # it keeps its operation from sending all the same
-        return Found(finding_of(chosen), kept_as(chosen))
+        return FoundWord(finding_of(chosen), kept_as(chosen))
 
     def _past(self, record: Record) -> Program[tuple[Record, Sequence[str | None]]]:
         """The provider's ids that are those of former lives; None among them where some are forgotten. And
@@ -265,7 +265,7 @@ class NotingResolver:
     def stranded(self, *, batch: int) -> Program[list[str]]:
         return self._effects.stranded(batch=batch)
 
-    def use(self, event: Event) -> Program[None]:
+    def use(self, event: ProviderEvent) -> Program[None]:
         yield from self._effects.mark(event, "used")
 
     def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
@@ -282,7 +282,7 @@ class NotingResolver:
     def _note(self, said: Said, record: Record, now: int, state: str) -> Program[None]:
         """Notes what became of an event. A yes that waits, whatever it waits for, keeps its operation from
         being free."""
-        event = Event(
+        event = ProviderEvent(
             said.source,
             said.event_id,
             record.id,
@@ -301,7 +301,7 @@ class NotingResolver:
             yield from self._effects.undispute(record.id)
 
     def _carry_out(
-        self, verdict: Settle, record: Record, effects: Sequence[Effect], actor: Actor, source: str
+        self, verdict: Settle, record: Record, effects: Sequence[KnownEffect], actor: Actor, source: str
     ) -> Program[bool]:
         finding = finding_of(verdict.word)
         return self._settle(record, verdict.effect, effects, finding, actor, source)
@@ -309,8 +309,8 @@ class NotingResolver:
     def _settle(
         self,
         record: Record,
-        effect: Effect | None,
-        effects: Sequence[Effect],
+        effect: KnownEffect | None,
+        effects: Sequence[KnownEffect],
         finding: Evidence,
         actor: Actor,
         source: str | None,
@@ -348,7 +348,7 @@ class NotingResolver:
     def _settle_call(
         self,
         record: Record,
-        effects: Sequence[Effect],
+        effects: Sequence[KnownEffect],
         finding: Evidence,
         actor: Actor,
         source: str | None,

@@ -39,7 +39,7 @@ ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedOperation:
     """How an event names its operation: by one of three ids."""
 
     operation_id: str | None
@@ -74,7 +74,7 @@ def resolve(
     resolver: Resolver,
     events: Events,
     evidence: Evidence,
-    named: Named,
+    named: NamedOperation,
     *,
     source: str,
     event_id: str,
@@ -150,7 +150,9 @@ def _steadily(factory: Callable[[], Program[T]]) -> Flow[T]:
     raise StoreBusy("The operation would not hold still. Have the provider send the event again.")
 
 
-def _find(keys: Keys, named: Named, source: str, tenant: str | None) -> Flow[list[tuple[str | None, Record]]]:
+def _find(
+    keys: Keys, named: NamedOperation, source: str, tenant: str | None
+) -> Flow[list[tuple[str | None, Record]]]:
     """The effects that are meant: the downstream key of each, and its operation."""
     found: list[tuple[str | None, Record]] = []
     if named.operation_id is not None:
@@ -172,8 +174,8 @@ def _find(keys: Keys, named: Named, source: str, tenant: str | None) -> Flow[lis
 
 
 def _as_said(
-    evidence: Evidence, named: Named, source: object, event_id: object, occurred_at: object
-) -> tuple[Said, Named]:
+    evidence: Evidence, named: NamedOperation, source: object, event_id: object, occurred_at: object
+) -> tuple[Said, NamedOperation]:
     """The event, with what is wrong about it. Nothing that is wrong may keep a yes from being heard, if its
     operation can be found: that comes first, then the error. Any other word is refused at once."""
     faults: list[SamekeyError] = []

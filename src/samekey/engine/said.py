@@ -21,7 +21,7 @@ from ..evidence import (
     why_unusable,
 )
 from ..stores.protocols import Actor
-from ..stores.sql.effects import Event
+from ..stores.sql.effects import ProviderEvent
 
 
 class Resolution(StrEnum):
@@ -130,19 +130,19 @@ class Heard(Word):
     """A word with what it found: the verdict is about this event, and about no look-alike of it."""
 
     finding: Evidence = NotExecuted
-    event: Event | None = None
+    event: ProviderEvent | None = None
     """As it was kept; None: it comes now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundWord:
     """Evidence that was kept, and can be used now."""
 
     evidence: Evidence
-    event: Event
+    event: ProviderEvent
 
 
-def heard(event: Event) -> Heard:
+def heard(event: ProviderEvent) -> Heard:
     finding = decode_evidence(event.outcome)
     at = min(event.occurred_at, event.received_at)
     return Heard(
@@ -168,6 +168,6 @@ def is_usable(word: Word) -> bool:
     return why_unusable(finding_of(word)) is None
 
 
-def kept_as(word: Word) -> Event:
+def kept_as(word: Word) -> ProviderEvent:
     assert isinstance(word, Heard) and word.event is not None
     return word.event

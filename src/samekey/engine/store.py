@@ -20,9 +20,9 @@ from ..drivers.url import Drivers, drivers_for
 from ..errors import ConfigurationError
 from ..stores.cached import identity
 from ..stores.keys import Keys
-from ..stores.protocols import Finding, Tending
+from ..stores.protocols import Searching, Tending
 from ..stores.sql.effects import Effects
-from ..stores.sql.keys import Keys as SQLKeys
+from ..stores.sql.keys import SqlKeys
 from ..stores.sql.migrations import check, migrate
 from ..stores.sql.operator import Operator
 from ..stores.sql.queries import Queries, queries_for
@@ -39,7 +39,7 @@ class Tables:
     """What only a transactional store has."""
 
     queries: Queries
-    keys: SQLKeys
+    keys: SqlKeys
     operator: Operator
     effects: Effects
 
@@ -52,7 +52,7 @@ class Store:
     """What users call it."""
     drivers: Drivers
     keys: Keys
-    finding: Finding
+    finding: Searching
     tending: Tending
     check: Callable[[], Program[None]]
     """Raises a sentence where the store cannot be used as it is."""
@@ -146,7 +146,7 @@ def store_on(drivers: Drivers, schema: str = "samekey") -> Store:
     if drivers.dialect == "dynamodb":
         return _dynamodb_store(drivers)
     queries = queries_for(drivers.dialect, schema)
-    keys = SQLKeys(queries)
+    keys = SqlKeys(queries)
     operator = Operator(keys)
     return Store(
         name=_NAMES[drivers.dialect],

@@ -22,7 +22,7 @@ from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import CommitUncertain, ConnectionLost, StoreBusy
 from .breaker import Breaker
-from .flow import Commit, Consult, Course, Flow, Open, Pause, Rollback, Run, RunIn, Step, T
+from .flow import Commit, Consult, Course, Flow, Open, Pause, Rollback, RunIn, RunProgram, Step, T
 
 logger = logging.getLogger("samekey")
 
@@ -136,7 +136,7 @@ class Stranded:
         """What was under way is done again where that is safe, as after a lost connection. A transaction is
         rolled back: its connection was the loop's."""
         match step:
-            case Run(factory):
+            case RunProgram(factory):
                 with self._breaker:
                     return run(self._driver, factory)
             case Open():

@@ -19,7 +19,7 @@ from typing import Any, Final
 from ..core.policy import Policy
 from ..edges.guards import NO_ROUTE
 from ..edges.startup import Declared, Guarded, guarded_on, wrong_with
-from ..edges.walk import READ_ONLY, Guard, Place, Reached, named_paths, plain, walk
+from ..edges.walk import READ_ONLY, Guard, ReachedRoute, RoutePlace, named_paths, plain, walk
 from ..engine.marks import Mark, mark_of
 from ..engine.rules import Rules
 from ..errors import ConfigurationError
@@ -94,7 +94,7 @@ def coverage(app: Any) -> list[RouteCoverage]:
     if not callable(app):
         raise ConfigurationError(f"A {type(app).__name__} is no ASGI or WSGI application.")
     found: dict[tuple[str, str, str], RouteCoverage] = {}
-    reached = [one for one in walk(app, Place()) if one.method not in READ_ONLY]
+    reached = [one for one in walk(app, RoutePlace()) if one.method not in READ_ONLY]
     guarded = guarded_on(reached)
     for one in [*reached, *named_paths(reached)]:
         row = _judge(one, guarded)
@@ -111,7 +111,7 @@ def is_allowed(route: RouteCoverage, allowed: Collection[str]) -> bool:
 # What a middleware would do with a route
 
 
-def _judge(reached: Reached, guarded: Guarded) -> RouteCoverage:
+def _judge(reached: ReachedRoute, guarded: Guarded) -> RouteCoverage:
     mark = mark_of(reached.handler)
     refused = _refused_at_start(reached, guarded)
     if refused is not None:
@@ -158,7 +158,7 @@ _LOST: Final = (
 )
 
 
-def _refused_at_start(reached: Reached, guarded: Guarded) -> str | None:
+def _refused_at_start(reached: ReachedRoute, guarded: Guarded) -> str | None:
     """Why a middleware around this route would not let the application start."""
     one = Declared.of([reached])
     for guard in reached.guards:
@@ -181,7 +181,7 @@ def _refused_at_start(reached: Reached, guarded: Guarded) -> str | None:
     return None
 
 
-def _without_a_guard(reached: Reached, mark: object) -> RouteCoverage:
+def _without_a_guard(reached: ReachedRoute, mark: object) -> RouteCoverage:
     if mark == "exempt":
         return _row(reached, How.EXEMPT)
     if reached.guards:
@@ -195,7 +195,7 @@ def _without_a_guard(reached: Reached, mark: object) -> RouteCoverage:
     return _row(reached, How.UNGUARDED, why="no IdempotencyMiddleware is around it.")
 
 
-def _ask(guard: Guard, reached: Reached) -> tuple[Rules | str, str]:
+def _ask(guard: Guard, reached: ReachedRoute) -> tuple[Rules | str, str]:
     """What a middleware would do: claim by these rules, leave it to the "handler", pass it as "exempt", or
     pass it because its route is "lost" to it; and what it would complain about."""
     route, path = guard.find(reached), reached.sample or reached.path
@@ -212,7 +212,7 @@ def _ask(guard: Guard, reached: Reached) -> tuple[Rules | str, str]:
 
 
 def _row(
-    reached: Reached, how: How, *, rules: Rules | None = None, why: str = "", edge: Policy | None = None
+    reached: ReachedRoute, how: How, *, rules: Rules | None = None, why: str = "", edge: Policy | None = None
 ) -> RouteCoverage:
     return RouteCoverage(
         reached.method,

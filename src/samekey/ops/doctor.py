@@ -13,7 +13,7 @@ from typing import Final
 
 from ..stores.protocols import Overview
 from .doctor_servers import LAYOUT, check_server
-from .symptoms import Finding, Symptoms
+from .symptoms import Diagnosis, Symptoms
 
 SECOND: Final = 1000
 MINUTE: Final = 60 * SECOND
@@ -56,11 +56,11 @@ class LeaseAdvice:
     longest_lease: int
 
 
-def examine(symptoms: Symptoms) -> list[Finding]:
+def examine(symptoms: Symptoms) -> list[Diagnosis]:
     """Everything that is wrong, the gravest first."""
     if symptoms.schema_problem is not None:
         advice = LAYOUT if symptoms.dialect == "redis" else "samekey migrate URL"
-        return [Finding("tables", "problem", symptoms.schema_problem, advice)]
+        return [Diagnosis("tables", "problem", symptoms.schema_problem, advice)]
     assert symptoms.overview is not None
     found = [
         *_workers(symptoms.overview),
@@ -110,10 +110,10 @@ def _late(since: int | None, now: int, limit: int) -> int | None:
     return now - since if since is not None and now - since > limit else None
 
 
-def _workers(seen: Overview) -> Iterator[Finding]:
+def _workers(seen: Overview) -> Iterator[Diagnosis]:
     late = _late(seen.oldest_due, seen.now, JOBS_LATE)
     if late is not None:
-        yield Finding(
+        yield Diagnosis(
             "no_worker",
             "problem",
             f"Jobs are waiting, the oldest due for {span(late)}: no worker seems to run, or none keeps up.",
@@ -122,7 +122,7 @@ def _workers(seen: Overview) -> Iterator[Finding]:
     late = _late(seen.oldest_other_end, seen.now, LEASES_LATE)
     if late is not None:
         count = seen.ended_leases - seen.ended_phased
-        yield Finding(
+        yield Diagnosis(
             "no_sweeper",
             "problem",
             f"{_many(count, 'record')} in progress with a lease that ended, the oldest {span(late)} ago: no "
@@ -131,7 +131,7 @@ def _workers(seen: Overview) -> Iterator[Finding]:
         )
     late = _late(seen.oldest_phased_end, seen.now, PHASED_LATE)
     if late is not None:
-        yield Finding(
+        yield Diagnosis(
             "no_completer",
             "problem",
             f"{_many(seen.ended_phased, 'abandoned phased operation')}, the oldest {span(late)} ago: no "
@@ -140,7 +140,7 @@ def _workers(seen: Overview) -> Iterator[Finding]:
         )
     late = _late(seen.oldest_asking, seen.now, ASKING_LATE)
     if late is not None:
-        yield Finding(
+        yield Diagnosis(
             "no_reconciler",
             "problem",
             f"An unknown outcome should have been asked about {span(late)} ago: no reconciler seems to run.",
@@ -148,7 +148,7 @@ def _workers(seen: Overview) -> Iterator[Finding]:
         )
     late = _late(seen.oldest_expiry, seen.now, RETENTION_LATE)
     if late is not None:
-        yield Finding(
+        yield Diagnosis(
             "no_reaper",
             "problem",
             f"{_many(seen.past_retention, 'record')} past retention, the oldest for {span(late)}: no reaper "
@@ -157,10 +157,10 @@ def _workers(seen: Overview) -> Iterator[Finding]:
         )
 
 
-def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
+def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Diagnosis]:
     old = _late(seen.oldest_unknown, seen.now, UNKNOWN_OLD)
     if old is not None:
-        yield Finding(
+        yield Diagnosis(
             "old_unknown",
             "problem",
             f"{_many(seen.unknown, 'operation')} with an unknown outcome, the oldest for {span(old)}: "
@@ -168,7 +168,7 @@ def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
             "samekey keys list --state unknown, then samekey keys show ID",
         )
     if seen.dead_letters or seen.dead_jobs:
-        yield Finding(
+        yield Diagnosis(
             "dead_letters",
             "problem",
             f"Dead letters: {_many(seen.dead_letters, 'operation')} and {_many(seen.dead_jobs, 'job')}. "
@@ -177,7 +177,7 @@ def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
         )
     if symptoms.evidence:
         count = symptoms.evidence
-        yield Finding(
+        yield Diagnosis(
             "evidence",
             "problem",
             f"Events that somebody must see to: {count.get('conflict', 0)} contradict an answer, "
@@ -187,7 +187,7 @@ def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
         )
     waiting = _late(seen.oldest_pending, seen.now, PENDING_OLD)
     if waiting is not None:
-        yield Finding(
+        yield Diagnosis(
             "old_pending",
             "problem",
             f"{_many(seen.pending, 'accepted operation')} not finished, the oldest for {span(waiting)}.",
@@ -196,7 +196,7 @@ def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
     if symptoms.lookups is not None and None not in symptoms.lookups:
         missing = [name for name in symptoms.unknown_endpoints if name not in symptoms.lookups]
         if missing:
-            yield Finding(
+            yield Diagnosis(
                 "no_lookup",
                 "problem",
                 f"Outcomes are unknown at {', '.join(missing)}, and there is no lookup to find them out.",
@@ -204,9 +204,9 @@ def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
             )
 
 
-def _growth(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
+def _growth(symptoms: Symptoms, seen: Overview) -> Iterator[Diagnosis]:
     if seen.past_retention > max(PILE, seen.records // 2):
-        yield Finding(
+        yield Diagnosis(
             "growing",
             "problem",
             f"{seen.past_retention:,} of {seen.records:,} records are past retention: the reaper cannot keep "
@@ -215,7 +215,7 @@ def _growth(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
         )
     dead = int(symptoms.facts.get("dead_rows", 0))
     if dead > max(10 * PILE, seen.records):
-        yield Finding(
+        yield Diagnosis(
             "bloat",
             "problem",
             f"{dead:,} dead rows in the table of keys and {seen.records:,} live ones: autovacuum cannot keep "
@@ -224,7 +224,7 @@ def _growth(symptoms: Symptoms, seen: Overview) -> Iterator[Finding]:
         )
 
 
-def _lease(symptoms: Symptoms) -> Iterator[Finding]:
+def _lease(symptoms: Symptoms) -> Iterator[Diagnosis]:
     advice = lease_advice(symptoms.durations)
     if advice is None:
         return
@@ -232,7 +232,7 @@ def _lease(symptoms: Symptoms) -> Iterator[Finding]:
     measured = f"99 % of {advice.runs:,} runs took less than {span(advice.p99)}"
     if lease < 2 * advice.p99:
         whose = "the default lease" if symptoms.lease_ms is None else "the lease"
-        yield Finding(
+        yield Diagnosis(
             "short_lease",
             "problem" if symptoms.lease_ms is not None else "note",
             f"{measured}; {whose} of {span(lease)} is short for that: a paused process loses it too soon.",
@@ -240,10 +240,10 @@ def _lease(symptoms: Symptoms) -> Iterator[Finding]:
         )
 
 
-def _clock(symptoms: Symptoms) -> Iterator[Finding]:
+def _clock(symptoms: Symptoms) -> Iterator[Diagnosis]:
     if abs(symptoms.skew_ms) > SKEW:
         which = "ahead of" if symptoms.skew_ms > 0 else "behind"
-        yield Finding(
+        yield Diagnosis(
             "clock_skew",
             "problem",
             f"The store's clock is {span(abs(symptoms.skew_ms))} {which} this machine's. Leases live by the "

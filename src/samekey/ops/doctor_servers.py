@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from .symptoms import Finding, Symptoms
+from .symptoms import Diagnosis, Symptoms
 
 OLDEST_POSTGRES: Final = 13
 """The first with ``pg_current_xact_id_if_assigned``, which settles a lost acknowledgement of COMMIT."""
 
 
-def _postgres(symptoms: Symptoms) -> Iterator[Finding]:
+def _postgres(symptoms: Symptoms) -> Iterator[Diagnosis]:
     facts = symptoms.facts
     major = int(facts.get("server_version_num", "0")) // 10_000
     if 0 < major < OLDEST_POSTGRES:
-        yield Finding(
+        yield Diagnosis(
             "old_server",
             "problem",
             f"This is PostgreSQL {major}; a lost acknowledgement of COMMIT cannot be settled before "
@@ -23,14 +23,14 @@ def _postgres(symptoms: Symptoms) -> Iterator[Finding]:
             f"PostgreSQL {OLDEST_POSTGRES} or newer",
         )
     if facts.get("in_recovery") == "1":
-        yield Finding(
+        yield Diagnosis(
             "standby",
             "problem",
             "This server is a standby: nothing can be claimed on it, and it may lag behind.",
             "a URL of the primary, say with target_session_attrs=read-write",
         )
     if facts.get("fsync") == "off":
-        yield Finding(
+        yield Diagnosis(
             "fsync_off",
             "problem",
             "fsync is off: after a crash of the machine the database may have forgotten keys whose answers "
@@ -38,7 +38,7 @@ def _postgres(symptoms: Symptoms) -> Iterator[Finding]:
             "fsync = on",
         )
     if facts.get("synchronous_commit") == "off":
-        yield Finding(
+        yield Diagnosis(
             "asynchronous_commit",
             "note",
             "synchronous_commit is off. samekey switches it on for its own commits, so keys are safe; your "
@@ -46,7 +46,7 @@ def _postgres(symptoms: Symptoms) -> Iterator[Finding]:
             "synchronous_commit = on, unless you mean it",
         )
     if facts.get("idle_in_transaction_session_timeout") == "0":
-        yield Finding(
+        yield Diagnosis(
             "no_idle_timeout",
             "note",
             "idle_in_transaction_session_timeout is off. samekey sets it for atomic handlers; other "
@@ -55,7 +55,7 @@ def _postgres(symptoms: Symptoms) -> Iterator[Finding]:
         )
     isolation = facts.get("default_transaction_isolation", "read committed")
     if isolation != "read committed":
-        yield Finding(
+        yield Diagnosis(
             "isolation",
             "note",
             f"default_transaction_isolation is {isolation}. samekey's own connections do not mind; atomic "
@@ -64,10 +64,10 @@ def _postgres(symptoms: Symptoms) -> Iterator[Finding]:
         )
 
 
-def _sqlite(symptoms: Symptoms) -> Iterator[Finding]:
+def _sqlite(symptoms: Symptoms) -> Iterator[Diagnosis]:
     mode = symptoms.facts.get("journal_mode", "wal")
     if mode != "wal":
-        yield Finding(
+        yield Diagnosis(
             "no_wal",
             "problem",
             f"The journal mode is {mode}, not wal: duplicates wait for writers. On a network file system WAL "
@@ -81,22 +81,22 @@ _ONLY_NOTED: Final = frozenset({"fsync", "unseen"})
 """A second of claims that a crash of the machine may lose, and what could not be looked at."""
 
 
-def _redis(symptoms: Symptoms) -> Iterator[Finding]:
+def _redis(symptoms: Symptoms) -> Iterator[Diagnosis]:
     for code, says, advice in symptoms.weaknesses:
-        yield Finding(code, "note" if code in _ONLY_NOTED else "problem", says, advice)
+        yield Diagnosis(code, "note" if code in _ONLY_NOTED else "problem", says, advice)
 
 
-def _mysql(symptoms: Symptoms) -> Iterator[Finding]:
+def _mysql(symptoms: Symptoms) -> Iterator[Diagnosis]:
     facts = symptoms.facts
     if facts.get("read_only", "0") not in ("0", "OFF"):
-        yield Finding(
+        yield Diagnosis(
             "standby",
             "problem",
             "This server is read-only, as replicas are: nothing can be claimed on it, and it may lag behind.",
             "a URL of the primary",
         )
     if facts.get("innodb_flush_log_at_trx_commit", "1") != "1":
-        yield Finding(
+        yield Diagnosis(
             "lazy_flush",
             "problem",
             "innodb_flush_log_at_trx_commit is not 1: after a crash the database may have forgotten keys "
@@ -104,7 +104,7 @@ def _mysql(symptoms: Symptoms) -> Iterator[Finding]:
             "innodb_flush_log_at_trx_commit = 1",
         )
     if facts.get("log_bin", "0") not in ("0", "OFF") and facts.get("sync_binlog", "1") != "1":
-        yield Finding(
+        yield Diagnosis(
             "lazy_binlog",
             "note",
             "sync_binlog is not 1: after a crash the replicas may lack what this server has committed.",
@@ -116,7 +116,7 @@ _SERVERS: Final = {"postgres": _postgres, "sqlite": _sqlite, "mysql": _mysql, "r
 """What each kind of server may be set to that it should not be."""
 
 
-def check_server(symptoms: Symptoms) -> Iterator[Finding]:
+def check_server(symptoms: Symptoms) -> Iterator[Diagnosis]:
     """What the server is set to that it should not be."""
     check = _SERVERS.get(symptoms.dialect)
     if check is not None:

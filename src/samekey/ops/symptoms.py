@@ -13,7 +13,7 @@ Level = Literal["problem", "note"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """What is wrong, and what to do about it. A note alone does not make a store unhealthy."""
 
     code: str

@@ -33,7 +33,7 @@ from ..engine.events import Event
 from ..engine.exchange import Exchange
 from ..engine.flow import Flow
 from ..engine.operation import Running
-from ..engine.phased import Run
+from ..engine.phased import PhasedRun
 from ..engine.rules import Rules
 from ..engine.way import Finished, Handled
 from ..idempotency import Idempotency
@@ -129,11 +129,11 @@ class Tracing:
 
         return traced
 
-    def attempt(self, attempt: Callable[[Run], Finished]) -> Any:
+    def attempt(self, attempt: Callable[[PhasedRun], Finished]) -> Any:
         """Phased work records its end itself; so the whole attempt is one span, the completer's too."""
 
         @functools.wraps(attempt)
-        def traced(run: Run) -> Finished:
+        def traced(run: PhasedRun) -> Finished:
             with self._span(PHASES, lambda: self._phased(run)) as span:
                 finished = attempt(run)
                 span.note(lambda: _finished(finished))
@@ -141,9 +141,9 @@ class Tracing:
 
         return traced
 
-    def attempt_async(self, attempt: Callable[[Run], Awaitable[Finished]]) -> Any:
+    def attempt_async(self, attempt: Callable[[PhasedRun], Awaitable[Finished]]) -> Any:
         @functools.wraps(attempt)
-        async def traced(run: Run) -> Finished:
+        async def traced(run: PhasedRun) -> Finished:
             if not run.definition.is_async:
                 return await attempt(run)  # it calls the sync one, in a thread
             with self._span(PHASES, lambda: self._phased(run)) as span:
@@ -164,7 +164,7 @@ class Tracing:
             "attempts": running.attempts,
         }
 
-    def _phased(self, run: Run) -> Facts:
+    def _phased(self, run: PhasedRun) -> Facts:
         return {
             "mode": "phased",
             "definition": run.definition.identity,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from ..core.states import LEASE_END, TRANSITIONS, Event, State, sources
+from ..core.states import LEASE_END, TRANSITIONS, State, StateEvent, sources
 
 _FILLED: Final = re.compile(r"\{(?:from|to):(\w+)\}")
 _NAMED: Final = re.compile(r"'(" + "|".join(State) + r")'|\{state:(" + "|".join(State) + r")\}")
@@ -24,12 +24,12 @@ class Unlawful(Exception):
     """A statement that the table of states does not allow. It is a bug in samekey, never a user's mistake."""
 
 
-def events_of(declared: str | None) -> tuple[Event, ...]:
+def events_of(declared: str | None) -> tuple[StateEvent, ...]:
     """The events that a statement's head declares: ``claim``, or ``expire, claim``."""
-    return tuple(Event(name.strip()) for name in (declared or "").split(",") if name.strip())
+    return tuple(StateEvent(name.strip()) for name in (declared or "").split(",") if name.strip())
 
 
-def states_of(events: Iterable[Event]) -> set[State]:
+def states_of(events: Iterable[StateEvent]) -> set[State]:
     """Every state that these events leave or enter."""
     known: set[State] = set()
     for event in events:
@@ -38,16 +38,16 @@ def states_of(events: Iterable[Event]) -> set[State]:
     return known
 
 
-def targets(event: Event) -> set[State | None]:
+def targets(event: StateEvent) -> set[State | None]:
     """Every state that an event may enter; None if the record goes."""
-    if event is Event.LEASE_END:
+    if event is StateEvent.LEASE_END:
         return {*LEASE_END.values()}
     return {after for (_, one), after in TRANSITIONS.items() if one is event}
 
 
 def check(
     name: str,
-    events: tuple[Event, ...],
+    events: tuple[StateEvent, ...],
     text: str,
     *,
     writes: bool,
@@ -63,7 +63,7 @@ def check(
         wrong = "declares no event" if writes else f"declares {', '.join(events)}"
         raise Unlawful(f"{name} {'writes a state' if writes else 'writes no state'} and {wrong}.")
     for filled in _FILLED.findall(text):
-        if events and Event(filled) not in events:
+        if events and StateEvent(filled) not in events:
             raise Unlawful(f"{name} uses the states of {filled}, which is not its event.")
     for event in events:
         if inserts and (None, event) not in TRANSITIONS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ..core.disputes import Yes
-from ..core.effects import Effect
+from ..core.effects import KnownEffect
 from ..core.program import Program
 from ..core.record import Answer, Record
 from .readable import Tell
@@ -52,7 +52,7 @@ class Overview:
     oldest_pending: int | None
 
 
-class Finding(Protocol):
+class Searching(Protocol):
     """Finding out unknown outcomes, and looking at records."""
 
     def take_unknown(
@@ -152,7 +152,7 @@ class Finding(Protocol):
         """Keeps a completed record until then (milliseconds by the store's clock). False if its retention is
         over or ends later already, or if it has moved."""
 
-    def effects(self, operation_id: str) -> Program[list[Effect]]:
+    def effects(self, operation_id: str) -> Program[list[KnownEffect]]:
         """What the operation may have sent, as far as the store was told."""
 
     def past_ids(self, operation_id: str) -> Program[list[str]]:

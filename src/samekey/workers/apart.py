@@ -23,7 +23,7 @@ FAREWELL = 1.0
 """Seconds that what was cancelled has for its clean-up."""
 
 
-class Ended(Exception):
+class Aborted(Exception):
     """It raised what is no ordinary error: SystemExit, KeyboardInterrupt, a cancellation of its own."""
 
     def __init__(self, error: BaseException) -> None:
@@ -91,11 +91,11 @@ class Apart:
             try:
                 result = function(*arguments)
             except StopIteration as error:
-                raised = Ended(error)
+                raised = Aborted(error)
             except Exception as error:
                 raised = error
             except BaseException as error:
-                raised = Ended(error)
+                raised = Aborted(error)
             try:
                 loop.call_soon_threadsafe(settle, result, raised)
             except RuntimeError:
@@ -179,8 +179,8 @@ async def _contained(work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise Ended(error) from error  # nobody cancelled it: it raised that by itself
+        raise Aborted(error) from error  # nobody cancelled it: it raised that by itself
     except Exception:
         raise
     except BaseException as error:
-        raise Ended(error) from error
+        raise Aborted(error) from error

@@ -18,7 +18,7 @@ from ..core.policy import milliseconds
 from ..core.record import Lease, Record
 from ..drivers.run import run_async
 from ..engine.engine import Engine
-from ..engine.phased import Definition, Run, max_run_ms
+from ..engine.phased import Definition, PhasedRun, max_run_ms
 from ..engine.way import Finished
 from ..errors import SamekeyError
 from .apart import TooLong
@@ -120,7 +120,7 @@ class Completer:
         if finished.error is not None:
             logger.error("The %s failed again: %s: %s", name, type(finished.error).__name__, finished.error)
 
-    async def _see_through(self, attempt: Run, name: str) -> Finished:
+    async def _see_through(self, attempt: PhasedRun, name: str) -> Finished:
         if inspect.iscoroutinefunction(attempt.definition.function):
             finished = await self._engine.attempt_async(attempt)
         else:

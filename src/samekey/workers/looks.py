@@ -36,7 +36,7 @@ async def contained(once: Once) -> float:
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
-        raise apart.Ended(error) from error
+        raise apart.Aborted(error) from error
 
 
 async def within(seconds: float, waiting: Awaitable[Any]) -> None:

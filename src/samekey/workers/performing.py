@@ -34,7 +34,7 @@ from ..errors import EscapedTransaction, FailedTransaction, LeaseLost, NotSerial
 from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
 from ..stores.sql.operator import Operator
-from .apart import Apart, Ended, TooLong, told
+from .apart import Aborted, Apart, TooLong, told
 from .lasting import will_last
 
 logger = logging.getLogger("samekey")
@@ -318,7 +318,7 @@ class Performer:
                 raise
             except Exception as error:
                 shorter = min(pause, lease / 4)
-                hopeless = isinstance(error, WriteFailed | Ended) and tries > len(SETTLE_PAUSES)
+                hopeless = isinstance(error, WriteFailed | Aborted) and tries > len(SETTLE_PAUSES)
                 if isinstance(error, WriteFailed) and will_last(error):
                     raise
                 if hopeless or time.monotonic() + shorter >= until:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from ..core.backoff import Backoff
-from ..core.effects import Effect, asked_about
+from ..core.effects import KnownEffect, asked_about
 from ..core.policy import milliseconds
 from ..core.record import Record
 from ..core.states import State
@@ -30,7 +30,7 @@ from ..errors import ConfigurationError, Contradicted, CorruptRecord, SamekeyErr
 from ..evidence import Declined, Executed, check_finding, fault_of, is_still_unknown
 from ..stores.protocols import Actor
 from ..stores.sql.overruling import Moved
-from .apart import Ended, TooLong
+from .apart import Aborted, TooLong
 from .slots import Piece, Slots
 
 logger = logging.getLogger("samekey")
@@ -146,7 +146,7 @@ class Reconciler:
         held = asyncio.create_task(self._hold(record))
         try:
             return await self._find_out(record, tries)
-        except (SamekeyError, LookupFailed, Ended) as error:
+        except (SamekeyError, LookupFailed, Aborted) as error:
             logger.error("The outcome of operation %s could not be looked up: %s", record.id, error)
             why = f"the lookup failed: {error}"
         except Exception as error:
@@ -210,7 +210,7 @@ class Reconciler:
         return await self._settled(record, f"the lookup said {named.__name__}")
 
     async def _hear(
-        self, record: Record, effects: Sequence[Effect], finding: Any, fault: SamekeyError | None = None
+        self, record: Record, effects: Sequence[KnownEffect], finding: Any, fault: SamekeyError | None = None
     ) -> Resolution | Misfit | None:
         """A yes that could not be applied is an event like any other: noted, and used where it can be."""
         if not isinstance(finding, Executed):

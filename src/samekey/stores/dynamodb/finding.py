@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...core.disputes import Yes, decode_all, encode_all, encode_yes
-from ...core.effects import Effect, decode_effect
-from ...core.program import Program, Row, Unreadable
+from ...core.effects import KnownEffect, decode_effect
+from ...core.program import Program, Row, Undecryptable
 from ...core.record import COLUMNS, Answer, Record, decode_record
 from ..keys import answer_values
 from ..protocols import Actor, Overview
@@ -157,7 +157,7 @@ class DynamoFinding:
         )
         return bool(rows)
 
-    def effects(self, operation_id: str) -> Program[list[Effect]]:
+    def effects(self, operation_id: str) -> Program[list[KnownEffect]]:
         rows = yield self._statements.statement("effects_of", None, operation_id=operation_id)
         return [decode_effect(row) for row in rows]
 
@@ -219,7 +219,7 @@ _ANSWER: Final = ("answer_status", "answer_headers", "answer_body")
 def _seen(row: Row) -> Record:
     """A record to look at. An answer that cannot be decrypted counts as withheld; the rest can be shown."""
     values = [*row]
-    if any(isinstance(value, Unreadable) for value in values):
+    if any(isinstance(value, Undecryptable) for value in values):
         for name in _ANSWER:
             values[COLUMNS.index(name)] = None
     return decode_record(values)

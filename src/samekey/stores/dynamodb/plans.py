@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...core.claim import located_by
 from ...core.program import Row
 from ...core.record import expiry_of, nobodys, run_of
-from ...core.states import LEASE_END, Event, Mode, State, sources, target
+from ...core.states import LEASE_END, Mode, State, StateEvent, sources, target
 from ...errors import StoreError
 from .items import (
     POINTER_KEPT,
@@ -43,9 +43,9 @@ from .requests import (
     Plan,
     Plus,
     Present,
-    Reached,
     Request,
     Term,
+    TimeCome,
     Unless,
     Values,
     changed,
@@ -82,7 +82,7 @@ NO_ANSWER: Final[Mapping[str, Term]] = {
 }
 
 
-def may_leave(event: Event) -> Condition:
+def may_leave(event: StateEvent) -> Condition:
     """The record is in a state that the event may leave."""
     return Among("state", [str(state) for state in sources(event)])
 
@@ -195,7 +195,7 @@ def effects_of(p: Values, now: int) -> Plan:
 
 def _attempt(p: Values, now: int, pk: str) -> dict[str, Term]:
     """What every new attempt sets: it holds the lease from now on."""
-    state = target(Event.CLAIM)
+    state = target(StateEvent.CLAIM)
     locked_until = now + p["lease_ms"]
     return {
         "state": str(state),
@@ -254,14 +254,16 @@ def retry(p: Values, now: int) -> Plan:
     }
     if p["downstream"] is not None:
         change["downstream"] = Unless(p["downstream"])
-    return (yield from moved_row(update(pk, change, Is("attempt", p["seen"]), may_leave(Event.RETRY)), now))
+    return (
+        yield from moved_row(update(pk, change, Is("attempt", p["seen"]), may_leave(StateEvent.RETRY)), now)
+    )
 
 
 def resume(p: Values, now: int) -> Plan:
     pk = pk_of(p["scope"], p["key"])
     locked_until = now + p["lease_ms"]
     change: dict[str, Term] = {
-        "state": str(target(Event.RESUME)),
+        "state": str(target(StateEvent.RESUME)),
         "attempt": p["attempt"],
         "attempts": Plus("attempts", 1),
         "locked_until": locked_until,
@@ -272,9 +274,9 @@ def resume(p: Values, now: int) -> Plan:
         pk,
         change,
         Is("attempt", p["seen"]),
-        may_leave(Event.RESUME),
+        may_leave(StateEvent.RESUME),
         Is("mode", str(Mode.PHASED)),
-        Reached("locked_until", now),
+        TimeCome("locked_until", now),
     )
     return (yield from moved_row(request, now))
 
@@ -325,7 +327,9 @@ def past_ids(p: Values, now: int) -> Plan:
 
 def over(now: int) -> tuple[Condition, Condition]:
     """The record's retention is over, and what follows is not "gone"."""
-    ended = Either(may_leave(Event.CLAIM), Both(may_leave(Event.EXPIRE), Reached("expires_at", now)))
+    ended = Either(
+        may_leave(StateEvent.CLAIM), Both(may_leave(StateEvent.EXPIRE), TimeCome("expires_at", now))
+    )
     return Among("after_expiry", ["new", "ask"]), ended
 
 
@@ -366,7 +370,7 @@ def lease_ended(pk: str, mode: str | None, now: int, *conditions: Condition) -> 
     if state is State.UNKNOWN:
         return [moved]
     held = (Among("mode", alike), Present("disputed"))
-    return [moved, _lease_ended(pk, target(Event.DISPUTE), now, *conditions, *held)]
+    return [moved, _lease_ended(pk, target(StateEvent.DISPUTE), now, *conditions, *held)]
 
 
 def free(state: State) -> tuple[Condition, ...]:
@@ -385,7 +389,7 @@ def _lease_ended(pk: str, state: State, now: int, *conditions: Condition) -> Req
         change |= {"reconcile_after": now, "due": now, "expires_at": Plus("ttl_ms", now)}
     else:
         change |= {"reconcile_after": None, **failed(now)}
-    return update(pk, change, *conditions, may_leave(Event.LEASE_END), Reached("locked_until", now))
+    return update(pk, change, *conditions, may_leave(StateEvent.LEASE_END), TimeCome("locked_until", now))
 
 
 _LEASE_END: Final = {str(mode): state for mode, state in LEASE_END.items() if state is not State.IN_PROGRESS}
@@ -399,7 +403,7 @@ def renew(p: Values, now: int) -> Plan:
             pk_of(scope, key),
             {"locked_until": now + duration, "due": now + duration},
             Is("attempt", attempt),
-            may_leave(Event.LEASE_END),
+            may_leave(StateEvent.LEASE_END),
         )
         for scope, key, attempt, duration in leases
     ]
@@ -409,7 +413,7 @@ def renew(p: Values, now: int) -> Plan:
 # ------------------------------------------------------------------ outcomes
 
 
-def _held(p: Values, event: Event) -> tuple[Condition, Condition]:
+def _held(p: Values, event: StateEvent) -> tuple[Condition, Condition]:
     """The caller is the current attempt, and the event is possible."""
     return Is("attempt", p["attempt"]), may_leave(event)
 
@@ -424,7 +428,7 @@ def complete(p: Values, now: int) -> Plan:
     """Counted from creation, the end must be computed, which DynamoDB cannot do: a look comes first."""
     pk = pk_of(p["scope"], p["key"])
     yield from pointed(p, now)
-    allowed: tuple[Condition, ...] = _held(p, Event.COMPLETE)
+    allowed: tuple[Condition, ...] = _held(p, StateEvent.COMPLETE)
     if not p["happened"]:
         # What is set aside is compared as it is kept: in the order in which it came.
         known = p["heeded"] if p["heeded"] not in (None, "[]") else None
@@ -444,7 +448,7 @@ def complete(p: Values, now: int) -> Plan:
 
 
 def _completed(p: Values, now: int, pk: str, expiry: Term, forget: Term) -> dict[str, Term]:
-    state = target(Event.COMPLETE)
+    state = target(StateEvent.COMPLETE)
     return {
         "state": str(state),
         "completed_at": now,
@@ -526,7 +530,7 @@ def answered(pk: str, change: Mapping[str, Term], p: Values, conditions: tuple[C
 
 
 def fail(p: Values, now: int) -> Plan:
-    pk, state = pk_of(p["scope"], p["key"]), target(Event.FAIL)
+    pk, state = pk_of(p["scope"], p["key"]), target(StateEvent.FAIL)
     yield from pointed(p, now)
     change: dict[str, Term] = {
         "state": str(state),
@@ -537,22 +541,22 @@ def fail(p: Values, now: int) -> Plan:
         **failed(now),
         **noted(p),
     }
-    return (yield from _ended(update(pk, change, *_held(p, Event.FAIL), *free(state)), now))
+    return (yield from _ended(update(pk, change, *_held(p, StateEvent.FAIL), *free(state)), now))
 
 
 def hold(p: Values, now: int) -> Plan:
     """The holder would free the key, but a provider says that it happened: somebody must find out first."""
-    pk, state = pk_of(p["scope"], p["key"]), target(Event.DISPUTE)
+    pk, state = pk_of(p["scope"], p["key"]), target(StateEvent.DISPUTE)
     yield from pointed(p, now)
     change = {**_unknown(p, now, pk, state), **noted(p)}
-    return (yield from _noted_by_holder(p, now, change, *_held(p, Event.DISPUTE), Present("disputed")))
+    return (yield from _noted_by_holder(p, now, change, *_held(p, StateEvent.DISPUTE), Present("disputed")))
 
 
 def lose(p: Values, now: int) -> Plan:
-    pk, state = pk_of(p["scope"], p["key"]), target(Event.LOSE)
+    pk, state = pk_of(p["scope"], p["key"]), target(StateEvent.LOSE)
     yield from pointed(p, now)
     change = {**_unknown(p, now, pk, state), **provider(p), **noted(p)}
-    return (yield from _noted_by_holder(p, now, change, *_held(p, Event.LOSE)))
+    return (yield from _noted_by_holder(p, now, change, *_held(p, StateEvent.LOSE)))
 
 
 def _noted_by_holder(p: Values, now: int, change: Mapping[str, Term], *conditions: Condition) -> Plan:
@@ -579,14 +583,14 @@ def _unknown(p: Values, now: int, pk: str, state: State) -> dict[str, Term]:
 
 
 def release(p: Values, now: int) -> Plan:
-    conditions = (*_held(p, Event.RELEASE), Absent("disputed"))
+    conditions = (*_held(p, StateEvent.RELEASE), Absent("disputed"))
     return (yield from _ended(delete(pk_of(p["scope"], p["key"]), *conditions), now))
 
 
 def expire(p: Values, now: int) -> Plan:
-    pk, state = pk_of(p["scope"], p["key"]), target(Event.EXPIRE)
+    pk, state = pk_of(p["scope"], p["key"]), target(StateEvent.EXPIRE)
     change: dict[str, Term] = {"state": str(state), **NO_ANSWER, "queue": place(state, pk)}
-    request = update(pk, change, may_leave(Event.EXPIRE), Reached("expires_at", now))
+    request = update(pk, change, may_leave(StateEvent.EXPIRE), TimeCome("expires_at", now))
     return (yield from _ended(request, now))
 
 

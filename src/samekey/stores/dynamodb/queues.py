@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ...core.program import Row
 from ...core.record import LAST_TIME
-from ...core.states import Event, State, target
+from ...core.states import State, StateEvent, target
 from .items import (
     DEAD,
     LEASES,
@@ -38,9 +38,9 @@ from .requests import (
     Is,
     Plan,
     Plus,
-    Reached,
     Request,
     Term,
+    TimeCome,
     Values,
     changed,
     delete,
@@ -58,7 +58,7 @@ DUE: Final = "due"
 
 def _pages(queues: Sequence[str], now: int | None, **arguments: Any) -> dict[str, Request]:
     """The first page of every shard of these queues, up to ``now``."""
-    due: tuple[Condition, ...] = () if now is None else (Reached("due", now),)
+    due: tuple[Condition, ...] = () if now is None else (TimeCome("due", now),)
     places = [shard_of(queue, digit) for queue in queues for digit in SHARDS]
     return {name: query(DUE, Is("queue", name), *due, **arguments) for name in places}
 
@@ -104,7 +104,7 @@ def count_sweep(p: Values, now: int) -> Plan:
 def reap(p: Values, now: int) -> Plan:
     """Deletes or buries, each record as it says itself: what may not be deleted is refused, then buried."""
     waiting = yield from entries([SETTLED, TOMBSTONES], now, p["batch"])
-    expired = str(target(Event.EXPIRE))
+    expired = str(target(StateEvent.EXPIRE))
     tombstones = [value_of(entry, "pk") for entry in waiting if value_of(entry, "state") == expired]
     settled = [value_of(entry, "pk") for entry in waiting if value_of(entry, "state") != expired]
     deletions = [_deletion(pk, now, "new", "ask") for pk in tombstones]
@@ -119,12 +119,12 @@ def reap(p: Values, now: int) -> Plan:
 
 
 def _deletion(pk: str, now: int, *kinds: str) -> Request:
-    return delete(pk, may_leave(Event.REAP), Reached("expires_at", now), Among("after_expiry", kinds))
+    return delete(pk, may_leave(StateEvent.REAP), TimeCome("expires_at", now), Among("after_expiry", kinds))
 
 
 def _burial(pk: str, now: int, kinds: list[str], until: int) -> Request:
     """Keeps the fact and drops the answer. After "gone" the tombstone stays for good."""
-    state = target(Event.EXPIRE)
+    state = target(StateEvent.EXPIRE)
     change: dict[str, Term] = {
         "state": str(state),
         "answer_version": None,
@@ -137,7 +137,7 @@ def _burial(pk: str, now: int, kinds: list[str], until: int) -> Request:
         "forget_after": forget_after(until, kinds[0]),
     }
     return update(
-        pk, change, may_leave(Event.EXPIRE), Reached("expires_at", now), Among("after_expiry", kinds)
+        pk, change, may_leave(StateEvent.EXPIRE), TimeCome("expires_at", now), Among("after_expiry", kinds)
     )
 
 
@@ -161,7 +161,7 @@ def take_unknown(p: Values, now: int) -> Plan:
         "due": after,
         "reconcile_tries": Plus("reconcile_tries", 1),
     }
-    is_due = (Is("state", str(State.UNKNOWN)), Reached("reconcile_after", now))
+    is_due = (Is("state", str(State.UNKNOWN)), TimeCome("reconcile_after", now))
     taken = yield from _carried_out([update(value_of(entry, "pk"), change, *is_due) for entry in waiting])
     return [[value_of(item, "reconcile_tries"), *row_of(item)] for item in taken]
 

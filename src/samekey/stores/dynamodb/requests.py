@@ -91,7 +91,7 @@ class Among:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class TimeCome:
     """A time that has come: at most ``now``."""
 
     attribute: str
@@ -122,7 +122,7 @@ class Present:
     attribute: str
 
 
-Condition: TypeAlias = Is | Among | Reached | Both | Either | Absent | Present
+Condition: TypeAlias = Is | Among | TimeCome | Both | Either | Absent | Present
 
 
 class _Expression:
@@ -147,7 +147,7 @@ class _Expression:
                 return f"{self.name(attribute)} = {self.value(value)}"
             case Among(attribute, values):
                 return f"{self.name(attribute)} IN ({', '.join(self.value(value) for value in values)})"
-            case Reached(attribute, now):
+            case TimeCome(attribute, now):
                 return f"{self.name(attribute)} <= {self.value(now)}"
             case Absent(attribute):
                 return f"attribute_not_exists({self.name(attribute)})"

@@ -12,7 +12,7 @@ from typing import Final
 
 from ...core.disputes import MORE, MOST_DISPUTES, encode_yes
 from ...core.record import decode_record, expiry_of, nobodys
-from ...core.states import Event, State, sources, target
+from ...core.states import State, StateEvent, sources, target
 from .items import Item, forget_after, place, row_of, value_of
 from .plans import NO_ANSWER, answered, item_of, moved_row, one, over, provider
 from .requests import Absent, Is, Plan, Term, Values, changed, refused, update
@@ -28,7 +28,7 @@ def ask_again(p: Values, now: int) -> Plan:
 
 
 def found_executed(p: Values, now: int) -> Plan:
-    state = target(Event.FOUND_EXECUTED)
+    state = target(StateEvent.FOUND_EXECUTED)
 
     def change(item: Item) -> dict[str, Term]:
         return {
@@ -46,7 +46,7 @@ def found_executed(p: Values, now: int) -> Plan:
         yield from _found_out(
             p,
             now,
-            _names(Event.FOUND_EXECUTED),
+            _names(StateEvent.FOUND_EXECUTED),
             change,
             lambda item: despite is None or _is_set_aside(item, despite),
         )
@@ -60,7 +60,7 @@ def recall(p: Values, now: int) -> Plan:
     if item is None or value_of(item, "attempt") != p["seen"]:
         return []
     change: dict[str, Term] = {
-        **_settled(item, target(Event.RECALL), now),
+        **_settled(item, target(StateEvent.RECALL), now),
         "attempt": p["attempt"],
         "completed_at": now,
         "error_code": None,
@@ -72,12 +72,12 @@ def recall(p: Values, now: int) -> Plan:
 
 
 def found_not_executed(p: Values, now: int) -> Plan:
-    state = target(Event.FOUND_NOT_EXECUTED)
+    state = target(StateEvent.FOUND_NOT_EXECUTED)
     return (
         yield from _found_out(
             p,
             now,
-            _names(Event.FOUND_NOT_EXECUTED),
+            _names(StateEvent.FOUND_NOT_EXECUTED),
             lambda item: {
                 **_settled(item, state, now),
                 **_freed(item, p["event"]),
@@ -96,7 +96,7 @@ def dispute(p: Values, now: int) -> Plan:
     def change(item: Item) -> dict[str, Term]:
         if value_of(item, "state") not in (State.FAILED_RETRYABLE, State.EXPIRED):
             return {"disputed": _with_dispute(item, p["event"])}
-        state = target(Event.DISPUTE)
+        state = target(StateEvent.DISPUTE)
         queue = place(state, str(value_of(item, "pk")))
         moved: dict[str, Term] = {"state": str(state), "reconcile_after": now, "queue": queue, "due": now}
         return {"disputed": _with_dispute(item, p["event"]), **moved, "forget_after": None}
@@ -142,7 +142,7 @@ def freed_by(p: Values, now: int) -> Plan:
 
 
 def give_up_finding(p: Values, now: int) -> Plan:
-    state = target(Event.GIVE_UP)
+    state = target(StateEvent.GIVE_UP)
 
     def change(item: Item) -> dict[str, Term]:
         queue = place(state, str(value_of(item, "pk")))
@@ -195,7 +195,7 @@ def extend(p: Values, now: int) -> Plan:
     return (yield from moved_row(request, now))
 
 
-def _names(event: Event) -> list[str]:
+def _names(event: StateEvent) -> list[str]:
     return [str(state) for state in sources(event)]
 
 

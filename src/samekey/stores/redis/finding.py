@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ...core.disputes import Yes, decode_all, encode_all, encode_yes
-from ...core.effects import Effect, decode_effect
-from ...core.program import Program, Row, Unreadable
+from ...core.effects import KnownEffect, decode_effect
+from ...core.program import Program, Row, Undecryptable
 from ...core.record import COLUMNS, Answer, Record, decode_record
-from ...core.states import Event, State, sources
+from ...core.states import State, StateEvent, sources
 from ..keys import answer_values
 from ..protocols import Actor, Overview
 from ..readable import Tell, readable
@@ -168,7 +168,7 @@ class RedisFinding:
 
     # Looking
 
-    def effects(self, operation_id: str) -> Program[list[Effect]]:
+    def effects(self, operation_id: str) -> Program[list[KnownEffect]]:
         """What the operation may have sent, as far as the store was told."""
         rows = yield self._statements.statement("effects_of", None, operation_id=operation_id)
         return [decode_effect(row) for row in rows]
@@ -286,7 +286,7 @@ _ANSWER: Final = ("answer_status", "answer_headers", "answer_body")
 def _seen(row: Row) -> Record:
     """A record to look at. An answer that cannot be decrypted counts as withheld; the rest can be shown."""
     values = [*row]
-    if any(isinstance(value, Unreadable) for value in values):
+    if any(isinstance(value, Undecryptable) for value in values):
         for name in _ANSWER:
             values[COLUMNS.index(name)] = None
     return decode_record(values)
@@ -294,11 +294,11 @@ def _seen(row: Row) -> Record:
 
 def _index_of(state: str) -> str:
     """Where the prelude puts a record of this state."""
-    if state in sources(Event.LEASE_END):
+    if state in sources(StateEvent.LEASE_END):
         return "leases"
     if state == State.UNKNOWN:
         return "unknown"
-    return "settled" if state in sources(Event.REAP) else "dead"
+    return "settled" if state in sources(StateEvent.REAP) else "dead"
 
 
 def _int(value: object) -> int:

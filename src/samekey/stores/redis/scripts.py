@@ -22,7 +22,7 @@ from ...core.claim import downstream_base, located_by, locating_id
 from ...core.disputes import MORE, MOST_DISPUTES, encode_yes
 from ...core.program import Query, Statement, Value
 from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
-from ...core.states import LEASE_END, Event, Mode, State, sources, target
+from ...core.states import LEASE_END, Mode, State, StateEvent, sources, target
 from ..law import check, events_of
 
 _BRACES: Final = re.compile(r"\{(from|to|state|mode|table):([a-z_]+)\}")
@@ -131,7 +131,7 @@ def _load() -> Mapping[str, Query]:
     return {name: _query(name, prelude, body) for name, body in sorted(texts.items())}
 
 
-def _events(body: str) -> tuple[Event, ...]:
+def _events(body: str) -> tuple[StateEvent, ...]:
     declared = _EVENT.search(body)
     return events_of(None if declared is None else declared[1])
 
@@ -172,9 +172,9 @@ def _expand(text: str, names: tuple[str, ...]) -> str:
     def word(match: re.Match[str]) -> str:
         kind, name = match.groups()
         if kind == "from":
-            return _set(sources(Event(name)))
+            return _set(sources(StateEvent(name)))
         if kind == "to":
-            return f"'{target(Event(name))}'"
+            return f"'{target(StateEvent(name))}'"
         if kind == "state":
             return f"'{State(name)}'"
         return f"'{Mode(name)}'" if kind == "mode" else tables[name]

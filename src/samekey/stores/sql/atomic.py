@@ -16,7 +16,7 @@ from ...core.record import Answer
 from ...core.states import State
 from ...errors import ConfigurationError, OpenTransaction, WrongIsolation
 from ..keys import Seen, answer_values, claim_values
-from .keys import Keys
+from .keys import SqlKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def opened_values(claim: Claim, opened: Opened) -> dict[str, Value]:
 class AtomicKeys:
     """Programs for one dialect that has transaction-scoped advisory locks."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: SqlKeys) -> None:
         self.keys = keys
         self.queries = keys.queries
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ...core.effects import Effect, EffectKind, Says
+from ...core.effects import EffectKind, KnownEffect, Says
 from ...core.phases import decode_phases
 from ...core.program import BEGIN, Program, Row
 from ...core.record import Record, decode_record
@@ -23,7 +23,7 @@ from .queries import Queries
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ProviderEvent:
     """A provider's event as it is kept. Times are milliseconds."""
 
     source: str
@@ -52,7 +52,7 @@ class Effects:
         self._operator = operator
         self._queries = queries
 
-    def of(self, operation_id: str) -> Program[list[Effect]]:
+    def of(self, operation_id: str) -> Program[list[KnownEffect]]:
         """Everything that this operation may have sent, and its jobs that wait."""
         return self._operator.effects(operation_id)
 
@@ -82,7 +82,7 @@ class Effects:
 
     def event(
         self, source: str, event_id: str, operation_id: str, about: str | None
-    ) -> Program[Event | None]:
+    ) -> Program[ProviderEvent | None]:
         """What was noted of an event about this effect. One that names the operation alone, now or then, is
         the same event as one that names an effect of it."""
         rows = yield self._queries.statement(
@@ -92,7 +92,7 @@ class Effects:
         alike = [one for one in noted if about is None or one.about in (None, about)]
         return max(alike, key=lambda one: (one.state in OVER, one.about == about), default=None)
 
-    def note(self, event: Event, *, now: int | None = None) -> Program[None]:
+    def note(self, event: ProviderEvent, *, now: int | None = None) -> Program[None]:
         """Keeps an event about one effect; what was noted of it about another stays."""
         yield self._queries.statement(
             "note_evidence",
@@ -108,12 +108,12 @@ class Effects:
             occurred_at=event.occurred_at,
         )
 
-    def waiting(self, operation_id: str) -> Program[list[Event]]:
+    def waiting(self, operation_id: str) -> Program[list[ProviderEvent]]:
         """Events about this operation that have not been used yet, oldest first."""
         rows = yield self._queries.statement("waiting_evidence", None, operation_id=operation_id)
         return [_event(row) for row in rows]
 
-    def unsettled(self, operation_id: str) -> Program[list[Event]]:
+    def unsettled(self, operation_id: str) -> Program[list[ProviderEvent]]:
         """Those, and those that fit other operations as well."""
         rows = yield self._queries.statement("unsettled_evidence", None, operation_id=operation_id)
         return [_event(row) for row in rows]
@@ -129,7 +129,7 @@ class Effects:
         other again."""
         yield self._queries.statement("undispute", None, operation_id=operation_id)
 
-    def mark(self, event: Event, state: str) -> Program[None]:
+    def mark(self, event: ProviderEvent, state: str) -> Program[None]:
         """What became of an event, of an operation that is locked."""
         yield self._queries.statement(
             "mark_evidence",
@@ -156,12 +156,12 @@ class Effects:
     def looked_at(self, operation_id: str, *, now: int | None = None) -> Program[None]:
         yield self._queries.statement("evidence_looked_at", now, operation_id=operation_id)
 
-    def unused(self, *, limit: int = 50) -> Program[list[Event]]:
+    def unused(self, *, limit: int = 50) -> Program[list[ProviderEvent]]:
         """Events that somebody must see to, then those that wait for their operation; oldest first."""
         rows = yield self._queries.statement("unused_evidence", None, limit=limit)
         return [_event(row) for row in rows]
 
-    def shown(self, operation_id: str) -> Program[list[Event]]:
+    def shown(self, operation_id: str) -> Program[list[ProviderEvent]]:
         """What an operator is shown of an operation: what waits, fits others as well, or contradicts it."""
         rows = yield self._queries.statement("shown_evidence", None, operation_id=operation_id)
         return [_event(row) for row in rows]
@@ -202,7 +202,7 @@ class Effects:
     def found_phase(
         self,
         record: Record,
-        effect: Effect,
+        effect: KnownEffect,
         result: bytes,
         said: str,
         actor: Actor,
@@ -258,7 +258,7 @@ class Effects:
         return bool(moved)
 
     def not_sent_phase(
-        self, record: Record, effect: Effect | None, actor: Actor, *, now: int | None = None
+        self, record: Record, effect: KnownEffect | None, actor: Actor, *, now: int | None = None
     ) -> Program[bool]:
         """The effect of a phase (None: whichever was meant) never happened: its intent goes. What else the
         operation has done stands, so it goes on from there; one that has done nothing may be retried."""
@@ -281,7 +281,13 @@ class Effects:
         return moved
 
     def found_job(
-        self, effect: Effect, record: Record, said: str, *, provider_id: str | None, now: int | None = None
+        self,
+        effect: KnownEffect,
+        record: Record,
+        said: str,
+        *,
+        provider_id: str | None,
+        now: int | None = None,
     ) -> Program[bool]:
         """A dead job is done after all."""
         rows = yield self._queries.statement("found_job", now, id=effect.place, provider_id=provider_id)
@@ -313,7 +319,7 @@ class Effects:
         )
 
 
-def _event(row: Row) -> Event:
+def _event(row: Row) -> ProviderEvent:
     """No operation, or no effect, is an empty text there: both are part of what tells events apart."""
-    event = Event(*row)  # type: ignore[arg-type]
+    event = ProviderEvent(*row)  # type: ignore[arg-type]
     return replace(event, operation_id=event.operation_id or None, about=event.about or None)

@@ -21,7 +21,7 @@ from ...errors import EscapedTransaction, LeaseLost, NothingEnqueued
 from ..keys import answer_values
 from ..readable import never_empty
 from .atomic import Escaped, Opened, Taken, Written, opened_values
-from .keys import Keys
+from .keys import SqlKeys
 from .overruling import waiting_yeses
 from .phases import Disputed
 
@@ -87,7 +87,7 @@ class Job:
 class Jobs:
     """Programs on the jobs table of one dialect."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: SqlKeys) -> None:
         self._queries = keys.queries
 
     def enqueue(

@@ -6,7 +6,7 @@ from ..keys import Keys as AnyKeys
 from .queries import Queries
 
 
-class Keys(AnyKeys):
+class SqlKeys(AnyKeys):
     """Programs on the key table of one dialect."""
 
     def __init__(self, queries: Queries) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...core.claim import scope_of
 from ...core.program import Program
-from .keys import Keys
+from .keys import SqlKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Exceeded:
 class Limits:
     """Programs for one dialect."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: SqlKeys) -> None:
         self._queries = keys.queries
 
     def admit(

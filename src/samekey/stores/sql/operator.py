@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...core.disputes import Yes
-from ...core.effects import Effect, decode_effect
-from ...core.program import BEGIN, Program, Row, Unreadable
+from ...core.effects import KnownEffect, decode_effect
+from ...core.program import BEGIN, Program, Row, Undecryptable
 from ...core.record import COLUMNS, Answer, Record, decode_record, run_of
 from ...core.states import Mode
 from ..keys import answer_values
 from ..protocols import Actor, Overview
 from ..readable import Tell, never_empty, readable
-from .keys import Keys
+from .keys import SqlKeys
 from .overruling import Moved, overrule, waiting_yeses
 from .queries import Queries
 
@@ -62,7 +62,7 @@ class DeadJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedKey:
     """Which key it is: all that finding one by its digest needs to see."""
 
     scope: str
@@ -73,7 +73,7 @@ class Named:
 class Operator:
     """Programs for one dialect."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: SqlKeys) -> None:
         self._queries = keys.queries
 
     # Finding out
@@ -351,7 +351,7 @@ class Operator:
 
     # Looking
 
-    def effects(self, operation_id: str) -> Program[list[Effect]]:
+    def effects(self, operation_id: str) -> Program[list[KnownEffect]]:
         """What the operation may have sent."""
         rows = yield self._queries.statement("effects_of", None, operation_id=operation_id)
         effects = [decode_effect(row) for row in rows]
@@ -490,16 +490,16 @@ class Operator:
 
     # Every key, page by page: a digest cannot be turned back into its key
 
-    def audited_keys(self, *, before: int, limit: int) -> Program[tuple[list[Named], int]]:
+    def audited_keys(self, *, before: int, limit: int) -> Program[tuple[list[NamedKey], int]]:
         """Keys that were ever claimed, newest first, gone ones too; and where to go on (0: that was all)."""
         rows = yield self._queries.statement("audited_keys", None, before=before, limit=limit)
-        names = [Named(str(scope), str(key), str(tenant)) for _, scope, key, tenant in rows]
+        names = [NamedKey(str(scope), str(key), str(tenant)) for _, scope, key, tenant in rows]
         return names, int(rows[-1][0]) if len(rows) == limit else 0  # type: ignore[arg-type]
 
-    def stored_keys(self, *, after: tuple[str, str], limit: int) -> Program[list[Named]]:
+    def stored_keys(self, *, after: tuple[str, str], limit: int) -> Program[list[NamedKey]]:
         """Keys that are there, in their own order, after this scope and key."""
         rows = yield self._queries.statement("stored_keys", None, scope=after[0], key=after[1], limit=limit)
-        return [Named(str(scope), str(key), str(tenant)) for scope, key, tenant in rows]
+        return [NamedKey(str(scope), str(key), str(tenant)) for scope, key, tenant in rows]
 
 
 def _came_to(done: bool, overruled: bool) -> bool:
@@ -515,7 +515,7 @@ _ANSWER: Final = ("answer_status", "answer_headers", "answer_body")
 def _seen(row: Row) -> Record:
     """A record to look at. An answer that cannot be decrypted counts as withheld; the rest can be shown."""
     values = [*row]
-    if any(isinstance(value, Unreadable) for value in values):
+    if any(isinstance(value, Undecryptable) for value in values):
         for name in _ANSWER:
             values[COLUMNS.index(name)] = None
     return decode_record(values)

@@ -18,7 +18,7 @@ from ...core.record import Answer, Lease, Record, decode_record
 from ...errors import CorruptRecord, EscapedTransaction, LeaseLost
 from ..protocols import Actor
 from ..readable import never_empty
-from .keys import Keys
+from .keys import SqlKeys
 from .operator import act_as, act_end
 from .queries import Queries
 
@@ -43,7 +43,7 @@ class Work:
 class Phases:
     """Programs on the inputs and phases tables of one dialect."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: SqlKeys) -> None:
         self._keys = keys
         self._queries: Queries = keys.queries
 

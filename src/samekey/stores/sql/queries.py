@@ -17,7 +17,7 @@ from typing import Final
 
 from ...core.program import Dialect, Program, Query, Statement, Style, Value
 from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
-from ...core.states import LEASE_END, Event, Mode, State, sources, target
+from ...core.states import LEASE_END, Mode, State, StateEvent, sources, target
 from ...errors import ConfigurationError
 from ..law import check, events_of
 
@@ -141,12 +141,12 @@ class Queries:
     def _word(self, word: str) -> str:
         kind, _, event = word.partition(":")
         if kind == "from":
-            return _states(Event(event))
+            return _states(StateEvent(event))
         if kind == "actor":
             # Read by the audit's trigger; it costs no statement of its own and ends with the transaction.
             return f"set_config('samekey.actor', '{event}', true) is not null"
         if kind == "to":
-            return _to(Event(event))
+            return _to(StateEvent(event))
         return self._words[word]
 
 
@@ -157,11 +157,11 @@ _STYLES: Final[Mapping[Dialect, tuple[Style, ...]]] = {
 }
 
 
-def _to(event: Event) -> str:
+def _to(event: StateEvent) -> str:
     return f"'{target(event)}'"
 
 
-def _states(event: Event) -> str:
+def _states(event: StateEvent) -> str:
     return ", ".join(f"'{state}'" for state in sources(event))
 
 
@@ -218,7 +218,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "event": ", ".join(_EVENT),
         "now": _CLOCK[dialect],
         # A provider's yes that waits keeps a key from being free, whatever its mode.
-        "lease_end": f"case when disputed = 1 and mode <> 'phased' then {_to(Event.DISPUTE)} else"
+        "lease_end": f"case when disputed = 1 and mode <> 'phased' then {_to(StateEvent.DISPUTE)} else"
         f" case mode {lease_end} end end",
         "swept": ", ".join(f"'{mode}'" for mode in LEASE_END if mode is not Mode.PHASED),
         "durable": _DURABLE,
@@ -244,7 +244,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         words["record"] = ", ".join(_column("mysql", name) for name in COLUMNS)
     kept = _kept(dialect, tables, tables["keys"])
     words["over"] = _OVER.format(
-        claim=_states(Event.CLAIM), expire=_states(Event.EXPIRE), now=_CLOCK[dialect], kept=kept
+        claim=_states(StateEvent.CLAIM), expire=_states(StateEvent.EXPIRE), now=_CLOCK[dialect], kept=kept
     )
     return {**words, **tables, "kept": kept, "kept:k": _kept(dialect, tables, "k")}
 
@@ -266,8 +266,8 @@ def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
 
 
 @cache
-def _read(dialect: Dialect) -> tuple[tuple[str, tuple[Event, ...], str], ...]:
-    found: list[tuple[str, tuple[Event, ...], str]] = []
+def _read(dialect: Dialect) -> tuple[tuple[str, tuple[StateEvent, ...], str], ...]:
+    found: list[tuple[str, tuple[StateEvent, ...], str]] = []
     for entry in sorted(files(__package__).joinpath(dialect).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".sql"):
             parts = _NAME.split(entry.read_text("utf-8"))[1:]

@@ -12,7 +12,7 @@ from ...core.program import BEGIN, Program
 from ...core.record import Answer, Record, decode_record
 from ..keys import answer_values
 from ..protocols import KEEP_MS, Actor
-from .keys import Keys
+from .keys import SqlKeys
 from .operator import act_as, act_end
 
 SWEEPER = Actor("sweeper")
@@ -27,7 +27,7 @@ class JobHeld(Exception):
 class Upkeep:
     """Programs for one dialect."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: SqlKeys) -> None:
         self._queries = keys.queries
 
     def sweep(self, *, batch: int, now: int | None = None) -> Program[list[Record]]:
