@@ -237,12 +237,22 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
     assert docstring, f"{path.relative_to(ROOT)} has no docstring"
 
 
+OTHER_END = {"client", "check"}
+"""The other end of the wire: nobody reads these beside the engine, so each has its own words."""
+NAMED_BY_OTHERS = {"sqlalchemy", "django", "litestar", "flask", "fastapi", "httpx", "httpx2", "requests"}
+"""What stands in for a library's own class has that class's name (Client, Session)."""
+
+
 def test_no_two_public_classes_have_one_name() -> None:
-    places: dict[str, list[str]] = {}
+    places: dict[tuple[str, str], list[str]] = {}
     for path in MODULES:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if NAMED_BY_OTHERS & set(parts):
+            continue
+        house = parts[0] if parts[0] in OTHER_END else "samekey"
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+                places.setdefault((house, node.name), []).append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
