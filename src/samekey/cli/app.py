@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from .check import check_command
 from .coverage import coverage_command
 from .dead import dead_app
 from .doctor import doctor_command
@@ -42,3 +43,4 @@ app.command("sweep")(sweep_command)
 app.command("reap")(reap_command)
 app.command("reconcile")(reconcile_command)
 app.command("doctor")(doctor_command)
+app.command("check")(check_command)

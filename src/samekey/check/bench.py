@@ -1,0 +1,279 @@
+"""Where probes work: they send requests here, count effects, and write down what they see.
+
+It keeps to the manners of a guest: so many requests a second, so many in all, and a pause where a server asks for one.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from .counting import Counter
+from .judging import Identity, Seen, seen
+from .profiles import Profile
+from .report import Report
+from .target import ABSENT, Headers, Target
+from .variants import encoded, made_unique
+from .wire import Exchange, Request, Unreachable, send, together
+
+T = TypeVar("T")
+
+BUSY = frozenset({409, 423, 425, 429, 503})
+"""Answers after which a client tries again with the same key."""
+LONGEST_PAUSE = 5.0
+"""Seconds that a Retry-After may ask for."""
+
+
+class CannotGoOn(Exception):
+    """A probe cannot tell anything, and why."""
+
+
+class Stop(Exception):
+    """Nothing further can be told about this endpoint, and why."""
+
+
+class Died(Exception):
+    """The server could be reached before, and cannot any more."""
+
+    def __init__(self, why: str, last: Exchange | None) -> None:
+        super().__init__(why)
+        self.last = last
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a check may cost."""
+
+    timeout: float = 30.0
+    """Seconds for one answer."""
+    rate: float = 100.0
+    """Requests in a second."""
+    requests: int = 1000
+    """Requests in all."""
+    burst: int = 8
+    """Requests at the same moment."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """A request with a key of its own, and its first answer."""
+
+    key: str
+    document: Any
+    request: Request
+    exchange: Exchange
+
+
+@dataclass(slots=True)
+class Incident:
+    """A valid request with a new key that got a 5xx, and what its retries got."""
+
+    request: Request
+    exchanges: list[Exchange]
+    effects: int | None = None
+
+
+@dataclass(slots=True)
+class Bench:
+    """One endpoint under check."""
+
+    target: Target
+    profile: Profile
+    report: Report
+    limits: Limits = field(default_factory=Limits)
+    quoted: bool = True
+    counter: Counter | None = None
+    identity: Identity = field(default_factory=Identity)
+    duration: float = 0.0
+    """Seconds of the slowest ordinary answer so far."""
+    incidents: list[Incident] = field(default_factory=list)
+    refusals: dict[str, Exchange] = field(default_factory=dict)
+    """By what was refused: how the server says no."""
+    operations: list[Operation] = field(default_factory=list)
+    """Two that were carried out at the beginning."""
+    compared: Any = None
+    """A leaf of the body whose change is noticed."""
+    _due: float = 0.0
+    _last: Exchange | None = None
+
+    # ------------------------------------------------------------------ requests
+
+    @staticmethod
+    def new_key() -> str:
+        return str(uuid.uuid4())
+
+    def spelled(self, key: str) -> str:
+        return f'"{key}"' if self.quoted else key
+
+    def request(
+        self,
+        *keys: str | bytes,
+        body: bytes | None = None,
+        headers: Headers | None = None,
+        method: str | None = None,
+        url: str | None = None,
+    ) -> Request:
+        """The ordinary request, with these header values as its keys and what else is different."""
+        given: list[tuple[str, str | bytes]] = list(self.target.headers if headers is None else headers)
+        if body is not None and not any(name.lower() == "content-type" for name, _ in given):
+            given.append(("Content-Type", "application/json"))
+        given += [("Idempotency-Key", key) for key in keys]
+        return Request(method or self.target.method, url or self.target.url, tuple(given), body)
+
+    def send(self, request: Request) -> Exchange:
+        """One request, when it is due. A 429 that says how long to wait is waited for, once."""
+        exchange = self._send(request)
+        if exchange.status == 429 and (pause := _asked_for(exchange)) is not None:
+            time.sleep(pause)
+            exchange = self._send(request)
+        return exchange
+
+    def _send(self, request: Request) -> Exchange:
+        self.spend(1)
+        for pause in (0.1, 0.5, None):
+            try:
+                self._last = send(request, self.limits.timeout)
+            except Unreachable as error:
+                if self._last is None or pause is None:
+                    raise (Died(str(error), self._last) if self._last is not None else error) from None
+                time.sleep(pause)
+            else:
+                return self._last
+        raise AssertionError
+
+    def steady(self, request: Request) -> Exchange:
+        """A failure is only one if it comes three times in a row."""
+        for _ in range(3):
+            exchange = self.send(request)
+            if not exchange.failed:
+                break
+        return exchange
+
+    def spend(self, requests: int) -> None:
+        """Waits until so many more are due; :class:`CannotGoOn` if they are too many."""
+        if self.report.requests + requests > self.limits.requests:
+            raise CannotGoOn(f"the check has used up its {self.limits.requests} requests")
+        self.report.requests += requests
+        now = time.monotonic()
+        if self._due > now:
+            time.sleep(self._due - now)
+        self._due = max(now, self._due) + requests / self.limits.rate
+
+    def burst(self, requests: list[Request]) -> list[Exchange]:
+        """All of them at the same moment."""
+        self.spend(len(requests))
+        return together(requests, self.limits.timeout)
+
+    # ------------------------------------------------------------------ operations
+
+    def document(self) -> Any:
+        """The body of a new operation."""
+        return ABSENT if self.target.body is ABSENT else made_unique(self.target.body, self.new_key())
+
+    def body(self, document: Any) -> bytes | None:
+        return None if document is ABSENT else encoded(document)
+
+    def fresh(
+        self,
+        *,
+        key: str | None = None,
+        value: str | None = None,
+        document: Any = None,
+        body: bytes | None = None,
+        headers: Headers | None = None,
+        url: str | None = None,
+    ) -> Operation:
+        """A new operation that succeeds; :class:`CannotGoOn` if the endpoint does not let it.
+
+        A 5xx is retried with the same key, as any client would, and kept as an incident.
+        """
+        wanted = self.document() if document is None else document
+        sent = self.body(wanted) if body is None else body
+        for _ in range(4):
+            name = key or self.new_key()
+            request = self.request(value or self.spelled(name), body=sent, headers=headers, url=url)
+            before = self.counter.read() if self._counts else None
+            exchange = self.send(request)
+            if exchange.failed:
+                exchange = self._retried(request, exchange, before)
+            if exchange.succeeded:
+                self.duration = max(self.duration, exchange.seconds)
+                return Operation(name, wanted, request, exchange)
+            if not exchange.failed and exchange.status not in BUSY:
+                raise CannotGoOn(f"a new request was answered {exchange.status}")
+        raise CannotGoOn(f"new requests were answered {exchange.status or exchange.silence}")
+
+    def _retried(self, request: Request, first: Exchange, before: int | None) -> Exchange:
+        incident = Incident(request, [first])
+        self.incidents.append(incident)
+        for _ in range(3):
+            time.sleep(0.05)
+            incident.exchanges.append(self.send(request))
+            if not incident.exchanges[-1].failed:
+                break
+        if self.counter is not None and before is not None:
+            incident.effects = self.counter.operations(before, self.counter.settled())
+        return incident.exchanges[-1]
+
+    @property
+    def _counts(self) -> bool:
+        return self.counter is not None and self.counter.usable
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether a replay can be told from a run."""
+        return self._counts or bool(self.identity)
+
+    def counted(self, act: Callable[[], T], counter: Counter | None = None) -> tuple[T, int | None]:
+        """Does it, and says how many operations' effects that had; None if nobody counts."""
+        counting = counter or self.counter
+        if counting is None or not counting.usable:
+            return act(), None
+        before = counting.settled()
+        result = act()
+        return result, counting.operations(before, counting.settled())
+
+    def again(
+        self,
+        operation: Operation,
+        *,
+        value: str | None = None,
+        body: bytes | None = None,
+        headers: Headers | None = None,
+        method: str | None = None,
+        url: str | None = None,
+    ) -> tuple[Exchange, Seen]:
+        """A second request with the key of an operation, and what it led to. A failure is tried twice more."""
+        request = self.request(
+            value or self.spelled(operation.key),
+            body=operation.request.body if body is None else body,
+            headers=headers,
+            method=method,
+            url=url or operation.request.url,
+        )
+        exchange, effects = self.counted(lambda: self.steady(request))
+        return exchange, seen(self.identity, operation.exchange, exchange, effects)
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which a key that is busy must have its answer."""
+        return max(3.0, 3 * self.duration + 1)
+
+    def answered(self, request: Request) -> Exchange:
+        """Retries as a client does while the key is busy or the server fails, up to the bench's patience."""
+        end = time.monotonic() + self.patience
+        pause = 0.05
+        while True:
+            exchange = self.send(request)
+            if not (exchange.failed or exchange.status in BUSY) or time.monotonic() > end:
+                return exchange
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+
+def _asked_for(exchange: Exchange) -> float | None:
+    text = exchange.answer.header("retry-after") if exchange.answer is not None else None
+    return min(float(text), LONGEST_PAUSE) if text is not None and text.strip().isdecimal() else None

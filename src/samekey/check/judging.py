@@ -1,0 +1,116 @@
+"""What an answer to a second request means: was it the first one's again, or did something run?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from .variants import leaves
+from .wire import Answer, Exchange
+
+MARKERS = ("idempotent-replayed", "idempotency-replayed", "x-idempotent-replayed", "x-idempotency-replayed",
+           "idempotent-replay", "x-idempotent-replay")  # fmt: skip
+"""Headers by which servers mark a replay."""
+
+_TELLING = ("id", "uuid", "guid", "reference", "number", "key")
+"""Ends of member names that name an operation, rather than its time."""
+
+
+class Seen(StrEnum):
+    """What a request with a used key led to."""
+
+    REPLAYED = "replayed"
+    RAN = "ran"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNCLEAR = "unclear"
+    """It succeeded, and nothing tells a replay from a run."""
+
+
+def document_of(answer: Answer | None) -> Any:
+    """The JSON of an answer; None if it is none."""
+    if answer is None:
+        return None
+    try:
+        return json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_marked(answer: Answer | None) -> bool:
+    """Whether the answer says of itself that it is a replay."""
+    values = [answer.header(name) for name in MARKERS] if answer is not None else []
+    return any(value is not None and value.strip().lower() in ("true", "1", "yes", "?1") for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Where two operations' answers differ, so that one operation can be told from another."""
+
+    members: frozenset[str] = frozenset()
+    """Pointers into JSON answers."""
+    location: bool = False
+    whole: bool = False
+    """The answers are no JSON, and differ."""
+
+    def __bool__(self) -> bool:
+        return bool(self.members) or self.location or self.whole
+
+    def of(self, answer: Answer) -> dict[str, Any]:
+        """What names the operation in this answer."""
+        found: dict[str, Any] = {}
+        if self.members:
+            values = _values(answer)
+            found = {name: values[name] for name in self.members if name in values}
+        if self.location and answer.header("location") is not None:
+            found["Location"] = answer.header("location")
+        if self.whole and not self.members:
+            found["body"] = answer.body
+        return found
+
+    def same(self, first: Answer, second: Answer) -> bool | None:
+        """Whether two answers speak of one operation; None if nothing tells."""
+        one, two = self.of(first), self.of(second)
+        shared = one.keys() & two.keys()
+        return any(one[name] == two[name] for name in shared) if shared else None
+
+
+def _values(answer: Answer) -> dict[str, Any]:
+    document = document_of(answer)
+    return {leaf.name: leaf.value for leaf in leaves(document)} if isinstance(document, dict | list) else {}
+
+
+def identity_of(first: Answer, second: Answer, same: str | None) -> Identity:
+    """From the answers of two operations that are known to be two."""
+    if same is not None:
+        return Identity(members=frozenset({same}))
+    one, two = _values(first), _values(second)
+    members = {name for name in one.keys() & two.keys() if one[name] != two[name]}
+    telling = {name for name in members if _names_it(name)}
+    location = first.header("location"), second.header("location")
+    return Identity(
+        members=frozenset(telling or members),
+        location=None not in location and location[0] != location[1],
+        whole=not one and not two and first.body != second.body,
+    )
+
+
+def _names_it(pointer: str) -> bool:
+    return pointer.rpartition("/")[2].lower().endswith(_TELLING)
+
+
+def seen(identity: Identity, first: Exchange, second: Exchange, effects: int | None) -> Seen:
+    """What the second request led to. ``effects`` is what the count has risen by; None if nobody counts."""
+    if second.failed:
+        return Seen.FAILED
+    assert second.answer is not None
+    if not second.succeeded:
+        return Seen.RAN if effects else Seen.REFUSED
+    if effects is not None:
+        return Seen.RAN if effects else Seen.REPLAYED
+    same = identity.same(first.answer, second.answer) if first.answer is not None else None
+    if same is not None:
+        return Seen.REPLAYED if same else Seen.RAN
+    return Seen.REPLAYED if is_marked(second.answer) else Seen.UNCLEAR

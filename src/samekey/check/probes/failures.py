@@ -1,0 +1,80 @@
+"""A 5xx and its retries: those that happened during the check, and one that the plan knows how to cause."""
+
+from __future__ import annotations
+
+from ..bench import Bench, Incident
+from ..judging import document_of
+from ..target import ABSENT, over
+from ..wire import Exchange
+
+RULES = ("errors.remembered-5xx", "errors.forgotten-5xx", "errors.ran-twice")
+
+
+def incidents(bench: Bench) -> None:
+    """What became of valid requests that got a 5xx by the way."""
+    for incident in bench.incidents:
+        if not bench.report.found("errors.remembered-5xx"):
+            _judge(bench, incident, once=True)
+
+
+def failing(bench: Bench) -> None:
+    """The failing request of the plan."""
+    variation = bench.target.failing
+    if variation is None:
+        if not bench.incidents:
+            bench.report.cannot_tell("no request failed; a plan can name one that does", *RULES)
+        return
+    document = variation.body if variation.body is not ABSENT else bench.document()
+    headers = over(bench.target.headers, variation.headers)
+    request = bench.request(bench.spelled(bench.new_key()), body=bench.body(document), headers=headers)
+    retries = max(variation.times or 0, 1) + 1
+    exchanges, effects = bench.counted(lambda: [bench.send(request) for _ in range(1 + retries)])
+    if not exchanges[0].failed:
+        bench.report.cannot_tell(f"the failing request of the plan was answered {exchanges[0].status}", *RULES)
+        return
+    _judge(bench, Incident(request, exchanges, effects), once=variation.times is not None)
+
+
+def _judge(bench: Bench, incident: Incident, *, once: bool) -> None:
+    """``once``: the cause is known to pass, so that a 5xx that stays is a remembered one."""
+    report = bench.report
+    first, last = incident.exchanges[0], incident.exchanges[-1]
+    if incident.effects is not None:
+        if incident.effects > 1:
+            report.find(
+                "errors.ran-twice",
+                f"A request that got {first.status or first.silence}, and its retries, had {incident.effects} effects.",
+                [first, last],
+            )
+            return
+        report.hold("errors.ran-twice")
+    if bench.profile.errors_5xx == "replay":
+        if last.succeeded and first.status == 500:
+            report.find("errors.forgotten-5xx", f"A 500 was not kept: its retry got {last.status}.", [first, last])
+        elif first.status == 500:
+            report.hold("errors.forgotten-5xx")
+    elif last.failed and once:
+        _remembered(bench, incident)
+    elif not last.failed:
+        report.hold("errors.remembered-5xx")
+
+
+def _remembered(bench: Bench, incident: Incident) -> None:
+    """The key fails still: so do others, or it is the key."""
+    first = incident.exchanges[0]
+    once_more = bench.answered(incident.request)
+    if once_more.status < 500 or not _alike(first, once_more):
+        return
+    plain = bench.fresh()
+    bench.report.find(
+        "errors.remembered-5xx",
+        f"A key that once got {first.status} gets it for ever; new keys succeed.",
+        [first, once_more, plain.exchange],
+    )
+
+
+def _alike(one: Exchange, two: Exchange) -> bool:
+    if one.answer is None or two.answer is None or one.status != two.status:
+        return False
+    document = document_of(one.answer)
+    return one.answer.body == two.answer.body or (document is not None and document == document_of(two.answer))

@@ -1,0 +1,89 @@
+"""Whose key it is: another tenant, nobody, and somebody whose credentials are no longer good."""
+
+from __future__ import annotations
+
+from ..bench import Bench, CannotGoOn, Operation
+from ..counting import Counter
+from ..judging import Seen, seen
+from ..target import Headers
+from ..wire import Exchange
+
+
+def without_credentials(bench: Bench) -> None:
+    """A replay is for whoever may make the request."""
+    names = bench.target.credentials
+    own = [(name, value) for name, value in bench.target.headers if name.lower() in names]
+    if not own:
+        bench.report.cannot_tell("the request has no credentials", "isolation.credentials")
+        return
+    nobody = tuple(pair for pair in bench.target.headers if pair not in own)
+    revoked = (*nobody, *((name, _spoilt(value)) for name, value in own))
+    operation = bench.operations[0]
+    told = False
+    for headers, who in ((nobody, "without credentials"), (revoked, "with credentials that are not valid")):
+        control = bench.send(bench.request(bench.spelled(bench.new_key()), body=operation.request.body, headers=headers))
+        if not control.refused:
+            continue  # the endpoint lets anybody in, so nothing is told by that
+        told = True
+        exchange, _ = bench.again(operation, headers=headers)
+        if exchange.succeeded:
+            bench.report.find(
+                "isolation.credentials",
+                f"A request {who} is refused with {control.status}; with a used key it gets the answer.",
+                [control, exchange],
+            )
+            return
+    if told:
+        bench.report.hold("isolation.credentials")
+    else:
+        bench.report.cannot_tell("the endpoint does not ask for credentials", "isolation.credentials")
+
+
+def _spoilt(value: str) -> str:
+    """The same form, and worth nothing."""
+    scheme, space, secret = value.partition(" ")
+    return f"{scheme} samekey-check-revoked" if space and secret else "samekey-check-revoked"
+
+
+def another_tenant(bench: Bench) -> None:
+    """The same key and request, of somebody else: an operation of their own."""
+    if not bench.target.other_headers:
+        bench.report.cannot_tell("no second tenant was given", "isolation.tenant")
+        return
+    if bench.report.found("isolation.credentials"):
+        bench.report.cannot_tell("credentials are not checked before the key", "isolation.tenant")
+        return
+    theirs = bench.target.other_tenant
+    ours = bench.operations[0]
+    try:
+        control = bench.fresh(headers=theirs)
+    except CannotGoOn as reason:
+        bench.report.cannot_tell(f"the second tenant is not let in: {reason}", "isolation.tenant")
+        return
+    exchange, what = _theirs(bench, ours, theirs)
+    if what is Seen.RAN:
+        _, back = bench.again(ours)
+        if back in (Seen.REPLAYED, Seen.UNCLEAR):
+            bench.report.hold("isolation.tenant")
+            return
+    if what is Seen.UNCLEAR:
+        bench.report.cannot_tell("every answer is the same; give a count URL", "isolation.tenant")
+        return
+    said = "gets the first one's answer" if what is Seen.REPLAYED else f"is answered {exchange.status}"
+    bench.report.find(
+        "isolation.tenant",
+        f"A second tenant that uses the same key {said}; with a key of its own it succeeds.",
+        [ours.exchange, exchange, control.exchange],
+    )
+
+
+def _theirs(bench: Bench, ours: Operation, theirs: Headers) -> tuple[Exchange, Seen]:
+    """What the other tenant gets for our key, counted as that tenant counts."""
+    request = bench.request(bench.spelled(ours.key), body=ours.request.body, headers=theirs)
+    counter = None
+    url = bench.target.count_url
+    if bench.counter is not None and url is not None:
+        counter = Counter(lambda: bench.send(bench.request(method="GET", url=url, headers=theirs)))
+        counter.unit, counter.lag = bench.counter.unit, bench.counter.lag
+    exchange, effects = bench.counted(lambda: bench.steady(request), counter)
+    return exchange, seen(bench.identity, ours.exchange, exchange, effects)

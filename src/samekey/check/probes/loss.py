@@ -1,0 +1,89 @@
+"""A client that leaves: half-way through its request, and before it has its answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..bench import Bench
+from ..wire import Exchange, Request, Unreachable, leave, leave_half_way
+
+
+def half_a_request(bench: Bench) -> None:
+    """Nothing can have been carried out, and the whole request is a first one."""
+    body = bench.body(bench.document())
+    if body is None or len(body) < 2:
+        bench.report.cannot_tell("the request has no body to be cut", "loss.half-request")
+        return
+
+    def leaving(request: Request) -> None:
+        leave_half_way(request, bench.limits.timeout)
+        time.sleep(0.1)
+
+    exchange, effects = _after(bench, leaving)
+    if not exchange.succeeded:
+        bench.report.find(
+            "loss.half-request",
+            f"After a client left half-way through its body, the whole request gets {_said(exchange)}.",
+            [exchange],
+        )
+    elif (effects or 0) > 1:
+        bench.report.find("loss.half-request", f"Half a request and its retry had {effects} effects.", [exchange])
+    else:
+        bench.report.hold("loss.half-request")
+
+
+def lost_answers(bench: Bench) -> None:
+    """All of the request was sent; the client is gone before the answer."""
+    for pause in (0.0, min(bench.duration / 2, 1.0)):
+
+        def leaving(request: Request, pause: float = pause) -> None:
+            leave(request, bench.limits.timeout, pause)
+            # Until the server is done with it, so that only what it keeps decides, and no race.
+            time.sleep(max(0.2, 1.5 * bench.duration + 0.1))
+
+        exchange, effects = _after(bench, leaving)
+        if (effects or 0) > 1:
+            bench.report.find(
+                "loss.ran-again", f"A request whose answer was lost, and its retry, had {effects} effects.", [exchange]
+            )
+            return
+        if not exchange.succeeded:
+            bench.report.find(
+                "loss.stuck",
+                f"A request whose answer was lost gets {_said(exchange)} for {bench.patience:.0f} s.",
+                [exchange],
+            )
+            return
+    bench.report.hold("loss.stuck")
+    if bench.counter is not None:
+        bench.report.hold("loss.ran-again")
+    else:
+        bench.report.cannot_tell("an answer that was lost tells nothing; give a count URL", "loss.ran-again")
+
+
+def _after(bench: Bench, leaving: Callable[[Request], None]) -> tuple[Exchange, int | None]:
+    """The retry of a request whose client left, and the effects of both.
+
+    A server that fails now and then may have failed unseen: there, only what shows three times counts.
+    """
+    for _ in range(3 if bench.incidents else 1):
+        request = bench.request(bench.spelled(bench.new_key()), body=bench.body(bench.document()))
+
+        def act(request: Request = request) -> Exchange:
+            bench.spend(1)
+            try:
+                leaving(request)
+            except Unreachable:
+                pass
+            bench.answered(request)
+            return bench.send(request)
+
+        exchange, effects = bench.counted(act)
+        if exchange.succeeded and (effects or 0) <= 1:
+            break
+    return exchange, effects
+
+
+def _said(exchange: Exchange) -> str:
+    return str(exchange.status or exchange.silence)

@@ -1,0 +1,138 @@
+"""The same request again: one effect, and the first answer."""
+
+from __future__ import annotations
+
+import time
+
+from ..bench import BUSY, Bench, Operation, Stop
+from ..judging import Seen, document_of, is_marked, seen
+from ..variants import reordered
+from ..wire import Answer, Exchange
+
+SAME = ("replay.status", "replay.body", "replay.respelled", "replay.headers", "replay.cookies")
+
+
+def replay(bench: Bench) -> None:
+    """Retries the first operation twice. Whoever fails here has nothing else to be asked about."""
+    first = bench.operations[0]
+    exchange, effects = bench.counted(lambda: bench.answered(first.request))
+    what = seen(bench.identity, first.exchange, exchange, effects)
+    _must_be_a_replay(bench, first, exchange, what)
+    if first.exchange.status == 202 and exchange.status == 202:
+        exchange = _finished(bench, first)
+        if exchange.status == 202:
+            bench.report.cannot_tell("the operation was accepted (202) and did not finish during the check", *SAME)
+            return
+    base = exchange if first.exchange.status == 202 else first.exchange
+    third, effects = bench.counted(lambda: bench.answered(first.request))
+    _must_be_a_replay(bench, first, third, seen(bench.identity, base, third, effects))
+    for retry in (exchange, third):
+        _compare(bench, base, retry)
+    bench.report.hold(*SAME)
+    if bench.profile.marker:
+        if is_marked(third.answer):
+            bench.report.hold("replay.unmarked")
+        else:
+            bench.report.find("replay.unmarked", "A replay says nothing of being one.", [third])
+
+
+def _must_be_a_replay(bench: Bench, first: Operation, exchange: Exchange, what: Seen) -> None:
+    shown = [first.exchange, exchange]
+    if exchange.status in BUSY and what is not Seen.RAN:
+        bench.report.find(
+            "replay.conflict",
+            f"The first request was answered {first.exchange.status}; its retries got {exchange.status} for "
+            f"{bench.patience:.0f} s.",
+            shown,
+        )
+    elif what is Seen.RAN:
+        bench.report.find("replay.ran-again", "The same request with the same key was carried out a second time.", shown)
+    elif what is Seen.FAILED:
+        said = exchange.status or exchange.silence
+        bench.report.find("replay.failed", f"The retry of a request that had succeeded got {said}.", shown)
+    elif what is Seen.REFUSED:
+        bench.report.find("replay.refused", f"The retry of the same bytes was refused with {exchange.status}.", shown)
+    else:
+        bench.report.hold("replay.conflict", "replay.failed", "replay.refused")
+        if what is Seen.REPLAYED:
+            bench.report.hold("replay.ran-again")
+        else:
+            bench.report.cannot_tell("every answer is the same; give a count URL", "replay.ran-again")
+        return
+    raise Stop("a plain retry does not get the first answer")
+
+
+def _finished(bench: Bench, first: Operation) -> Exchange:
+    """An accepted operation, once its answer is final, or the last 202."""
+    end = time.monotonic() + bench.patience
+    while True:
+        exchange = bench.send(first.request)
+        if exchange.status != 202 or time.monotonic() > end:
+            return exchange
+        time.sleep(0.1)
+
+
+def _compare(bench: Bench, first: Exchange, retry: Exchange) -> None:
+    one, two = first.answer, retry.answer
+    assert one is not None and two is not None
+    shown = [first, retry]
+    if one.status != two.status:
+        bench.report.find("replay.status", f"The first answer was {one.status}, the retry's {two.status}.", shown)
+    if one.body != two.body:
+        document = document_of(one)
+        if document is not None and document == document_of(two):
+            bench.report.find("replay.respelled", "The retry got the same JSON in other bytes.", shown)
+        else:
+            bench.report.find("replay.body", "The retry got another body than the first request.", shown)
+    for name in ("Content-Type", "Location"):
+        if _media(one.header(name)) != _media(two.header(name)) and one.header(name) is not None:
+            bench.report.find(
+                "replay.headers", f"{name} was {one.header(name)}; the retry got {two.header(name)}.", shown
+            )
+    _cookies(bench, first, retry)
+
+
+def _media(value: str | None) -> str | None:
+    return value.replace(" ", "").lower() if value is not None else None
+
+
+def _cookies(bench: Bench, first: Exchange, retry: Exchange) -> None:
+    """A cookie that every answer sets is no replay: only one that belongs to the first answer is."""
+    assert first.answer is not None and retry.answer is not None
+    kept = set(first.answer.every("set-cookie")) & set(retry.answer.every("set-cookie"))
+    if not kept:
+        return
+    other = bench.operations[1].exchange.answer
+    assert other is not None
+    own = kept - set(other.every("set-cookie"))
+    if not own and (refusal := _refusal(bench)) is not None:
+        own = kept - set(refusal.every("set-cookie"))
+    if own:
+        name = sorted(own)[0].partition("=")[0]
+        bench.report.find("replay.cookies", f"The retry got the first answer's cookie {name} again.", [first, retry])
+
+
+def _refusal(bench: Bench) -> Answer | None:
+    """How the server answers what it does not carry out."""
+    nowhere = bench.send(bench.request(method="GET", url=bench.target.count_url or bench.target.url))
+    return nowhere.answer
+
+
+def reorder(bench: Bench) -> None:
+    """The same JSON, written differently, under a used key."""
+    operation = bench.operations[0]
+    body = reordered(operation.document) if isinstance(operation.document, dict | list) else None
+    if body is None or body == operation.request.body:
+        bench.report.cannot_tell("the body has no members to reorder", "replay.reordered")
+        return
+    exchange, what = bench.again(operation, body=body)
+    if what is Seen.RAN:
+        bench.report.find(
+            "replay.reordered",
+            "The same JSON with its members in another order was carried out a second time.",
+            [operation.exchange, exchange],
+        )
+    elif what is Seen.UNCLEAR:
+        bench.report.cannot_tell("every answer is the same; give a count URL", "replay.reordered")
+    else:
+        bench.report.hold("replay.reordered")

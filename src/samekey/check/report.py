@@ -1,0 +1,107 @@
+"""What a check has found: findings, what was seen to be right, and what could not be proven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .rules import RULES, Rule, Severity
+from .wire import Exchange
+
+
+class Verdict(StrEnum):
+    """What became of one rule."""
+
+    PASSED = "passed"
+    FINDING = "finding"
+    NOTE = "note"
+    NOT_PROVEN = "not proven"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that the endpoint breaks, and the exchanges that show it."""
+
+    rule: Rule
+    detail: str
+    """What was seen, in a sentence."""
+    exchanges: tuple[Exchange, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return self.rule.id
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of checking one endpoint."""
+
+    url: str
+    method: str
+    profile: str
+    strict: bool = False
+    secrets: frozenset[str] = frozenset()
+    """Names of headers whose values are never shown."""
+    silent: frozenset[str] = frozenset()
+    """Rules that the profile says nothing about."""
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    not_proven: dict[str, str] = field(default_factory=dict)
+    """Rule and why."""
+    facts: dict[str, str] = field(default_factory=dict)
+    requests: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Nothing wrong was found."""
+        return not self.findings
+
+    def found(self, *prefixes: str) -> bool:
+        """Whether there is a finding whose id begins with one of these."""
+        return any(finding.id.startswith(prefixes) for finding in self.findings)
+
+    def find(self, rule_id: str, detail: str, exchanges: Sequence[Exchange] = ()) -> None:
+        """Notes that a rule is broken; the first time counts."""
+        rule = RULES[rule_id]
+        if rule_id in self.silent or self._is_known(rule_id):
+            return
+        is_note = rule.severity is Severity.NOTE and not self.strict
+        (self.notes if is_note else self.findings).append(Finding(rule, detail, tuple(exchanges)))
+        self.not_proven.pop(rule_id, None)
+        if rule_id in self.passed:
+            self.passed.remove(rule_id)
+
+    def hold(self, *rule_ids: str) -> None:
+        """Notes that rules were seen to hold."""
+        for rule_id in rule_ids:
+            assert rule_id in RULES, rule_id
+            if rule_id not in (*self.passed, *self.silent) and not self._is_known(rule_id):
+                self.passed.append(rule_id)
+                self.not_proven.pop(rule_id, None)
+
+    def cannot_tell(self, why: str, *rule_ids: str) -> None:
+        """Notes why rules could be neither broken nor held."""
+        for rule_id in rule_ids:
+            assert rule_id in RULES, rule_id
+            if rule_id not in (*self.passed, *self.silent) and not self._is_known(rule_id):
+                self.not_proven.setdefault(rule_id, why)
+
+    def _is_known(self, rule_id: str) -> bool:
+        return any(known.id == rule_id for known in (*self.findings, *self.notes))
+
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """What became of every rule that was looked at."""
+        found: dict[str, Verdict] = {}
+        for rule_id in RULES:
+            if any(finding.id == rule_id for finding in self.findings):
+                found[rule_id] = Verdict.FINDING
+            elif any(note.id == rule_id for note in self.notes):
+                found[rule_id] = Verdict.NOTE
+            elif rule_id in self.passed:
+                found[rule_id] = Verdict.PASSED
+            elif rule_id in self.not_proven:
+                found[rule_id] = Verdict.NOT_PROVEN
+        return found

@@ -1,0 +1,105 @@
+"""A check from its first request to its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..errors import ConfigurationError
+from .bench import Bench, CannotGoOn, Died, Limits, Stop
+from .probes import concurrency, documentation, failures, header, isolation, keys, lifetime, loss, misuse_body
+from .probes import misuse_place, redirects, refusals, replay
+from .probes.baseline import baseline
+from .profiles import profile_of
+from .report import Report
+from .rules import RULES
+from .target import Target
+from .wire import is_loopback
+
+Progress = Callable[[str, int, int], None]
+"""Is told what is being looked at, how much is done, and of how much."""
+
+PROBES: tuple[tuple[str, Callable[[Bench], None]], ...] = (
+    ("two plain operations", baseline),
+    ("a retry", replay.replay),
+    ("the same JSON, reordered", replay.reorder),
+    ("another body", misuse_body.another_body),
+    ("a long body", misuse_body.only_the_beginning),
+    ("big numbers", misuse_body.big_numbers),
+    ("a member twice", misuse_body.members_twice),
+    ("another place", misuse_place.another_place),
+    ("no credentials", isolation.without_credentials),
+    ("another tenant", isolation.another_tenant),
+    ("no key", header.no_key),
+    ("an empty key", header.empty_key),
+    ("malformed keys", header.malformed_key),
+    ("two keys", header.two_keys),
+    ("a key beyond ASCII", header.beyond_ascii),
+    ("a key that is too long", keys.too_long),
+    ("keys that differ at their end", keys.cut_short),
+    ("keys that differ in case", keys.case),
+    ("both spellings", keys.spellings),
+    ("many at once", concurrency.identical),
+    ("many at once, of two kinds", concurrency.mixed),
+    ("a slow request", concurrency.slow),
+    ("half a request", loss.half_a_request),
+    ("lost answers", loss.lost_answers),
+    ("refused requests", refusals.refused_requests),
+    ("failing requests", failures.failing),
+    ("failures by the way", failures.incidents),
+    ("redirects", redirects.redirects),
+    ("what is advertised", lifetime.advertised),
+    ("expiry", lifetime.expiry),
+    ("how refusals are worded", documentation.refusals),
+    ("OpenAPI", documentation.openapi),
+)
+
+
+def check(
+    target: Target,
+    profile: str = "ietf",
+    *,
+    strict: bool = False,
+    mine: bool = False,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Probes one endpoint and reports what it found.
+
+    :class:`~samekey.errors.ConfigurationError` if it cannot be checked as asked,
+    :class:`~samekey.check.wire.Unreachable` if there is no server.
+    """
+    rules = profile_of(profile)
+    report = Report(target.url, target.method, profile, strict, target.credentials, rules.silent)
+    if not mine and not all(is_loopback(url) for url in (target.url, target.count_url) if url is not None):
+        raise ConfigurationError(
+            f"{target.url} is not on this machine. A check makes operations and races them: say --mine if the "
+            "endpoint is yours and may be checked."
+        )
+    began = time.monotonic()
+    bench = Bench(target, rules, report, limits or Limits())
+    _walk(bench, progress or (lambda *_: None))
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _walk(bench: Bench, progress: Progress) -> None:
+    why = "it was not looked at"
+    for done, (name, probe) in enumerate(PROBES):
+        progress(name, done, len(PROBES))
+        try:
+            probe(bench)
+        except CannotGoOn as reason:
+            why = str(reason)
+            bench.report.facts.setdefault("not tried to the end", f"{name}: {why}")
+        except Stop as reason:
+            why = str(reason)
+            break
+        except Died as death:
+            bench.report.find(
+                "endpoint.died", f"While {name} was looked at: {death}", [death.last] if death.last is not None else []
+            )
+            why = "the server could not be reached any more"
+            break
+    progress("", len(PROBES), len(PROBES))
+    bench.report.cannot_tell(why, *(rule for rule in RULES if not rule.startswith(("endpoint", "lifetime"))))

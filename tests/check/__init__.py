@@ -1,0 +1,1 @@
+"""``samekey check`` against servers that are right, and servers with one fault each."""
