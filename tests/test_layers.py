@@ -87,6 +87,8 @@ LAYERS = {
     "wsgi": Layer(frozenset({"edges"})),
     "workers": Layer(frozenset({"engine", "core", "stores", "drivers", "response", "evidence", "errors"})),
     "ops": Layer(ANY, frozenset({"opentelemetry", "prometheus_client", "rich"})),
+    # It knows nothing of samekey's own way of doing it: it looks at any server, from outside.
+    "check": Layer(frozenset({"errors"})),
     "samekey": Layer(frozenset({"core", "engine", "idempotency", "response", "evidence", "errors"})),
     "cli": Layer(ANY, frozenset({"typer", "rich"})),
     "testing": Layer(ANY, ANY),

@@ -88,7 +88,9 @@ class ReplaysCookies(Server):
 class ReplaysTheSameCookie(ReplaysCookies):
     def run(self, document: Any, tenant: str) -> Reply:
         reply = super().run(document, tenant)
-        return replace(reply, headers=(*(p for p in reply.headers if p[0] != "Set-Cookie"), ("Set-Cookie", "a=b")))
+        return replace(
+            reply, headers=(*(p for p in reply.headers if p[0] != "Set-Cookie"), ("Set-Cookie", "a=b"))
+        )
 
 
 @leads_to("replay.reordered")
@@ -257,7 +259,7 @@ class FailsOnTwoKeys(Server):
 
 @leads_to("concurrency.ran-twice")
 class CheckThenInsert(Server):
-    """Between the look and the insert there is room for others: as long as one other comes, or for a moment."""
+    """Between the look and the insert there is room: until another request comes, or for a moment."""
 
     def claim(self, scope: Any, fingerprint: str) -> Record | None:
         with self.lock:

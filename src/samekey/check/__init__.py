@@ -7,4 +7,15 @@ from .run import check
 from .target import Target, Variation
 from .wire import Unreachable
 
-__all__ = ["RULES", "Finding", "Limits", "Report", "Rule", "Severity", "Target", "Unreachable", "Variation", "check"]
+__all__ = [
+    "RULES",
+    "Finding",
+    "Limits",
+    "Report",
+    "Rule",
+    "Severity",
+    "Target",
+    "Unreachable",
+    "Variation",
+    "check",
+]

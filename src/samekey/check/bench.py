@@ -1,6 +1,7 @@
 """Where probes work: they send requests here, count effects, and write down what they see.
 
-It keeps to the manners of a guest: so many requests a second, so many in all, and a pause where a server asks for one.
+It keeps to the manners of a guest: so many requests a second, so many in all, and a pause where a server asks
+for one.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class Bench:
     limits: Limits = field(default_factory=Limits)
     quoted: bool = True
     counter: Counter | None = None
+    """One that has been seen to rise; None if nobody counts."""
     identity: Identity = field(default_factory=Identity)
     duration: float = 0.0
     """Seconds of the slowest ordinary answer so far."""
@@ -195,7 +197,7 @@ class Bench:
         for _ in range(4):
             name = key or self.new_key()
             request = self.request(value or self.spelled(name), body=sent, headers=headers, url=url)
-            before = self.counter.read() if self._counts else None
+            before = self.counter.read() if self.counter is not None else None
             exchange = self.send(request)
             if exchange.failed:
                 exchange = self._retried(request, exchange, before)
@@ -219,18 +221,14 @@ class Bench:
         return incident.exchanges[-1]
 
     @property
-    def _counts(self) -> bool:
-        return self.counter is not None and self.counter.usable
-
-    @property
     def can_tell(self) -> bool:
         """Whether a replay can be told from a run."""
-        return self._counts or bool(self.identity)
+        return self.counter is not None or bool(self.identity)
 
     def counted(self, act: Callable[[], T], counter: Counter | None = None) -> tuple[T, int | None]:
         """Does it, and says how many operations' effects that had; None if nobody counts."""
         counting = counter or self.counter
-        if counting is None or not counting.usable:
+        if counting is None:
             return act(), None
         before = counting.settled()
         result = act()
@@ -246,7 +244,7 @@ class Bench:
         method: str | None = None,
         url: str | None = None,
     ) -> tuple[Exchange, Seen]:
-        """A second request with the key of an operation, and what it led to. A failure is tried twice more."""
+        """A second request with the key of an operation, and what it led to. A failure is tried again."""
         request = self.request(
             value or self.spelled(operation.key),
             body=operation.request.body if body is None else body,

@@ -55,7 +55,9 @@ def _number(value: Any) -> int | None:
         return len(lists[0])
     if len(numbers) == 1:
         return _number(numbers[0])
-    inner = [found for item in value.values() if isinstance(item, dict) and (found := _number(item)) is not None]
+    inner = [
+        found for item in value.values() if isinstance(item, dict) and (found := _number(item)) is not None
+    ]
     return inner[0] if len(inner) == 1 else None
 
 

@@ -7,8 +7,21 @@ from collections.abc import Callable
 
 from ..errors import ConfigurationError
 from .bench import Bench, CannotGoOn, Died, Limits, Stop
-from .probes import concurrency, documentation, failures, header, isolation, keys, lifetime, loss, misuse_body
-from .probes import misuse_place, redirects, refusals, replay
+from .probes import (
+    concurrency,
+    documentation,
+    failures,
+    header,
+    isolation,
+    keys,
+    lifetime,
+    loss,
+    misuse_body,
+    misuse_place,
+    redirects,
+    refusals,
+    replay,
+)
 from .probes.baseline import baseline
 from .profiles import profile_of
 from .report import Report
@@ -73,8 +86,8 @@ def check(
     report = Report(target.url, target.method, profile, strict, target.credentials, rules.silent)
     if not mine and not all(is_loopback(url) for url in (target.url, target.count_url) if url is not None):
         raise ConfigurationError(
-            f"{target.url} is not on this machine. A check makes operations and races them: say --mine if the "
-            "endpoint is yours and may be checked."
+            f"{target.url} is not on this machine. A check carries out operations and races them: say --mine "
+            "if the endpoint is yours and may be checked."
         )
     began = time.monotonic()
     bench = Bench(target, rules, report, limits or Limits())
@@ -97,7 +110,9 @@ def _walk(bench: Bench, progress: Progress) -> None:
             break
         except Died as death:
             bench.report.find(
-                "endpoint.died", f"While {name} was looked at: {death}", [death.last] if death.last is not None else []
+                "endpoint.died",
+                f"While {name} was looked at: {death}",
+                [death.last] if death.last is not None else [],
             )
             why = "the server could not be reached any more"
             break

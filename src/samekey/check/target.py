@@ -14,7 +14,7 @@ from .masking import is_credential
 Headers = tuple[tuple[str, str], ...]
 
 UNIQUE = "{unique}"
-"""In a string of the body: replaced by something new for each operation, for endpoints that take a body once."""
+"""In a string of the body: replaced by something new in each operation, where a body is taken only once."""
 
 ABSENT: Any = object()
 """No body at all, which is not the same as ``null``."""

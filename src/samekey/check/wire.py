@@ -1,7 +1,7 @@
-"""HTTP/1.1 over plain sockets, so that a probe can send what no client library would, and leave when it likes.
+"""HTTP/1.1 over plain sockets: a probe sends what no client library would, and leaves when it likes.
 
-One connection for each request. What goes out is exactly the bytes that a :class:`Request` holds: repeated headers,
-bytes that are not ASCII, half a body. It knows nothing about idempotency.
+One connection for each request. What goes out is exactly the bytes that a :class:`Request` holds: repeated
+headers, bytes that are not ASCII, half a body. It knows nothing about idempotency.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ def read(link: socket.socket, request: Request, began: float) -> Exchange:
         return Exchange(request, None, "no answer in time", time.monotonic() - began)
     except (OSError, http.client.HTTPException, ValueError) as error:
         told = str(error) or type(error).__name__
-        return Exchange(request, None, f"the connection ended without an answer ({told})", time.monotonic() - began)
+        return Exchange(
+            request, None, f"the connection ended without an answer ({told})", time.monotonic() - began
+        )
     headers = tuple((name, str(value)) for name, value in response.headers.items())
     answer = Answer(response.status, response.reason or "", headers, body)
     return Exchange(request, answer, seconds=time.monotonic() - began)

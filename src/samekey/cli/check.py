@@ -30,7 +30,9 @@ def check_command(
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(envvar="SAMEKEY_CHECK_HEADER", help="'Name: value', sent with each request; repeatable."),
+        typer.Option(
+            envvar="SAMEKEY_CHECK_HEADER", help="'Name: value', sent with each request; repeatable."
+        ),
     ] = None,
     other_header: Annotated[
         list[str] | None,
@@ -52,7 +54,9 @@ def check_command(
     method: Annotated[str, typer.Option(envvar="SAMEKEY_CHECK_METHOD", help="POST by default.")] = "POST",
     mine: Annotated[
         bool,
-        typer.Option("--mine", envvar="SAMEKEY_CHECK_MINE", help="The endpoint is not on this machine, and is yours."),
+        typer.Option(
+            "--mine", envvar="SAMEKEY_CHECK_MINE", help="The endpoint is not on this machine, and is yours."
+        ),
     ] = False,
     timeout: Annotated[
         float, typer.Option(envvar="SAMEKEY_CHECK_TIMEOUT", min=0.1, help="Seconds for one answer.")
@@ -60,7 +64,9 @@ def check_command(
     rate: Annotated[
         float, typer.Option(envvar="SAMEKEY_CHECK_RATE", min=0.1, help="Requests in a second.")
     ] = 100.0,
-    as_json: Annotated[bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON, for scripts.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON, for scripts.")
+    ] = False,
 ) -> None:
     """Probe a live endpoint and report what its idempotency is worth."""
     try:
@@ -99,7 +105,8 @@ def _print(report: Report, as_json: bool) -> None:
 def _shown(*, quiet: bool) -> Iterator[Progress]:
     """What is being looked at, on a terminal's standard error."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     with Bar(
         BarColumn(),

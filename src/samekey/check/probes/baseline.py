@@ -41,15 +41,17 @@ def baseline(bench: Bench) -> None:
         second = bench.fresh()
     except CannotGoOn as reason:
         raise NotAccepted(
-            f"The same body with a second key was not accepted: {reason}. If the endpoint takes a body only once, "
-            "write {unique} into one of its strings: it is replaced by something new in each request."
+            f"The same body with a second key was not accepted: {reason}. If the endpoint takes a body only "
+            "once, write {unique} into one of its strings: it is replaced by something new in each request."
         ) from None
     assert operation.exchange.answer is not None and second.exchange.answer is not None
     bench.operations = [operation, second]
     bench.identity = identity_of(operation.exchange.answer, second.exchange.answer, bench.target.same)
     _tell(bench)
     if is_marked(operation.exchange.answer):
-        bench.report.find("replay.marker", "The answer to a new key is marked as a replay.", [operation.exchange])
+        bench.report.find(
+            "replay.marker", "The answer to a new key is marked as a replay.", [operation.exchange]
+        )
     else:
         bench.report.hold("replay.marker")
 
@@ -74,7 +76,9 @@ def _first(bench: Bench) -> Operation:
             bare = bench.request(key, body=sent)
             taken = _persistently(bench, bare)
             if taken.succeeded:
-                bench.report.find("header.syntax", "A key in quotation marks is refused; a bare one is taken.", [exchange])
+                bench.report.find(
+                    "header.syntax", "A key in quotation marks is refused; a bare one is taken.", [exchange]
+                )
                 bench.quoted = False
                 request, exchange = bare, taken
         if exchange.status in REDIRECTS:
@@ -143,8 +147,12 @@ def _give_up(bench: Bench, exchange: Exchange) -> None:
         bench.report.find("endpoint.fails", f"A plain request with a new key is answered {said}.", [exchange])
         raise Stop(f"a plain request with a new key is answered {said}")
     place = exchange.answer.header("location") if exchange.answer is not None else None
-    advice = f"It leads to {place}: check that." if place else _ADVICE.get(exchange.status, "Is the body right?")
-    said = exchange.answer.body.decode("utf-8", "replace").strip()[:300] if exchange.answer is not None else ""
+    advice = (
+        f"It leads to {place}: check that." if place else _ADVICE.get(exchange.status, "Is the body right?")
+    )
+    said = (
+        exchange.answer.body.decode("utf-8", "replace").strip()[:300] if exchange.answer is not None else ""
+    )
     raise NotAccepted(
         f"{bench.target.method} {exchange.request.url} was answered {exchange.status}, so nothing could be "
         f"checked. {advice}" + (f" It said: {said}" if said else "")

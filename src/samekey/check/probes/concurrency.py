@@ -8,58 +8,51 @@ import time
 from ..bench import Bench
 from ..target import ABSENT, over
 from ..variants import Leaf, changed, encoded
-from ..wire import Exchange, Request
+from ..wire import Exchange, Request, together
 
 FINE = frozenset({200, 201, 202, 204, 409, 423, 425, 429, 503})
 """What a request may get that meets another one with its key."""
+RULES = ("concurrency.ran-twice", "concurrency.stuck", "concurrency.failed", "concurrency.status")
 
 
 def identical(bench: Bench) -> None:
     """A burst of one request, several times: a race is not lost each time."""
-    failures: list[list[Exchange]] = []
-    told = False
+    failures: list[Exchange] = []
+    rounds = 0
     for _ in range(_rounds(bench, 3)):
-        key, body = bench.new_key(), bench.body(bench.document())
-        request = bench.request(bench.spelled(key), body=body)
-        answers, effects = bench.counted(lambda request=request: _burst(bench, [request] * bench.limits.burst, request))  # type: ignore[misc]
-        last = answers[-1]
+        request = bench.request(bench.spelled(bench.new_key()), body=bench.body(bench.document()))
+        answers, effects = _burst(bench, [request] * bench.limits.burst, request)
         if _by_the_way(bench, answers):
             continue
-        told = told or effects is not None or bool(bench.identity)
+        rounds += 1
         if (effects or 0) > 1 or _different(bench, answers):
             many = f"{effects} effects" if effects is not None else "more than one result"
-            bench.report.find(
-                "concurrency.ran-twice", f"{bench.limits.burst} identical requests at once had {many}.", _two(bench, answers)
-            )
+            said = f"{bench.limits.burst} identical requests at once had {many}."
+            bench.report.find("concurrency.ran-twice", said, _two(bench, answers))
             return
-        failed = [exchange for exchange in answers[:-1] if exchange.failed and exchange.status != 503]
-        if failed:
-            failures.append(failed)
+        last = answers[-1]
         if not last.succeeded:
-            bench.report.find(
-                "concurrency.stuck",
-                f"After {bench.limits.burst} identical requests at once, a retry gets {last.status or last.silence}.",
-                [*answers[:2], last],
-            )
+            said = f"After identical requests at once, a retry gets {last.status or last.silence}."
+            bench.report.find("concurrency.stuck", said, [*answers[:2], last])
             return
+        failures += [exchange for exchange in answers if exchange.failed and exchange.status != 503][:1]
         _status(bench, answers)
-    if len(failures) > 1:
-        worst = failures[0][0]
-        bench.report.find(
-            "concurrency.failed", f"Of identical requests at once, some got {worst.status or worst.silence}.", [worst]
-        )
-    bench.report.hold("concurrency.stuck", "concurrency.failed", "concurrency.status")
-    if told:
-        bench.report.hold("concurrency.ran-twice")
-    else:
+    if rounds and len(failures) == rounds:
+        said = f"Of identical requests at once, some got {failures[0].status or failures[0].silence}."
+        bench.report.find("concurrency.failed", said, failures[:1])
+    if not rounds:
+        bench.report.cannot_tell("requests fail here by the way, with 5xx", *RULES)
+        return
+    if not bench.can_tell:
         bench.report.cannot_tell("every answer is the same; give a count URL", "concurrency.ran-twice")
+    bench.report.hold(*(rule for rule in RULES if rule not in bench.report.not_proven))
 
 
 def mixed(bench: Bench) -> None:
     """One key, two bodies, at the same moment."""
     leaf = bench.compared
     if bench.report.found("concurrency", "misuse") or not isinstance(leaf, Leaf):
-        bench.report.cannot_tell("other findings come first, or no change of the body is noticed", "concurrency.mixed")
+        bench.report.cannot_tell("an earlier finding comes first", "concurrency.mixed")
         return
     if not bench.can_tell:
         bench.report.cannot_tell("every answer is the same; give a count URL", "concurrency.mixed")
@@ -68,14 +61,12 @@ def mixed(bench: Bench) -> None:
         key, document = bench.spelled(bench.new_key()), bench.document()
         one = bench.request(key, body=encoded(document))
         two = bench.request(key, body=encoded(changed(document, leaf)))
-        requests = [one, two] * (bench.limits.burst // 2)
-        answers, effects = bench.counted(lambda requests=requests: bench.burst(requests))  # type: ignore[misc]
+        answers, effects = _burst(bench, [one, two] * (bench.limits.burst // 2), None)
         if _by_the_way(bench, answers):
             continue
         if (effects or 0) > 1 or _different(bench, answers):
-            bench.report.find(
-                "concurrency.mixed", "Two different requests with one key, at once, were both carried out.", _two(bench, answers)
-            )
+            said = "Two different requests with one key, at once, were both carried out."
+            bench.report.find("concurrency.mixed", said, _two(bench, answers))
             return
     bench.report.hold("concurrency.mixed")
 
@@ -89,34 +80,31 @@ def slow(bench: Bench) -> None:
     headers = over(bench.target.headers, variation.headers)
     key = bench.spelled(bench.new_key())
     request = bench.request(key, body=bench.body(document), headers=headers)
-    first: list[Exchange] = []
-    before = bench.counter.settled() if bench.counter is not None else 0
-    bench.spend(1)
-    thread = threading.Thread(target=lambda: first.extend(_alone(bench, request)), daemon=True)
-    thread.start()
-    time.sleep(0.1)
-    meanwhile = bench.send(request)
-    other = bench.send(
-        bench.request(key, body=encoded(changed(document, bench.compared)), headers=headers)
-        if isinstance(bench.compared, Leaf)
-        else request
-    )
-    thread.join(bench.limits.timeout)
-    answers = [*first, meanwhile, other]
-    effects = bench.counter.operations(before, bench.counter.settled()) if bench.counter is not None else None
+    others = [request]
+    if isinstance(bench.compared, Leaf):
+        others.append(bench.request(key, body=encoded(changed(document, bench.compared)), headers=headers))
+
+    def act() -> list[Exchange]:
+        bench.spend(1)
+        first: list[Exchange] = []
+        thread = threading.Thread(
+            target=lambda: first.extend(together([request], bench.limits.timeout)), daemon=True
+        )
+        thread.start()
+        time.sleep(0.2)
+        meanwhile = [bench.send(other) for other in others]
+        thread.join(bench.limits.timeout + 1)
+        return [*meanwhile, *first]
+
+    answers, effects = bench.counted(act)
     if (effects or 0) > 1 or _different(bench, answers):
-        bench.report.find("concurrency.ran-twice", "A retry during a slow request was carried out as well.", answers)
-    _status(bench, [meanwhile])
-
-
-def _alone(bench: Bench, request: Request) -> list[Exchange]:
-    from ..wire import together
-
-    return together([request], bench.limits.timeout)
+        said = "A request that came during a slow one with its key was carried out as well."
+        bench.report.find("concurrency.ran-twice", said, answers)
+    _status(bench, answers[:1])
 
 
 def _by_the_way(bench: Bench, answers: list[Exchange]) -> bool:
-    """Whether a 5xx may be one of those that this server has for single requests too: then it tells nothing."""
+    """Whether a 5xx may be one of those that single requests get here too: then it tells nothing."""
     return bool(bench.incidents) and any(exchange.status >= 500 for exchange in answers)
 
 
@@ -124,34 +112,41 @@ def _rounds(bench: Bench, most: int) -> int:
     return most if bench.duration < 0.5 else 1
 
 
-def _burst(bench: Bench, requests: list[Request], last: Request) -> list[Exchange]:
-    """The burst, and at last a single retry once the key is free."""
-    answers = bench.burst(requests)
-    return [*answers, bench.answered(last)]
+def _burst(bench: Bench, requests: list[Request], last: Request | None) -> tuple[list[Exchange], int | None]:
+    """The burst, at last a single retry once the key is free, and the effects of all."""
+
+    def act() -> list[Exchange]:
+        answers = bench.burst(requests)
+        return answers if last is None else [*answers, bench.answered(last)]
+
+    return bench.counted(act)
 
 
 def _different(bench: Bench, answers: list[Exchange]) -> bool:
     """Whether successful answers speak of more than one operation."""
-    good = [exchange.answer for exchange in answers if exchange.succeeded and exchange.answer is not None]
-    return any(bench.identity.same(good[0], other) is False for other in good[1:])
+    return len(_two(bench, answers)) == 2 and _are_two(bench, *_two(bench, answers))
+
+
+def _are_two(bench: Bench, one: Exchange, two: Exchange) -> bool:
+    assert one.answer is not None and two.answer is not None
+    return bench.identity.same(one.answer, two.answer) is False
 
 
 def _two(bench: Bench, answers: list[Exchange]) -> list[Exchange]:
-    """Two exchanges that show it best."""
+    """Two successful exchanges that show it best: of two operations, if there are such."""
     good = [exchange for exchange in answers if exchange.succeeded]
     for other in good[1:]:
-        if good[0].answer and other.answer and bench.identity.same(good[0].answer, other.answer) is False:
+        if _are_two(bench, good[0], other):
             return [good[0], other]
     return good[:2]
 
 
 def _status(bench: Bench, answers: list[Exchange]) -> None:
+    usual = bench.operations[0].exchange.status
     for exchange in answers:
-        if exchange.answer is None or exchange.failed:
+        if exchange.failed or exchange.status in FINE or exchange.status == usual:
+            if exchange.status == 409:
+                bench.refusals.setdefault("in progress", exchange)
             continue
-        if exchange.status == 409:
-            bench.refusals.setdefault("in progress", exchange)
-        elif exchange.status not in FINE and exchange.status != bench.operations[0].exchange.status:
-            bench.report.find(
-                "concurrency.status", f"A request that met a running one got {exchange.status}.", [exchange]
-            )
+        said = f"A request that met a running one got {exchange.status}."
+        bench.report.find("concurrency.status", said, [exchange])

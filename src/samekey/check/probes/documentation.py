@@ -26,7 +26,9 @@ def refusals(bench: Bench) -> None:
         if "application/problem+json" not in (answer.header("content-type") or "").lower():
             bench.report.find("documentation.problem", f"A {answer.status} is no problem+json.", [exchange])
         if not _leads_somewhere(answer):
-            bench.report.find("documentation.link", f"A {answer.status} leads to no documentation.", [exchange])
+            bench.report.find(
+                "documentation.link", f"A {answer.status} leads to no documentation.", [exchange]
+            )
     if found:
         bench.report.hold("documentation.problem", "documentation.link")
 
@@ -59,7 +61,11 @@ def _operation(document: Any, bench: Bench) -> Any:
         method = bench.target.method.lower()
         if isinstance(item, dict) and method in item and _fits(template, urlsplit(bench.target.url).path):
             # Parameters may be written elsewhere, and only be referred to here.
-            named = document.get("components") if "$ref" in json.dumps([item[method], item.get("parameters")]) else None
+            named = (
+                document.get("components")
+                if "$ref" in json.dumps([item[method], item.get("parameters")])
+                else None
+            )
             return [item[method], item.get("parameters"), named]
     return None
 
@@ -67,5 +73,6 @@ def _operation(document: Any, bench: Bench) -> Any:
 def _fits(template: str, path: str) -> bool:
     wanted, given = template.strip("/").split("/"), path.strip("/").split("/")
     return len(wanted) == len(given) and all(
-        one == two or (one.startswith("{") and one.endswith("}")) for one, two in zip(wanted, given, strict=True)
+        one == two or (one.startswith("{") and one.endswith("}"))
+        for one, two in zip(wanted, given, strict=True)
     )

@@ -30,7 +30,9 @@ def failing(bench: Bench) -> None:
     retries = max(variation.times or 0, 1) + 1
     exchanges, effects = bench.counted(lambda: [bench.send(request) for _ in range(1 + retries)])
     if not exchanges[0].failed:
-        bench.report.cannot_tell(f"the failing request of the plan was answered {exchanges[0].status}", *RULES)
+        bench.report.cannot_tell(
+            f"the failing request of the plan was answered {exchanges[0].status}", *RULES
+        )
         return
     _judge(bench, Incident(request, exchanges, effects), once=variation.times is not None)
 
@@ -41,16 +43,15 @@ def _judge(bench: Bench, incident: Incident, *, once: bool) -> None:
     first, last = incident.exchanges[0], incident.exchanges[-1]
     if incident.effects is not None:
         if incident.effects > 1:
-            report.find(
-                "errors.ran-twice",
-                f"A request that got {first.status or first.silence}, and its retries, had {incident.effects} effects.",
-                [first, last],
-            )
+            said = f"A request that got {first.status or first.silence} had {incident.effects} effects"
+            report.find("errors.ran-twice", f"{said}, with its retries.", [first, last])
             return
         report.hold("errors.ran-twice")
     if bench.profile.errors_5xx == "replay":
         if last.succeeded and first.status == 500:
-            report.find("errors.forgotten-5xx", f"A 500 was not kept: its retry got {last.status}.", [first, last])
+            report.find(
+                "errors.forgotten-5xx", f"A 500 was not kept: its retry got {last.status}.", [first, last]
+            )
         elif first.status == 500:
             report.hold("errors.forgotten-5xx")
     elif last.failed and once:
@@ -77,4 +78,6 @@ def _alike(one: Exchange, two: Exchange) -> bool:
     if one.answer is None or two.answer is None or one.status != two.status:
         return False
     document = document_of(one.answer)
-    return one.answer.body == two.answer.body or (document is not None and document == document_of(two.answer))
+    return one.answer.body == two.answer.body or (
+        document is not None and document == document_of(two.answer)
+    )

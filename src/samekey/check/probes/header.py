@@ -1,4 +1,4 @@
-"""Keys that are missing, empty, malformed, repeated or beyond ASCII: served or refused, and never a failure."""
+"""Keys that are missing, empty, malformed, repeated or beyond ASCII: served or refused, never a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def no_key(bench: Bench) -> None:
         _failed(bench, "header.missing", "A request without the header", exchange)
     elif exchange.refused and effects:
         bench.report.find(
-            "header.missing", f"It was refused with {exchange.status}, and carried out all the same.", [exchange]
+            "header.missing",
+            f"It was refused with {exchange.status}, and carried out all the same.",
+            [exchange],
         )
     else:
         bench.report.hold("header.missing")
@@ -41,7 +43,9 @@ def empty_key(bench: Bench) -> None:
     what = seen(bench.identity, first, second, effects)
     if what is Seen.REPLAYED:
         bench.report.find(
-            "header.empty", "An empty header is taken as a key: the second request got the first's answer.", [first, second]
+            "header.empty",
+            "An empty header is taken as a key: the second request got the first's answer.",
+            [first, second],
         )
     elif what is Seen.UNCLEAR:
         bench.report.cannot_tell("every answer is the same; give a count URL", "header.empty")
@@ -84,7 +88,7 @@ def two_keys(bench: Bench) -> None:
 
 def beyond_ascii(bench: Bench) -> None:
     """Bytes that HTTP allows in a header and a key must not have."""
-    key = '"clé-{}"'.format(bench.new_key()).encode()
+    key = f'"clé-{bench.new_key()}"'.encode()
     exchange = bench.steady(bench.request(key, body=bench.body(bench.document())))
     if exchange.answer is None:
         bench.report.cannot_tell(f"the request was not answered: {exchange.silence}", "header.non-ascii")

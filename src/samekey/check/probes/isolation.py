@@ -21,7 +21,9 @@ def without_credentials(bench: Bench) -> None:
     operation = bench.operations[0]
     told = False
     for headers, who in ((nobody, "without credentials"), (revoked, "with credentials that are not valid")):
-        control = bench.send(bench.request(bench.spelled(bench.new_key()), body=operation.request.body, headers=headers))
+        control = bench.send(
+            bench.request(bench.spelled(bench.new_key()), body=operation.request.body, headers=headers)
+        )
         if not control.refused:
             continue  # the endpoint lets anybody in, so nothing is told by that
         told = True

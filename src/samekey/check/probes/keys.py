@@ -18,7 +18,9 @@ def too_long(bench: Bench) -> None:
     if exchange.answer is None:
         bench.report.cannot_tell(f"a long key was not answered: {exchange.silence}", "header.too-long")
     elif exchange.failed:
-        bench.report.find("header.too-long", f"A key of {TOO_LONG} characters got {exchange.status}.", [exchange])
+        bench.report.find(
+            "header.too-long", f"A key of {TOO_LONG} characters got {exchange.status}.", [exchange]
+        )
     else:
         bench.report.hold("header.too-long")
 
@@ -30,7 +32,9 @@ def cut_short(bench: Bench) -> None:
         pair = _pair(bench, f"{word}a", f"{word}b")
         if pair is None:
             continue
-        _judge(bench, "header.collision", *pair, f"Two keys of {length} characters that differ in the last one")
+        _judge(
+            bench, "header.collision", *pair, f"Two keys of {length} characters that differ in the last one"
+        )
         return
     bench.report.cannot_tell("keys of such a form are refused", "header.collision")
 

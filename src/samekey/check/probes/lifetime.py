@@ -34,7 +34,7 @@ def expiry(bench: Bench) -> None:
     else:
         bench.report.find(
             "lifetime.early",
-            f"Before {kept:g} s were over, a retry was no longer answered from the record: {exchange.status}.",
+            f"Before {kept:g} s were over, a retry no longer got the first answer: {exchange.status}.",
             [operation.exchange, exchange],
         )
     time.sleep(0.4 * kept)

@@ -28,7 +28,9 @@ def half_a_request(bench: Bench) -> None:
             [exchange],
         )
     elif (effects or 0) > 1:
-        bench.report.find("loss.half-request", f"Half a request and its retry had {effects} effects.", [exchange])
+        bench.report.find(
+            "loss.half-request", f"Half a request and its retry had {effects} effects.", [exchange]
+        )
     else:
         bench.report.hold("loss.half-request")
 
@@ -45,7 +47,9 @@ def lost_answers(bench: Bench) -> None:
         exchange, effects = _after(bench, leaving)
         if (effects or 0) > 1:
             bench.report.find(
-                "loss.ran-again", f"A request whose answer was lost, and its retry, had {effects} effects.", [exchange]
+                "loss.ran-again",
+                f"A request whose answer was lost, and its retry, had {effects} effects.",
+                [exchange],
             )
             return
         if not exchange.succeeded:

@@ -41,7 +41,9 @@ def another_body(bench: Bench) -> None:
             return
         if what is Seen.FAILED:
             bench.report.find(
-                "misuse.failed", f"A used key with another body got {exchange.status or exchange.silence}.", [exchange]
+                "misuse.failed",
+                f"A used key with another body got {exchange.status or exchange.silence}.",
+                [exchange],
             )
             return
         if what is Seen.REFUSED:
@@ -81,7 +83,10 @@ def _is_about_the_key(bench: Bench, document: Any, refusal: Exchange) -> bool:
     except CannotGoOn:
         plain = bench.send(bench.request(bench.spelled(bench.new_key()), body=encoded(document)))
         assert refusal.answer is not None
-        return plain.answer is not None and (plain.status, plain.answer.body) != (refusal.status, refusal.answer.body)
+        return plain.answer is not None and (plain.status, plain.answer.body) != (
+            refusal.status,
+            refusal.answer.body,
+        )
     return True
 
 
@@ -94,10 +99,14 @@ def _noticed(
         report.hold("misuse.status")
     else:
         wanted = ", ".join(str(status) for status in sorted(bench.profile.misuse))
-        report.find("misuse.status", f"It was refused with {refusal.status}; {wanted} is expected.", [refusal])
+        report.find(
+            "misuse.status", f"It was refused with {refusal.status}; {wanted} is expected.", [refusal]
+        )
     if ignored:
         names = ", ".join(leaf.name for leaf, _ in ignored if leaf is not None)
-        report.find("misuse.partly", f"A change of {names} is not noticed.", [operation.exchange, ignored[0][1]])
+        report.find(
+            "misuse.partly", f"A change of {names} is not noticed.", [operation.exchange, ignored[0][1]]
+        )
     else:
         report.hold("misuse.partly")
     exchange, what = bench.again(operation)
@@ -106,7 +115,7 @@ def _noticed(
     else:
         report.find(
             "misuse.forgets",
-            f"After a misuse was refused, the first request is no longer answered from its record: {exchange.status}.",
+            f"After a misuse was refused, a retry no longer gets the first answer: {exchange.status}.",
             [operation.exchange, refusal, exchange],
         )
 
@@ -196,11 +205,15 @@ def members_twice(bench: Bench) -> None:
         bench.report.find("misuse.duplicates", "A used key with a member twice was carried out.", ran)
     elif failed:
         bench.report.find(
-            "misuse.duplicates", f"A body with a member twice got {failed[0].status or failed[0].silence}.", failed
+            "misuse.duplicates",
+            f"A body with a member twice got {failed[0].status or failed[0].silence}.",
+            failed,
         )
     elif len(replays) == len(seen):
         bench.report.find(
-            "misuse.duplicates", f"Both orders of {leaf.name} twice got the answer of the first request.", replays
+            "misuse.duplicates",
+            f"Both orders of {leaf.name} twice got the answer of the first request.",
+            replays,
         )
     elif all(what is Seen.UNCLEAR for _, what in seen):
         bench.report.cannot_tell("every answer is the same; give a count URL", "misuse.duplicates")

@@ -9,7 +9,7 @@ from .baseline import REDIRECTS
 
 
 def redirects(bench: Bench) -> None:
-    """With a slash at the end where there is none, and without where there is one: many servers redirect that."""
+    """With a slash at the end where there is none, and the other way round: many servers redirect that."""
     parts = urlsplit(bench.target.url)
     path = parts.path[:-1] if parts.path.endswith("/") else f"{parts.path}/"
     if len(parts.path) < 2:
@@ -29,9 +29,12 @@ def redirects(bench: Bench) -> None:
     if followed.succeeded:
         bench.report.hold("errors.redirect")
         return
+    if followed.failed:
+        bench.report.cannot_tell("the place where the redirect leads failed", "errors.redirect")
+        return
     bench.fresh(url=there)  # a new key must be served there, or the redirect is not what is wrong
     bench.report.find(
         "errors.redirect",
-        f"A key that got {first.status} gets {followed.status or followed.silence} at the place where that leads.",
+        f"A key that got {first.status} gets {followed.status or followed.silence} where that leads.",
         [first, followed],
     )

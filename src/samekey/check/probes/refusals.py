@@ -37,7 +37,11 @@ def _refused(bench: Bench, first: Exchange) -> None:
         return
     if again.succeeded or again.failed:
         said = again.status or again.silence
-        report.find("errors.changed", f"A request was refused with {first.status}; its retry got {said}.", [first, again])
+        report.find(
+            "errors.changed",
+            f"A request was refused with {first.status}; its retry got {said}.",
+            [first, again],
+        )
         return
     report.hold("errors.changed")
     _corrected(bench, first)
@@ -51,6 +55,9 @@ def _corrected(bench: Bench, first: Exchange) -> None:
         _stuck(bench, first, exchange)
         return
     report.hold("errors.stuck")
+    if exchange.failed:
+        report.cannot_tell("the corrected request failed", *RULES)
+        return
     if exchange.succeeded:
         report.hold("errors.validation", "errors.validation-kept")
         return
@@ -60,7 +67,9 @@ def _corrected(bench: Bench, first: Exchange) -> None:
             report.cannot_tell("the server refuses everything in the same words", *RULES)
         else:
             report.find(
-                "errors.validation", "The corrected request got the refusal of the one before.", [first, exchange]
+                "errors.validation",
+                "The corrected request got the refusal of the one before.",
+                [first, exchange],
             )
     elif bench.profile.validation_kept:
         report.hold("errors.validation", "errors.validation-kept")
@@ -105,4 +114,6 @@ def _alike(one: Exchange, two: Exchange) -> bool:
     if one.answer is None or two.answer is None or one.status != two.status:
         return False
     document = document_of(one.answer)
-    return one.answer.body == two.answer.body or (document is not None and document == document_of(two.answer))
+    return one.answer.body == two.answer.body or (
+        document is not None and document == document_of(two.answer)
+    )

@@ -21,7 +21,9 @@ def replay(bench: Bench) -> None:
     if first.exchange.status == 202 and exchange.status == 202:
         exchange = _finished(bench, first)
         if exchange.status == 202:
-            bench.report.cannot_tell("the operation was accepted (202) and did not finish during the check", *SAME)
+            bench.report.cannot_tell(
+                "the operation was accepted (202) and did not finish during the check", *SAME
+            )
             return
     base = exchange if first.exchange.status == 202 else first.exchange
     third, effects = bench.counted(lambda: bench.answered(first.request))
@@ -46,12 +48,16 @@ def _must_be_a_replay(bench: Bench, first: Operation, exchange: Exchange, what: 
             shown,
         )
     elif what is Seen.RAN:
-        bench.report.find("replay.ran-again", "The same request with the same key was carried out a second time.", shown)
+        bench.report.find(
+            "replay.ran-again", "The same request with the same key was carried out a second time.", shown
+        )
     elif what is Seen.FAILED:
         said = exchange.status or exchange.silence
         bench.report.find("replay.failed", f"The retry of a request that had succeeded got {said}.", shown)
     elif what is Seen.REFUSED:
-        bench.report.find("replay.refused", f"The retry of the same bytes was refused with {exchange.status}.", shown)
+        bench.report.find(
+            "replay.refused", f"The retry of the same bytes was refused with {exchange.status}.", shown
+        )
     else:
         bench.report.hold("replay.conflict", "replay.failed", "replay.refused")
         if what is Seen.REPLAYED:
@@ -77,7 +83,9 @@ def _compare(bench: Bench, first: Exchange, retry: Exchange) -> None:
     assert one is not None and two is not None
     shown = [first, retry]
     if one.status != two.status:
-        bench.report.find("replay.status", f"The first answer was {one.status}, the retry's {two.status}.", shown)
+        bench.report.find(
+            "replay.status", f"The first answer was {one.status}, the retry's {two.status}.", shown
+        )
     if one.body != two.body:
         document = document_of(one)
         if document is not None and document == document_of(two):
@@ -109,7 +117,9 @@ def _cookies(bench: Bench, first: Exchange, retry: Exchange) -> None:
         own = kept - set(refusal.every("set-cookie"))
     if own:
         name = sorted(own)[0].partition("=")[0]
-        bench.report.find("replay.cookies", f"The retry got the first answer's cookie {name} again.", [first, retry])
+        bench.report.find(
+            "replay.cookies", f"The retry got the first answer's cookie {name} again.", [first, retry]
+        )
 
 
 def _refusal(bench: Bench) -> Answer | None:

@@ -36,7 +36,10 @@ def _finding(report: Report, finding: Finding) -> dict[str, Any]:
         "detail": finding.detail,
         "fix": rule.fix,
         "exchanges": [
-            {"request": shown_request(exchange, report.secrets), "answer": shown_answer(exchange, report.secrets)}
+            {
+                "request": shown_request(exchange, report.secrets),
+                "answer": shown_answer(exchange, report.secrets),
+            }
             for exchange in finding.exchanges
         ],
     }
