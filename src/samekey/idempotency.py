@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, Protocol, TypeVar, Unpack, overload
 
 from .core.backoff import Backoff
 from .core.ledger import FIELDS, Comparison, Field, Ledgers
@@ -26,6 +27,7 @@ from .engine.phased import Definition
 from .engine.resolving import NamedOperation, resolve
 from .engine.rules import rules_from, seconds
 from .engine.said import Resolution
+from .engine.within import Binding
 from .errors import ConfigurationError
 from .evidence import Evidence
 from .stores.protocols import Actor
@@ -34,12 +36,33 @@ from .workers.service import Services, WorkerService
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
+class DatabaseEngine(Protocol):
+    """An ``Engine`` or ``AsyncEngine`` of SQLAlchemy's, which samekey does not import by itself."""
+
+    @property
+    def url(self) -> Any: ...
+
+    @property
+    def dialect(self) -> Any: ...
+
+
+def _bound(engine: object) -> Binding:
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise ConfigurationError(
+            f"Idempotency takes a URL, such as sqlite:///app.db. This is a {type(engine).__name__}."
+        )
+    from .sqlalchemy.engines import EngineBinding
+
+    return EngineBinding(engine)
+
+
 class Idempotency:
     """Idempotency keys on one store.
 
     ``url``: ``sqlite:///app.db``, ``sqlite:///:memory:``, ``postgresql://…`` or ``mysql://…``, which carry
     every mode; ``redis://…``, ``redis+cluster://…`` or ``dynamodb://…``, which keep keys only and carry
-    leased work. SQLite creates its tables by itself; elsewhere run ``samekey migrate URL`` once.
+    leased work. SQLite creates its tables by itself; elsewhere run ``samekey migrate URL`` once. Or an
+    ``Engine`` or ``AsyncEngine`` of SQLAlchemy's: see ``docs/sqlalchemy.md``.
 
     ``policy``: ``ietf()`` (the default), ``stripe()`` or ``stripe_v2()``, with any overrides.
 
@@ -56,7 +79,7 @@ class Idempotency:
 
     def __init__(
         self,
-        url: str,
+        url: str | DatabaseEngine,
         *,
         policy: Policy | None = None,
         schema: str = "samekey",
@@ -68,8 +91,13 @@ class Idempotency:
         cache: str | None = None,
         cache_in_progress: bool = False,
     ) -> None:
+        binding = None
+        if not isinstance(url, str):
+            binding = _bound(url)
+            url = binding.url
         self.engine = Engine(
             url,
+            binding=binding,
             policy=policy,
             schema=schema,
             pool_size=pool_size,
@@ -156,6 +184,7 @@ class Idempotency:
         rules = rules_from(self.engine.policy, Mode.PHASED, {**options, "required": True})
 
         def declare(function: Handler) -> Handler:
+            self._must_fit(function)
             definition = Definition(
                 name,
                 version,
@@ -231,9 +260,17 @@ class Idempotency:
     def _declare(self, handler: Any, mode: Mode, options: Mapping[str, Any]) -> Any:
         rules = rules_from(self.engine.policy, mode, options)
         self.engine.store.must_carry(mode, rules.policy)
-        if handler is not None:
-            return guard(self.engine, handler, rules)
-        return lambda function: guard(self.engine, function, rules)
+
+        def declare(function: Any) -> Any:
+            if mode in (Mode.ATOMIC, Mode.DEFERRED):
+                self._must_fit(function)
+            return guard(self.engine, function, rules)
+
+        return declare if handler is None else declare(handler)
+
+    def _must_fit(self, function: Any) -> None:
+        if self.engine.binding is not None:
+            self.engine.binding.must_fit(function)
 
     # Plain functions, queue consumers, webhooks
 

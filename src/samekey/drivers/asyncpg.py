@@ -21,6 +21,7 @@ from ..errors import ConfigurationError, ConnectionLost, ReadOnlyStore, SamekeyE
 from .asyncpg_session import CONNECTION_ERRORS, AsyncpgSession, bounded, translate, words_of
 from .homes import Homes, Pools, end_without_loop
 from .pool import AsyncPool
+from .protocol import Ready
 from .sqlstate import OLDEST_SERVER, is_standby, servers_of, too_old, unreachable
 
 
@@ -28,9 +29,16 @@ class AsyncpgDriver:
     """``timeout`` bounds every wait: for a connection, for a connect, for one statement of ours."""
 
     def __init__(
-        self, url: str, *, pool_size: int = 10, timeout: float = 5.0, prepared_statements: bool = True
+        self,
+        url: str,
+        *,
+        pool_size: int = 10,
+        timeout: float = 5.0,
+        prepared_statements: bool = True,
+        ready: Ready | None = None,
     ) -> None:
         self._url = url
+        self._ready = ready
         self._servers = servers_of(url)
         self._cache: int | None = None if prepared_statements else 0
         """How many statements a connection keeps prepared; None until we know that no pooler is between."""
@@ -71,6 +79,9 @@ class AsyncpgDriver:
     async def _open(self, pool: AsyncPool[Any]) -> AsyncpgSession:
         held = await pool.take()
         try:
+            if self._ready is not None:
+                with bounded(held, self.timeout):
+                    await self._ready.ready_async(held)
             return await AsyncpgSession.begin(held, bound=self.timeout, pool=pool)
         except BaseException:
             pool.give_back(held)

@@ -50,6 +50,15 @@ class Lending(Protocol):
         """Gives it up, and calls ``then``, if the handler has not ended by that time."""
 
 
+class Ready(Protocol):
+    """Makes a connection of ours what those of the user's own pool are: their types, their settings."""
+
+    def ready(self, connection: Any) -> None:
+        """Before each transaction on it."""
+
+    async def ready_async(self, connection: Any) -> None: ...
+
+
 class Driver(Protocol):
     """Synchronous I/O with one database. Safe to use from many threads and after a fork."""
 

@@ -14,6 +14,7 @@ import psycopg.conninfo
 from ..core.program import Row, Statement
 from ..errors import ConnectionLost, ReadOnlyStore, StoreUnavailable
 from .pool import Pool
+from .protocol import Ready
 from .psycopg_session import BoundedConnection, Connection, PsycopgSession, bounded, execute, usable
 from .sqlstate import OLDEST_SERVER, is_standby, servers_of, too_old, unreachable
 
@@ -32,8 +33,10 @@ class PsycopgDriver:
         timeout: float = 5.0,
         prepared_statements: bool = True,
         beside: Callable[[], None] = lambda: None,
+        ready: Ready | None = None,
     ) -> None:
         self._url = url
+        self._ready = ready
         self._beside = beside
         self._servers = servers_of(url)
         self._prepare = 5 if prepared_statements else None
@@ -67,6 +70,9 @@ class PsycopgDriver:
     def _open(self) -> PsycopgSession:
         held = self._operations.take()
         try:
+            if self._ready is not None:
+                with bounded(held, self._timeout):
+                    self._ready.ready(held)
             return PsycopgSession(held, pool=self._operations, bound=self._timeout)
         except BaseException:
             self._operations.give_back(held)

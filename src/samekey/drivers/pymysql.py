@@ -29,6 +29,7 @@ from .loan import Loan
 from .mysql import IN_TRANSACTION, MULTI_STATEMENTS, as_found, target_of
 from .mysql_errors import unreachable
 from .pool import Pool
+from .protocol import Ready
 from .pymysql_lent import OurConnection, PyMySQLFace, sever
 from .pymysql_watched import Ended, Watched, leave_alone, watch
 from .pymysql_wire import (
@@ -52,7 +53,10 @@ T = TypeVar("T")
 class PyMySQLDriver:
     """``timeout`` bounds every wait: for a connection, for a connect, for one statement of ours."""
 
-    def __init__(self, url: str, *, pool_size: int = 10, timeout: float = 5.0) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int = 10, timeout: float = 5.0, ready: Ready | None = None
+    ) -> None:
+        self._ready = ready
         self._target = target_of(url)
         self.pool_size = pool_size
         self.timeout = timeout
@@ -90,6 +94,8 @@ class PyMySQLDriver:
     def _open(self) -> PyMySQLSession:
         held = self._operations.take()
         try:
+            if self._ready is not None:
+                self._ready.ready(held)
             return PyMySQLSession(held, self, pool=self._operations)
         except BaseException:
             cut(held)  # whatever it was doing, nobody shall read the answer

@@ -29,6 +29,7 @@ from ..errors import (
 )
 from .loan import Loan
 from .pool import Pool
+from .protocol import Ready
 from .sqlite_lent import HandlerConnection, gone
 
 T = TypeVar("T")
@@ -53,7 +54,9 @@ _ADVICE: Final = {
 class SQLiteDriver:
     """Synchronous SQLite. ``path`` may be ``:memory:``."""
 
-    def __init__(self, path: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+    def __init__(
+        self, path: str, *, busy_seconds: float = BUSY_SECONDS, ready: Ready | None = None
+    ) -> None:
         if sqlite3.sqlite_version_info < OLDEST:
             raise ConfigurationError(
                 f"SQLite {sqlite3.sqlite_version} is too old: samekey needs {'.'.join(map(str, OLDEST))} or "
@@ -70,7 +73,7 @@ class SQLiteDriver:
         self.path = path
         self._statements: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=128), _close)
         # Where a handler may come, each statement is prepared anew: then SQLite asks whether it may run.
-        self._pool: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=0), _close)
+        self._pool: Pool[HandlerConnection] = Pool(lambda: self._connect_for_handlers(ready), _close)
         self.take = self._pool.take
         self.give_back = self._pool.give_back
         self.let_go = self._pool.let_go
@@ -122,6 +125,17 @@ class SQLiteDriver:
             if isinstance(error, sqlite3.Error):
                 raise _translate(error, self.path) from error
             raise
+        return connection
+
+    def _connect_for_handlers(self, ready: Ready | None) -> HandlerConnection:
+        connection = self._connect(cached=0)
+        if ready is not None:
+            try:
+                ready.ready(connection)
+                connection.isolation_level = None  # whatever was set: our transactions are begun by us
+            except BaseException:
+                _close(connection)
+                raise
         return connection
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:

@@ -170,6 +170,10 @@ class AsyncConnection:
         given = list(parameters)
         return await self._session.lend(lambda connection: _run(connection, "executemany", sql, given))
 
+    async def lend(self, work: Callable[[Any], T]) -> T:
+        """Calls ``work`` with the database's own connection, in the thread: for a library that adapts it."""
+        return await self._session.lend(work)
+
     async def begin(self) -> None:
         """Always refused: the transaction is there already."""
         _refuse()

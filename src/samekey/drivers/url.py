@@ -8,11 +8,12 @@ from urllib.parse import unquote, urlsplit
 
 from ..core.program import Dialect
 from ..errors import ConfigurationError
-from .protocol import AsyncDriver, Driver
+from .protocol import AsyncDriver, Driver, Ready
 from .redis_url import SCHEMES as REDIS_SCHEMES
 from .redis_url import read_url
 from .sqlite import SQLiteDriver
 from .sqlite_async import AsyncSQLiteDriver
+from .url_kinds import plain_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +26,23 @@ class Drivers:
 
 
 def drivers_for(
-    url: str, *, pool_size: int = 10, timeout: float = 5.0, prepared_statements: bool = True
+    url: str,
+    *,
+    pool_size: int = 10,
+    timeout: float = 5.0,
+    prepared_statements: bool = True,
+    ready: Ready | None = None,
 ) -> Drivers:
     """The drivers that a URL names. Nothing is connected yet."""
+    url = plain_url(url)
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
-        driver = SQLiteDriver(_sqlite_path(url), busy_seconds=timeout)
+        driver = SQLiteDriver(_sqlite_path(url), busy_seconds=timeout, ready=ready)
         return Drivers("sqlite", driver, AsyncSQLiteDriver(driver))
     if scheme in ("postgresql", "postgres"):
-        return _postgres(url, pool_size, timeout, prepared_statements)
+        return _postgres(url, pool_size, timeout, prepared_statements, ready)
     if scheme in ("mysql", "mariadb"):
-        return _mysql(url, pool_size, timeout)
+        return _mysql(url, pool_size, timeout, ready)
     if scheme in REDIS_SCHEMES:
         return _redis(url, pool_size, timeout)
     if scheme == "dynamodb":
@@ -60,7 +67,9 @@ def _sqlite_path(url: str) -> str:
     return path
 
 
-def _postgres(url: str, pool_size: int, timeout: float, prepared_statements: bool) -> Drivers:
+def _postgres(
+    url: str, pool_size: int, timeout: float, prepared_statements: bool, ready: Ready | None
+) -> Drivers:
     missing = [name for name in ("asyncpg", "psycopg") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
@@ -77,24 +86,27 @@ def _postgres(url: str, pool_size: int, timeout: float, prepared_statements: boo
     except Error as error:
         raise ConfigurationError(f"The PostgreSQL URL cannot be read: {str(error).strip()}") from error
 
-    aio = AsyncpgDriver(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements)
+    aio = AsyncpgDriver(
+        url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements, ready=ready
+    )
     sync = PsycopgDriver(
         url,
         pool_size=pool_size,
         timeout=timeout,
         prepared_statements=prepared_statements,
         beside=aio.close_now,
+        ready=ready,
     )
     return Drivers("postgres", sync, aio)
 
 
-def _mysql(url: str, pool_size: int, timeout: float) -> Drivers:
+def _mysql(url: str, pool_size: int, timeout: float, ready: Ready | None) -> Drivers:
     if importlib.util.find_spec("pymysql") is None:
         raise ConfigurationError("MySQL and MariaDB need PyMySQL: pip install 'samekey[mysql]'.")
     from .pymysql import PyMySQLDriver
     from .pymysql_async import AsyncPyMySQLDriver
 
-    driver = PyMySQLDriver(url, pool_size=pool_size, timeout=timeout)
+    driver = PyMySQLDriver(url, pool_size=pool_size, timeout=timeout, ready=ready)
     return Drivers("mysql", driver, AsyncPyMySQLDriver(driver))
 
 

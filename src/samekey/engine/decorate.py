@@ -18,7 +18,7 @@ from .exchange import Exchange, exchange_of_call
 from .forms import in_form_of, must_have_run, value_of
 from .input import Captured, capture
 from .marks import GUARD, Exempt, Mark, identity
-from .operation import Running, _current
+from .operation import Running, enter, leave
 from .phased import Definition
 from .reached import Part, is_part_of_the_handler, reach
 from .rules import Rules
@@ -120,7 +120,7 @@ def _run(
     if isinstance(begun, Answer):
         return answer_instead(exchange, begun, args)
     boundary = begun.boundary
-    token = _current.set(begun.operation)
+    entered = enter(begun.operation)
     if not boundary.enter(exchange.framework.noted(kwargs), wrapped=wrapped):
         engine.unwanted(begun)
     try:
@@ -128,12 +128,13 @@ def _run(
         if inspect.isawaitable(value):
             # A generator may be an answer; a coroutine that nobody awaits may not.
             must_have_run(value, handler)
+        begun.settle()
     except BaseException as error:
         if boundary.raised(error):
             engine.finish(begun, exchange.handled(None))
         raise
     finally:
-        _current.reset(token)
+        leave(entered)
     exchange.framework.watch(value, begun)
     if boundary.returned(value):
         engine.finish(begun, exchange.handled(None))
@@ -164,19 +165,20 @@ async def _run_async(
             return await answer_instead_async(exchange, begun, args, kwargs)
         return exchange.decided(begun)
     boundary = begun.boundary
-    token = _current.set(begun.operation)
+    entered = enter(begun.operation)
     if not boundary.enter(exchange.framework.noted(kwargs), wrapped=wrapped):
         await engine.unwanted_async(begun)
     if is_bare:
         args, kwargs = as_asgi(exchange, boundary, args, kwargs)
     try:
         value = await value_of(handler(*args, **kwargs))
+        await begun.settle_async()
     except BaseException as error:
         if boundary.raised(error):
             await engine.finish_async(begun, exchange.handled(None))
         raise
     finally:
-        _current.reset(token)
+        leave(entered)
     exchange.framework.watch(value, begun)
     if boundary.returned(value):
         await engine.finish_async(begun, exchange.handled(None))

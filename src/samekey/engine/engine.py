@@ -84,6 +84,7 @@ from .status import gone_answer, status_answer
 from .store import Tables, open_store
 from .stranded import Stranded
 from .way import Admit, Finished, Handled, Way, unavailable
+from .within import Binding
 
 logger = logging.getLogger("samekey")
 
@@ -110,6 +111,7 @@ class Engine:
         self,
         url: str,
         *,
+        binding: Binding | None = None,
         policy: Policy | None = None,
         schema: str = "samekey",
         pool_size: int = 10,
@@ -121,6 +123,7 @@ class Engine:
         cache_in_progress: bool = False,
     ) -> None:
         self.url = url
+        self.binding = binding
         self.timeout = timeout
         self.policy = policy or ietf()
         self.store = open_store(
@@ -132,6 +135,7 @@ class Engine:
             encryption=encryption,
             cache=cache,
             cache_in_progress=cache_in_progress,
+            ready=binding,
         )
         self.drivers = self.store.drivers
         self.keys = self.store.keys
@@ -225,7 +229,7 @@ class Engine:
         waits = not isinstance(begun, Running) or begun.to_finish  # without a key there may be nothing
         wanted = exchange.end_claim(begun if waits else None)
         if isinstance(begun, Running):
-            begun.sync = True
+            begun.lend(self.binding, sync=True)
             exchange.anonymous += [begun.operation] if begun.anonymous else []
             if begun.to_finish and not wanted:
                 self.unwanted(begun)
@@ -251,6 +255,7 @@ class Engine:
         waits = not isinstance(begun, Running) or begun.to_finish
         wanted = exchange.end_claim(begun if waits else None)
         if isinstance(begun, Running):
+            begun.lend(self.binding, sync=False)
             exchange.anonymous += [begun.operation] if begun.anonymous else []
             if begun.to_finish and not wanted:
                 await self.unwanted_async(begun)

@@ -49,7 +49,7 @@ from ..evidence import CALL_DECLINED, CALL_RETURNED
 from .boundary import Place
 from .exchange import Exchange
 from .forms import has_async_call, must_have_run
-from .operation import Running, _current
+from .operation import Running, enter, leave
 from .options import OnceOptions
 from .rules import Rules, rules_from
 from .way import Finished, Handled
@@ -94,7 +94,7 @@ class Once:
         """Sync. ``of``: the function that it calls and does nothing else, if there is one."""
         engine, rules = self._engine, self.rules
         connection = None if rules.connection is None else rules.connection(self.exchange.context)
-        begun = token = None
+        begun = entered = None
         try:
             try:
                 begun = engine.drive(
@@ -102,24 +102,25 @@ class Once:
                 )
                 if not isinstance(begun, Running):
                     return _earlier(begun)
-                begun.sync = True
-                token = _current.set(begun.operation)
+                begun.lend(engine.binding, sync=True)
+                entered = enter(begun.operation)
                 begun.boundary.enter()
             except BaseException:
-                if token is not None:
-                    _current.reset(token)
+                if entered is not None:
+                    leave(entered)
                 if isinstance(begun, Running):
                     engine.back_out(begun)  # a signal's: the function was not called
                 raise
             try:
                 result = must_have_run(function(), of or function)
+                begun.settle()
                 begun.boundary.returned(result)
                 handled = self._handled(result)
             except BaseException as error:
                 engine.finish(begun, _broken_off(begun, error))
                 raise
             finally:
-                _current.reset(token)
+                leave(entered)
             return self._result(result, handled, engine.finish(begun, handled))
         finally:
             # Whichever way out this is, nobody runs it any more, so nobody keeps its lease alive.
@@ -135,18 +136,20 @@ class Once:
         begun = await engine.claim_key_async(self.exchange, rules, self.tenant, self.key, connection)
         if not isinstance(begun, Running):
             return _earlier(begun)
-        token = _current.set(begun.operation)
+        begun.lend(engine.binding, sync=False)
+        entered = enter(begun.operation)
         begun.boundary.enter()
         try:
             result = function()
             result = await result if inspect.isawaitable(result) else must_have_run(result, function)
+            await begun.settle_async()
             begun.boundary.returned(result)
             handled = self._handled(result)
         except BaseException as error:
             await engine.finish_async(begun, _broken_off(begun, error))
             raise
         finally:
-            _current.reset(token)
+            leave(entered)
         return self._result(result, handled, await engine.finish_async(begun, handled))
 
     def _handled(self, result: Any) -> Handled:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,7 @@ from ..stores.sql.atomic import Opened
 from .boundary import Boundary, Pieces
 from .rules import Rules
 from .steps import Steps
+from .within import Binding, Transaction, current_transaction
 
 if TYPE_CHECKING:
     from .way import Finished, Handled
@@ -44,6 +45,7 @@ class Operation:
         self._claim = claim
         self._boundary = Boundary()
         self._session: Any = None
+        self._transaction: Transaction | None = None
         self.id = operation_id
         """The unguessable id of the record: reference it from your tables."""
         self.places_taken = 0
@@ -98,6 +100,25 @@ class Operation:
             )
         return self._session.connection
 
+    @property
+    def session(self) -> Any:
+        """Atomic work of an ``Idempotency(engine)`` only: a session of the library that the engine is of
+        (SQLAlchemy's ``Session`` or ``AsyncSession``), in this operation's transaction."""
+        self._must_go_on()
+        if self._transaction is None:
+            raise ConfigurationError(
+                f"A {self.mode} operation has no transaction of its own, because it may call other "
+                "services. Use a session of your own, or declare the handler atomic."
+            )
+        session = self._transaction.guests_session
+        if session is None:
+            raise ConfigurationError(
+                "current_operation().session needs Idempotency(engine), with an Engine or AsyncEngine of "
+                "SQLAlchemy's; this one was given a URL. Use current_operation().connection, or give it the "
+                "engine."
+            )
+        return session
+
     def downstream_key(self, step: str = "") -> str:
         """A key to send to a provider: the same for every attempt at this step of this operation.
 
@@ -127,6 +148,8 @@ class Operation:
         """It gives and takes no more. What it has started may go on, with a copy of its context, and serve
         others: under this operation's keys a provider would do the work of only one of them."""
         self._ended = True
+        if self._transaction is not None:
+            self._transaction.over = True
 
     def _must_go_on(self) -> None:
         if self._ended and self._boundary.pieces is not Pieces.OPEN:
@@ -217,6 +240,23 @@ class Running:
     """The judgement, once the handler has ended; there is one."""
     finishing: asyncio.Future[Finished] | None = None
 
+    def lend(self, binding: Binding | None, *, sync: bool) -> None:
+        """What joins the transaction by itself finds it from here on."""
+        self.sync = sync
+        if self.session is not None:
+            self.operation._transaction = Transaction(self.session, binding, sync=sync)
+
+    def settle(self) -> None:
+        """The handler has returned. What joined its transaction sends what it still holds back: an error of
+        that is the handler's."""
+        if self.operation._transaction is not None:
+            self.operation._transaction.settle()
+
+    async def settle_async(self) -> None:
+        """``settle`` for async code."""
+        if self.operation._transaction is not None:
+            await self.operation._transaction.settle_async()
+
     @property
     def to_finish(self) -> bool:
         """Whether its answer must wait for something: there is a record to write, or a transaction to end."""
@@ -286,6 +326,20 @@ _ENDED: Final = (
 )
 
 _current: ContextVar[Operation | None] = ContextVar("samekey_operation", default=None)
+
+
+Entered = tuple[Token[Operation | None], Token[Transaction | None]]
+
+
+def enter(operation: Operation) -> Entered:
+    """From here on it is the current one."""
+    return _current.set(operation), current_transaction.set(operation._transaction)
+
+
+def leave(entered: Entered) -> None:
+    """From here on the current one is who was it before."""
+    current_transaction.reset(entered[1])
+    _current.reset(entered[0])
 
 
 def current_operation() -> Operation:

@@ -18,6 +18,7 @@ from .definition import NOT_FOUND, EffectRules, effect_rules
 from .flow import Flow
 from .rules import seconds
 from .said import FoundWord
+from .within import Binding, inside
 
 T = TypeVar("T")
 Duration = float | timedelta
@@ -29,6 +30,9 @@ CALL_TIMEOUT: Duration = 30
 
 class Shell(Protocol):
     """What carries flows out: the engine."""
+
+    @property
+    def binding(self) -> Binding | None: ...
 
     def drive(self, flow: Flow[T]) -> T: ...
 
@@ -94,9 +98,11 @@ class AsyncPhasedOperation(_Operation):
             session = await self._shell.open_async(run.open())
             try:
                 began = await drive(run.enter(session, name))
-                result = write(session.connection, *args, **kwargs)
-                if inspect.isawaitable(result):
-                    result = await result
+                with inside(session, self._shell.binding, sync=False) as transaction:
+                    result = write(session.connection, *args, **kwargs)
+                    if inspect.isawaitable(result):
+                        result = await result
+                    await transaction.settle_async()
             except BaseException as error:
                 lost = await drive(run.undo(session, error))
                 if lost is not None:
@@ -188,7 +194,9 @@ class PhasedOperation(_Operation):
             session = drive(run.open())
             try:
                 began = drive(run.enter(session, name))
-                result = write(session.connection, *args, **kwargs)
+                with inside(session, self._shell.binding, sync=True) as transaction:
+                    result = write(session.connection, *args, **kwargs)
+                    transaction.settle()
             except BaseException as error:
                 lost = drive(run.undo(session, error))
                 if lost is not None:

@@ -16,6 +16,7 @@ from ..core.program import Program
 from ..core.states import Mode
 from ..drivers.batched import AsyncBatchedDriver
 from ..drivers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
+from ..drivers.protocol import Ready
 from ..drivers.url import Drivers, drivers_for
 from ..errors import ConfigurationError
 from ..stores.cached import identity
@@ -95,9 +96,12 @@ def open_store(
     encryption: Cipher | None = None,
     cache: str | None = None,
     cache_in_progress: bool = False,
+    ready: Ready | None = None,
 ) -> Store:
     """The store that a URL names. Nothing is connected yet."""
-    drivers = drivers_for(url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements)
+    drivers = drivers_for(
+        url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements, ready=ready
+    )
     drivers = _batched(drivers, schema, timeout)
     drivers = cached(drivers, schema, cache, in_progress=cache_in_progress)
     if encryption is not None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from ..core.record import Answer
 from .boundary import Pieces
 from .exchange import Exchange
-from .operation import Running, _current
+from .operation import Running, enter, leave
 
 Within = Callable[[], AbstractContextManager[None]]
 """Enters the request that it is called for. At each step: whoever drives a generator has its own context."""
@@ -84,7 +84,7 @@ async def _watched(pieces: AsyncIterator[Any], running: Running) -> AsyncIterato
 @contextmanager
 def _step(begun: Running, within: Within) -> Iterator[None]:
     """Around one step of the handler's own."""
-    token = _current.set(begun.operation)
+    entered = enter(begun.operation)
     try:
         with within():
             yield
@@ -94,7 +94,7 @@ def _step(begun: Running, within: Within) -> Iterator[None]:
             begun.boundary.pieces = Pieces.BROKEN
         raise
     finally:
-        _current.reset(token)
+        leave(entered)
 
 
 def _steps(

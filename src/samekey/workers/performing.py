@@ -30,6 +30,7 @@ from ..engine.belated import Belated
 from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import Keeper
+from ..engine.within import Transaction, inside
 from ..errors import EscapedTransaction, FailedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
@@ -338,7 +339,8 @@ class Performer:
                 await run_in_async(session, self._outbox.regain(job))
             if context.writes:
                 proof = await run_in_async(session, self._outbox.open_writes())
-                await _write(context, session.connection, longest)
+                with inside(session, self._engine.binding, sync=False) as transaction:
+                    await _write(context, session.connection, longest, transaction)
                 still = session.in_transaction()
                 await run_in_async(session, self._outbox.close_writes(proof, in_transaction=still))
             await run_in_async(session, context.enqueue_next(self._outbox))
@@ -364,12 +366,14 @@ class Performer:
                 run_in(session, self._outbox.regain(job))
             if context.writes:
                 proof = run_in(session, self._outbox.open_writes())
-                for function, args, kwargs in context.writes:
-                    try:
-                        written = function(session.connection, *args, **kwargs)
-                    except Exception as error:
-                        raise WriteFailed(error) from error
-                    _written(function, written)
+                with inside(session, self._engine.binding, sync=True) as transaction:
+                    for function, args, kwargs in context.writes:
+                        try:
+                            written = function(session.connection, *args, **kwargs)
+                            transaction.settle()
+                        except Exception as error:
+                            raise WriteFailed(error) from error
+                        _written(function, written)
                 still = session.in_transaction()
                 run_in(session, self._outbox.close_writes(proof, in_transaction=still))
             run_in(session, context.enqueue_next(self._outbox))
@@ -410,7 +414,9 @@ def _check_result(result: Any) -> None:
         )
 
 
-async def _write(context: JobContext, connection: Any, longest: timedelta) -> None:
+async def _write(
+    context: JobContext, connection: Any, longest: timedelta, transaction: Transaction
+) -> None:
     """An async job's own writes. One that takes too long may have met a lock, or a connection that nobody
     answers on: it is like one that failed."""
     try:
@@ -420,6 +426,7 @@ async def _write(context: JobContext, connection: Any, longest: timedelta) -> No
                     written = function(connection, *args, **kwargs)
                     if inspect.isawaitable(written):
                         await written
+                    await transaction.settle_async()
                 except Exception as error:
                     raise WriteFailed(error) from error
     except TimeoutError:

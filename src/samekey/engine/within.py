@@ -1,0 +1,94 @@
+"""The transaction that a user's function runs in, for what joins it by itself: a session of SQLAlchemy's, say.
+
+A connection is handed to those who ask for it. A guest is told nothing: it looks for the transaction when it
+is first used, and at the end of the function it is asked to send what it still holds back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from ..errors import HandlerError
+
+
+class Guest(Protocol):
+    """What has joined a transaction, and may hold something back."""
+
+    def settle(self) -> None:
+        """Sends what was held back; raises where it cannot stand for what it was given."""
+
+    async def settle_async(self) -> None: ...
+
+
+class Binding(Protocol):
+    """What ``Idempotency`` was given in the place of a URL: the database as some library knows it."""
+
+    @property
+    def url(self) -> str: ...
+
+    def ready(self, connection: Any) -> None:
+        """Makes a connection of ours what the library's own are, before each transaction."""
+
+    async def ready_async(self, connection: Any) -> None: ...
+
+    def must_fit(self, function: Callable[..., Any]) -> None:
+        """``ConfigurationError`` for a function that cannot use the library's sessions."""
+
+    def session(self, transaction: Transaction) -> Any:
+        """A session in this transaction."""
+
+
+class Transaction:
+    """One transaction of samekey's, while a function of the user's runs in it."""
+
+    def __init__(self, session: Any, binding: Binding | None, *, sync: bool) -> None:
+        self.session = session
+        """The driver's."""
+        self.binding = binding
+        self.sync = sync
+        self.over = False
+        self.broken: HandlerError | None = None
+        """Why it must not be committed, whatever the function says."""
+        self.guests: list[Guest] = []
+        self.shared: Any = None
+        """What the guests share."""
+        self._made: Any = None
+
+    @property
+    def guests_session(self) -> Any:
+        """One session for everybody who asks."""
+        if self._made is None and self.binding is not None:
+            self._made = self.binding.session(self)
+        return self._made
+
+    def settle(self) -> None:
+        """The function has returned: what its guests hold back is sent now."""
+        for guest in self.guests:
+            guest.settle()
+        if self.broken is not None:
+            raise self.broken
+
+    async def settle_async(self) -> None:
+        """``settle`` for async code."""
+        for guest in self.guests:
+            await guest.settle_async()
+        if self.broken is not None:
+            raise self.broken
+
+
+current_transaction: ContextVar[Transaction | None] = ContextVar("samekey_transaction", default=None)
+
+
+@contextmanager
+def inside(session: Any, binding: Binding | None, *, sync: bool) -> Iterator[Transaction]:
+    """Around a function that runs in a transaction of its own, which is not an operation's."""
+    transaction = Transaction(session, binding, sync=sync)
+    token = current_transaction.set(transaction)
+    try:
+        yield transaction
+    finally:
+        transaction.over = True
+        current_transaction.reset(token)
