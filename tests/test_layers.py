@@ -80,8 +80,13 @@ LAYERS = {
     # No framework: what the edges know of one, they find in the application that they wrap.
     # What users make: the engine with decorators, and with the workers beside it.
     "idempotency": Layer(
-        frozenset({"core", "stores", "drivers", "engine", "workers", "response", "evidence", "errors"})
+        frozenset(
+            {"core", "stores", "drivers", "engine", "workers", "response", "evidence", "errors", "sqlalchemy"}
+        )
     ),
+    # Imported by users, and by Idempotency(engine) when it is given one.
+    "sqlalchemy": Layer(frozenset({"engine", "drivers", "errors"}), frozenset({"sqlalchemy"})),
+    "sqlmodel": Layer(frozenset({"sqlalchemy"}), frozenset({"sqlmodel"})),
     "edges": Layer(frozenset({"idempotency", "engine", "core", "errors", "tenants"})),
     "asgi": Layer(frozenset({"edges"})),
     "wsgi": Layer(frozenset({"edges"})),

@@ -7,6 +7,7 @@ it set on the object (converters, cursor classes, a character set) meets nobody.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -28,6 +29,7 @@ from .pymysql_watched import Watched
 _IN_CLEAR: Final = (b"mysql_clear_password", b"dialog")
 """Ways of logging in that send the password as it is. Whoever answers the connection may ask for them."""
 
+_CHANGES: Final = re.compile(rb"\s*(?:insert|replace|update|delete)\b", re.IGNORECASE)
 _WIRE: Final = ("_sock", "_rfile", "_next_seq_id", "_current_timeout", "_closed", "server_status")
 
 
@@ -144,7 +146,10 @@ class PyMySQLFace(Watched, OurConnection):
                 self.certain = self.certain and not may_hide_an_end(sql)
             text = sql.encode(self.encoding) if isinstance(sql, str) else sql
             try:
-                return super().query(text, unbuffered)
+                affected = super().query(text, unbuffered)
+                if self._result.description is not None and _CHANGES.match(text) is not None:
+                    self.written += 1  # INSERT … RETURNING gives rows, as a question does
+                return affected
             except pymysql.err.Error:
                 raise
             except BaseException:

@@ -54,9 +54,7 @@ _ADVICE: Final = {
 class SQLiteDriver:
     """Synchronous SQLite. ``path`` may be ``:memory:``."""
 
-    def __init__(
-        self, path: str, *, busy_seconds: float = BUSY_SECONDS, ready: Ready | None = None
-    ) -> None:
+    def __init__(self, path: str, *, busy_seconds: float = BUSY_SECONDS, ready: Ready | None = None) -> None:
         if sqlite3.sqlite_version_info < OLDEST:
             raise ConfigurationError(
                 f"SQLite {sqlite3.sqlite_version} is too old: samekey needs {'.'.join(map(str, OLDEST))} or "
@@ -73,7 +71,8 @@ class SQLiteDriver:
         self.path = path
         self._statements: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=128), _close)
         # Where a handler may come, each statement is prepared anew: then SQLite asks whether it may run.
-        self._pool: Pool[HandlerConnection] = Pool(lambda: self._connect_for_handlers(ready), _close)
+        self._pool: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=0), _close)
+        self._ready = ready
         self.take = self._pool.take
         self.give_back = self._pool.give_back
         self.let_go = self._pool.let_go
@@ -127,16 +126,11 @@ class SQLiteDriver:
             raise
         return connection
 
-    def _connect_for_handlers(self, ready: Ready | None) -> HandlerConnection:
-        connection = self._connect(cached=0)
-        if ready is not None:
-            try:
-                ready.ready(connection)
-                connection.isolation_level = None  # whatever was set: our transactions are begun by us
-            except BaseException:
-                _close(connection)
-                raise
-        return connection
+    def make_ready(self, connection: HandlerConnection) -> None:
+        """Before a transaction on it."""
+        if self._ready is not None:
+            self._ready.ready(connection)
+            connection.isolation_level = None  # whatever was set: our transactions are begun by us
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
         """Switching a new file to WAL does not wait for another process that does the same."""
@@ -280,6 +274,7 @@ class SQLiteSession:
         if self._held is None:
             connection = self._driver.take()
             try:
+                self._driver.make_ready(connection)
                 _run(connection, "begin immediate")
                 self._changes = connection.total_changes
                 self._held = connection

@@ -34,12 +34,12 @@ def plain_url(url: str) -> str:
     if not plus or driver not in _DRIVERS.get(database, ()):
         return url
     parts = urlsplit(f"{database}{colon}{rest}")
-    options = []
-    for option, value in parse_qsl(parts.query, keep_blank_values=True):
-        if option == "ssl" and database == "postgresql" and value in _TLS:
-            option = "sslmode"  # as asyncpg spells it
-        if option not in _THEIRS[database]:
-            options.append((option, value))
+    options = [
+        # asyncpg spells it otherwise
+        ("sslmode" if option == "ssl" and value in _TLS else option, value)
+        for option, value in parse_qsl(parts.query, keep_blank_values=True)
+        if option not in _THEIRS[database]
+    ]
     if database == "sqlite" and parts.path in ("", "/"):
         return "sqlite:///:memory:"
     # By hand: urlunsplit would lose the slashes of sqlite:///app.db.

@@ -221,6 +221,7 @@ class Engine:
         try:
             begun: Running | Answer | None = body.read(exchange, rules.policy) if exchange.key_lines else None
             if begun is None:
+                exchange.must_be_free(rules.mode)
                 connection = rules.connection(exchange.context) if rules.connection is not None else None
                 begun = self.drive(self._begin(exchange, rules, connection))
         except BaseException:
@@ -229,7 +230,7 @@ class Engine:
         waits = not isinstance(begun, Running) or begun.to_finish  # without a key there may be nothing
         wanted = exchange.end_claim(begun if waits else None)
         if isinstance(begun, Running):
-            begun.lend(self.binding, sync=True)
+            begun.lend(self.binding, sync=True, visitors=exchange.visitors)
             exchange.anonymous += [begun.operation] if begun.anonymous else []
             if begun.to_finish and not wanted:
                 self.unwanted(begun)
@@ -245,6 +246,7 @@ class Engine:
             if exchange.key_lines:
                 begun = await body.read_async(exchange, rules.policy)
             if begun is None:
+                exchange.must_be_free(rules.mode)
                 connection = rules.connection(exchange.context) if rules.connection is not None else None
                 if inspect.isawaitable(connection):
                     connection = await connection
@@ -255,7 +257,7 @@ class Engine:
         waits = not isinstance(begun, Running) or begun.to_finish
         wanted = exchange.end_claim(begun if waits else None)
         if isinstance(begun, Running):
-            begun.lend(self.binding, sync=False)
+            begun.lend(self.binding, sync=False, visitors=exchange.visitors)
             exchange.anonymous += [begun.operation] if begun.anonymous else []
             if begun.to_finish and not wanted:
                 await self.unwanted_async(begun)

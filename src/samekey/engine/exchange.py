@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ..core.fingerprint import RequestParts
 from ..core.policy import Policy
 from ..core.record import Answer
+from ..core.states import Mode
 from ..errors import ConfigurationError
 from .body import Body
 from .boundary import Boundary, Pieces, Place
 from .marks import mark_of
 from .operation import Operation, Running
 from .way import Handled
+from .within import Guest
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -163,6 +165,8 @@ class Exchange:
     """Without a key there may be nothing to finish; these end with the request."""
     answer: Answer | None = None
     """The answer that the key decided; nothing was run."""
+    visitors: list[Guest] = field(default_factory=list)
+    """What was made for this request, maybe before its claim, and may join the operation's transaction."""
 
     def __post_init__(self) -> None:
         self._path = _full_path(self.context)  # before a mount changes it
@@ -189,6 +193,12 @@ class Exchange:
 
     def _keys_in(self, asked: Asked) -> list[bytes]:
         return [] if self.engine is None else _key_lines(asked.context, self.engine.policy.header)
+
+    def must_be_free(self, mode: Mode) -> None:
+        """Before a claim of atomic work: what has written something of its own could not join it."""
+        if mode in (Mode.ATOMIC, Mode.DEFERRED):
+            for visitor in self.visitors:
+                visitor.must_be_free()
 
     def reached_by(self, framework: Framework | None) -> None:
         """A handler of that framework is called; unless another one has claimed, it speaks its language."""

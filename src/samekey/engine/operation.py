@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ from ..stores.sql.atomic import Opened
 from .boundary import Boundary, Pieces
 from .rules import Rules
 from .steps import Steps
-from .within import Binding, Transaction, current_transaction
+from .within import Binding, Guest, Transaction, current_transaction
 
 if TYPE_CHECKING:
     from .way import Finished, Handled
@@ -240,11 +240,11 @@ class Running:
     """The judgement, once the handler has ended; there is one."""
     finishing: asyncio.Future[Finished] | None = None
 
-    def lend(self, binding: Binding | None, *, sync: bool) -> None:
+    def lend(self, binding: Binding | None, *, sync: bool, visitors: Sequence[Guest] = ()) -> None:
         """What joins the transaction by itself finds it from here on."""
         self.sync = sync
         if self.session is not None:
-            self.operation._transaction = Transaction(self.session, binding, sync=sync)
+            self.operation._transaction = Transaction(self.session, binding, sync=sync, visitors=visitors)
 
     def settle(self) -> None:
         """The handler has returned. What joined its transaction sends what it still holds back: an error of

@@ -1,4 +1,4 @@
-"""The transaction that a user's function runs in, for what joins it by itself: a session of SQLAlchemy's, say.
+"""The transaction that a user's function runs in, for what joins it by itself: SQLAlchemy's sessions, say.
 
 A connection is handed to those who ask for it. A guest is told nothing: it looks for the transaction when it
 is first used, and at the end of the function it is asked to send what it still holds back.
@@ -6,7 +6,7 @@ is first used, and at the end of the function it is asked to send what it still 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -15,7 +15,10 @@ from ..errors import HandlerError
 
 
 class Guest(Protocol):
-    """What has joined a transaction, and may hold something back."""
+    """What has joined a transaction, or may join it, and may hold something back."""
+
+    def must_be_free(self) -> None:
+        """Right before a claim: raises where it could not join an operation's transaction any more."""
 
     def settle(self) -> None:
         """Sends what was held back; raises where it cannot stand for what it was given."""
@@ -44,11 +47,16 @@ class Binding(Protocol):
 class Transaction:
     """One transaction of samekey's, while a function of the user's runs in it."""
 
-    def __init__(self, session: Any, binding: Binding | None, *, sync: bool) -> None:
+    def __init__(
+        self, session: Any, binding: Binding | None, *, sync: bool, visitors: Sequence[Guest] = ()
+    ) -> None:
+        self._visitors = visitors
         self.session = session
         """The driver's."""
         self.binding = binding
         self.sync = sync
+        self.settled = False
+        """The function has returned: from here on its guests may read, until the end, and no more."""
         self.over = False
         self.broken: HandlerError | None = None
         """Why it must not be committed, whatever the function says."""
@@ -66,15 +74,17 @@ class Transaction:
 
     def settle(self) -> None:
         """The function has returned: what its guests hold back is sent now."""
-        for guest in self.guests:
+        for guest in (*self._visitors, *self.guests):
             guest.settle()
+        self.settled = True
         if self.broken is not None:
             raise self.broken
 
     async def settle_async(self) -> None:
         """``settle`` for async code."""
-        for guest in self.guests:
+        for guest in (*self._visitors, *self.guests):
             await guest.settle_async()
+        self.settled = True
         if self.broken is not None:
             raise self.broken
 

@@ -125,7 +125,7 @@ class EngineBinding:
                 raise ConfigurationError(
                     "This engine is in AUTOCOMMIT: what its sessions write stands at once, so nothing could "
                     "commit together with an answer. Give Idempotency an engine without it, and keep this "
-                    "one for what needs it (engine.execution_options(isolation_level=\"AUTOCOMMIT\"))."
+                    'one for what needs it (engine.execution_options(isolation_level="AUTOCOMMIT")).'
                 )
             if said and said not in _LEVELS[self.database]:
                 raise ConfigurationError(
@@ -152,7 +152,7 @@ class EngineBinding:
                 f"This engine has connect_args that its URL does not say: {', '.join(unseen)}. samekey "
                 "connects by the URL and would not have them. Put them into the URL's query "
                 "(?sslmode=verify-full&sslrootcert=… on PostgreSQL, ?ssl_ca=… on MySQL), or let a "
-                "listener on the engine's \"connect\" event set them."
+                'listener on the engine\'s "connect" event set them.'
             )
 
     # What samekey's own connections are made to be
@@ -202,8 +202,8 @@ class EngineBinding:
         is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         if is_async and not self.is_async:
             raise ConfigurationError(
-                f"{_name(function)} is async, and Idempotency was given an Engine, whose sessions would block "
-                "the event loop. Declare it with def, or give Idempotency an AsyncEngine "
+                f"{_name(function)} is async, and Idempotency was given an Engine, whose sessions would "
+                "block the event loop. Declare it with def, or give Idempotency an AsyncEngine "
                 "(create_async_engine)."
             )
         if self.is_async and not is_async:

@@ -19,18 +19,18 @@ from ..errors import CommitRefused, ConfigurationError, FailedTransaction, Opera
 from .lent import command, lent_connection
 
 OVER: Final = (
-    "This session was in an operation that is over, so nothing was sent: it would stand outside of it. Do the "
-    "work before the handler returns, or do it with a session of its own. (After session.close() it is an "
-    "ordinary one again.)"
+    "This session was in an operation that is over, so nothing was sent: it would stand outside of it. Do "
+    "the work before the handler returns, or do it with a session of its own. (After session.close() it is "
+    "an ordinary one again.)"
 )
 UNDOES_ANOTHER: Final = (
-    "This session was rolled back after another session of the same operation had written: its savepoint lies "
-    "around that one's work, which would be undone with it. So everything is rolled back. Use one session in "
-    "an operation, or end one before the next begins."
+    "This session was rolled back after another session of the same operation had written: its savepoint "
+    "lies around that one's work, which would be undone with it. So everything is rolled back. Use one "
+    "session in an operation, or end one before the next begins."
 )
 _ISOLATION: Final = (
-    "The isolation level of an operation's transaction is samekey's to say, and it has begun. Use a session of "
-    "your own, outside of the operation, for what needs another."
+    "The isolation level of an operation's transaction is samekey's to say, and it has begun. Use a session "
+    "of your own, outside of the operation, for what needs another."
 )
 _TWO_PHASES: Final = (
     "samekey commits this transaction together with the answer; it cannot be prepared for a second phase. "
@@ -128,8 +128,10 @@ class Part:
     def over(self) -> bool:
         return self.transaction.over
 
-    def check(self) -> None:
-        if self.over:
+    def check(self, *, reads: bool = False) -> None:
+        """Until the function has returned it may do anything; then it may read, until the operation ends: an
+        answer that is made of objects may have to load some more of them."""
+        if self.over or (self.transaction.settled and not reads):
             raise OperationOver(OVER)
         if self.transaction.broken is not None:
             raise self.transaction.broken
@@ -137,7 +139,7 @@ class Part:
     # As a DBAPI connection
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
-        self.check()
+        self.check(reads=True)  # what a statement does was looked at before
         self._begin()
         return self._shared.lent.cursor(*args, **kwargs)
 
@@ -173,7 +175,7 @@ class Part:
 
     def _begin(self) -> None:
         with self._shared.lock:
-            if self._savepoint is None:
+            if self._savepoint is None and not self.transaction.settled:
                 self._savepoint = made = self._shared.note(self, self._shared.name())
                 try:
                     self._shared.command(f"savepoint {made.name}")
@@ -222,7 +224,8 @@ class OperationConnection(Connection):
         super().__init__(engine, connection=_Proxied(part), _allow_revalidate=False)
 
     def _begin_impl(self, transaction: RootTransaction) -> None:
-        """Nothing begins but a savepoint, with the first statement; listeners that send BEGIN are not told."""
+        """Nothing begins but a savepoint, with the first statement. Listeners that send BEGIN
+        are not told."""
 
     def _commit_impl(self) -> None:
         self._part.commit()

@@ -1,8 +1,8 @@
 """The connection that a transaction of samekey's lends, as SQLAlchemy's dialects want it.
 
 In sync code it is the driver's own. For async code SQLAlchemy's dialects want a connection that is used as a
-sync one and waits in a greenlet: on PostgreSQL that is SQLAlchemy's adapter of asyncpg, on SQLite and MySQL it
-is made here, since samekey runs their sync drivers in threads.
+sync one and waits in a greenlet: on PostgreSQL that is SQLAlchemy's adapter of asyncpg, on SQLite and MySQL
+it is made here, since samekey runs their sync drivers in threads.
 """
 
 from __future__ import annotations

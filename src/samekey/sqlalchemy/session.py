@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from sqlalchemy import event, orm
+from sqlalchemy import orm
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 from sqlalchemy.sql.expression import SelectBase, TextClause
 from sqlalchemy.util import greenlet_spawn
 
+from ..engine.exchange import Exchange, current_exchange
 from ..engine.within import Binding, Transaction, current_transaction
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
 from .engines import EngineBinding
@@ -23,21 +24,26 @@ from .joined import OVER, Part, Shared
 _SELECT: Final = re.compile(r"\s*select\b", re.IGNORECASE)
 
 _WROTE_BEFORE: Final = (
-    "This session has written, or may have, before the operation began (in a dependency or a middleware), and "
-    "has not committed that: it would stand or fall without the operation. Nothing was sent. Commit it before "
-    "the handler is called, write it in the handler, or do it with a session of its own."
+    "This session has written, or may have, before the operation began (in a dependency or a middleware), "
+    "and has not committed that: it would stand or fall without the operation. Nothing was sent. Commit it "
+    "before the handler is called, write it in the handler, or do it with a session of its own."
 )
 _OTHER_ENGINE: Final = (
     "This session is bound to another engine than the one that Idempotency(engine) was given, so what it "
-    "writes could not commit with the operation. Bind its sessionmaker to that engine. For a database that is "
-    "no part of the operation, use SQLAlchemy's own Session class."
+    "writes could not commit with the operation. Bind its sessionmaker to that engine. For a database that "
+    "is no part of the operation, use SQLAlchemy's own Session class."
 )
 _NO_ENGINE: Final = (
-    "This session is used in a {mode} transaction of an Idempotency that was given a URL, and cannot join it. "
+    "This session is used in a transaction of an Idempotency that was given a URL, and cannot join it. "
     "Give it the engine in the place of the URL: Idempotency(engine)."
 )
 _OTHER_OPERATION: Final = (
     "This session is in one operation that goes on, and was used in another one. Use a session for each."
+)
+_GOES_ON: Final = (
+    "This session was closed in an operation that has not ended, and is used outside of its handler: in a "
+    "thread without the handler's context, or in what a framework does after a handler. Nothing was sent: it "
+    "would stand outside of the operation. Use it in the handler, or use another session."
 )
 _FAILED: Final = (
     "A statement of a session failed, the session was not rolled back, and the handler went on, so nothing "
@@ -50,16 +56,25 @@ class Joins:
     """What makes a session class join: ``class Mine(Joins, Theirs)``, in front of any of SQLAlchemy's."""
 
     _samekey_part: Part | None = None
-    _samekey_wrote = False
-    """Outside of an operation: whether it may have written in the transaction that is open."""
+    _samekey_left: Transaction | None = None
+    """The operation's transaction that it was closed in."""
+    _samekey_wrote: Any = None
+    """Outside of an operation: the transaction of its own in which it may have written."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._samekey_visit()
 
     def get_bind(self, mapper: Any = None, *, clause: Any = None, bind: Any = None, **kwargs: Any) -> Any:
         """Where a statement goes: every way to a connection passes here."""
-        part = self._samekey_join()
-        found = super().get_bind(mapper, clause=clause, bind=bind, **kwargs)  # type: ignore[misc]
         reads = _reads(clause)
+        part = self._samekey_join(reads=reads)
+        found = super().get_bind(mapper, clause=clause, bind=bind, **kwargs)  # type: ignore[misc]
         if part is None:
-            self._samekey_wrote = self._samekey_wrote or not reads
+            self._samekey_visit()
+            if not reads and (self.autobegin or self._transaction is not None):  # type: ignore[attr-defined]
+                self._autobegin_t()  # type: ignore[attr-defined]
+                self._samekey_wrote = self.get_transaction()  # type: ignore[attr-defined]
             return found
         if found is part.connection:
             return found
@@ -69,6 +84,18 @@ class Joins:
             raise ConfigurationError(_OTHER_ENGINE)
         part.wrote = part.wrote or not reads
         return part.connection
+
+    def add(self, instance: Any, *args: Any, **kwargs: Any) -> None:
+        self._samekey_note()
+        super().add(instance, *args, **kwargs)  # type: ignore[misc]
+
+    def delete(self, instance: Any) -> None:
+        self._samekey_note()
+        super().delete(instance)  # type: ignore[misc]
+
+    def merge(self, *args: Any, **kwargs: Any) -> Any:
+        self._samekey_note()
+        return super().merge(*args, **kwargs)  # type: ignore[misc]
 
     def flush(self, objects: Any = None) -> None:
         if not self._is_clean():  # type: ignore[attr-defined]
@@ -94,19 +121,38 @@ class Joins:
 
     # Joining and leaving
 
-    def _samekey_join(self) -> Part | None:
+    def _samekey_visit(self) -> None:
+        """A session of this request: what is changed through it in the handler, and no more than changed, is
+        sent when the handler returns."""
+        request = current_exchange.get()
+        if isinstance(request, Exchange) and not any(
+            isinstance(one, _Guest) and one.session is self for one in request.visitors
+        ):
+            request.visitors.append(_Guest(self))
+
+    def _samekey_note(self) -> None:
+        """It is given something in an operation; nothing is sent yet, so nobody has to wait."""
+        transaction = current_transaction.get()
+        if transaction is not None and not any(
+            isinstance(one, _Guest) and one.session is self for one in transaction.guests
+        ):
+            transaction.guests.append(_Guest(self))
+
+    def _samekey_join(self, *, reads: bool = False) -> Part | None:
         """The part that it has in the operation that is running, if one is. Raises where it cannot have one:
         it never goes elsewhere instead."""
         part, transaction = self._samekey_part, current_transaction.get()
         if part is not None:
             if transaction is None or transaction is part.transaction:
-                part.check()
+                part.check(reads=reads)
                 return part
             if not part.over:
                 raise ConfigurationError(_OTHER_OPERATION)
             super().commit()  # type: ignore[misc] # of what is over: it sends nothing, or is refused
             self._samekey_leave()
         if transaction is None:
+            if self._samekey_left is not None and not self._samekey_left.over:
+                raise OperationOver(_GOES_ON)
             return None
         if transaction.over:
             raise OperationOver(OVER)
@@ -115,20 +161,14 @@ class Joins:
         if transaction.shared is None:
             transaction.shared = Shared(transaction, binding.engine)
         self._samekey_part = part = Part(transaction.shared)
-        transaction.guests.append(_Guest(self))
+        self._samekey_note()
         return part
 
     def _samekey_end_before(self) -> None:
         """A transaction that is open from before the operation. One that has only read ends here, and the
         objects that it has read stay."""
-        begun: Any = self._transaction  # type: ignore[attr-defined]
-        if begun is None or not any(one._connections for one in begun._iterate_self_and_parents()):
-            return
-        if self._samekey_wrote or any(
-            one.nested and one._connections for one in begun._iterate_self_and_parents()
-        ):
-            raise CommitRefused(_WROTE_BEFORE)
-        for one in begun._iterate_self_and_parents():
+        self._samekey_must_be_free()
+        for one in self._samekey_open():
             # Not by its own end: whoever has begun it in a block ends it there.
             for connection, opened, _, autoclose in set(one._connections.values()):
                 opened.close()
@@ -136,8 +176,20 @@ class Joins:
                     connection.close()
             one._connections.clear()
 
+    def _samekey_open(self) -> list[Any]:
+        """Its transactions that have a connection, the innermost first."""
+        begun: Any = self._transaction  # type: ignore[attr-defined]
+        every = [] if begun is None else list(begun._iterate_self_and_parents())
+        return [one for one in every if one._connections]
+
+    def _samekey_must_be_free(self) -> None:
+        begun = self._samekey_open()
+        if begun and (begun[-1] is self._samekey_wrote or any(one.nested for one in begun)):
+            raise CommitRefused(_WROTE_BEFORE)
+
     def _samekey_leave(self) -> None:
         part, self._samekey_part = self._samekey_part, None
+        self._samekey_left = None if part is None else part.transaction
         if part is not None and not part.over:
             part.rollback()  # what a session has not committed when it is closed is not kept
 
@@ -152,24 +204,22 @@ class AsyncSession(sqlalchemy_asyncio.AsyncSession):
     sync_session_class = Session
 
 
-@event.listens_for(orm.Session, "after_transaction_end")
-def _ended(session: Any, ended: Any) -> None:
-    if isinstance(session, Joins) and ended.parent is None:
-        session._samekey_wrote = False
-
-
 class _Guest:
-    """A session, at the end of the function that has used it."""
+    """A session, at the end of the function that may have used it."""
 
     def __init__(self, session: Any) -> None:
-        self._session = session
+        self.session = session
+
+    def must_be_free(self) -> None:
+        if self.session._samekey_part is None:
+            self.session._samekey_must_be_free()
 
     def settle(self) -> None:
-        if self._session._samekey_part is None:
-            return  # it was closed: what it had not committed is gone, as ever
-        if not self._session.is_active:
+        if self.session._samekey_part is not None and not self.session.is_active:
             raise FailedTransaction(_FAILED)
-        self._session.flush()
+        self.session.flush()  # of one that was closed there is nothing to send
+        if self.session._samekey_part is not None:
+            self.session._samekey_part.commit()  # so that nothing undoes it that only closes the session
 
     async def settle_async(self) -> None:
         await greenlet_spawn(self.settle)
@@ -178,12 +228,12 @@ class _Guest:
 def _binding_of(transaction: Transaction) -> EngineBinding:
     binding: Binding | None = transaction.binding
     if not isinstance(binding, EngineBinding):
-        raise ConfigurationError(_NO_ENGINE.format(mode="samekey"))
+        raise ConfigurationError(_NO_ENGINE)
     if transaction.sync is binding.is_async:
         said, meant = ("sync", "AsyncEngine") if transaction.sync else ("async", "Engine")
         raise ConfigurationError(
-            f"This operation runs in {said} code, and Idempotency was given an {meant}: its sessions cannot be "
-            f"used here. Declare the function with {'async def' if transaction.sync else 'def'}."
+            f"This operation runs in {said} code, and Idempotency was given an {meant}: its sessions cannot "
+            f"be used here. Declare the function with {'async def' if transaction.sync else 'def'}."
         )
     return binding
 

@@ -370,10 +370,13 @@ class Performer:
                     for function, args, kwargs in context.writes:
                         try:
                             written = function(session.connection, *args, **kwargs)
-                            transaction.settle()
                         except Exception as error:
                             raise WriteFailed(error) from error
                         _written(function, written)
+                    try:
+                        transaction.settle()
+                    except Exception as error:
+                        raise WriteFailed(error) from error
                 still = session.in_transaction()
                 run_in(session, self._outbox.close_writes(proof, in_transaction=still))
             run_in(session, context.enqueue_next(self._outbox))
@@ -414,9 +417,7 @@ def _check_result(result: Any) -> None:
         )
 
 
-async def _write(
-    context: JobContext, connection: Any, longest: timedelta, transaction: Transaction
-) -> None:
+async def _write(context: JobContext, connection: Any, longest: timedelta, transaction: Transaction) -> None:
     """An async job's own writes. One that takes too long may have met a lock, or a connection that nobody
     answers on: it is like one that failed."""
     try:
@@ -426,9 +427,12 @@ async def _write(
                     written = function(connection, *args, **kwargs)
                     if inspect.isawaitable(written):
                         await written
-                    await transaction.settle_async()
                 except Exception as error:
                     raise WriteFailed(error) from error
+            try:
+                await transaction.settle_async()
+            except Exception as error:
+                raise WriteFailed(error) from error
     except TimeoutError:
         late = TimeoutError(f"It took longer than {longest.total_seconds():g} s.")
         raise WriteFailed(late) from None
