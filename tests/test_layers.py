@@ -246,7 +246,17 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
 
 OTHER_END = {"client", "check"}
 """The other end of the wire: nobody reads these beside the engine, so each has its own words."""
-NAMED_BY_OTHERS = {"sqlalchemy", "django", "litestar", "flask", "fastapi", "httpx", "httpx2", "requests"}
+NAMED_BY_OTHERS = {
+    "sqlalchemy",
+    "sqlmodel",
+    "django",
+    "litestar",
+    "flask",
+    "fastapi",
+    "httpx",
+    "httpx2",
+    "requests",
+}
 """What stands in for a library's own class has that class's name (Client, Session)."""
 
 

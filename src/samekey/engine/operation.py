@@ -26,7 +26,7 @@ from ..stores.sql.atomic import Opened
 from .boundary import Boundary, Pieces
 from .rules import Rules
 from .steps import Steps
-from .within import Binding, Guest, Transaction, current_transaction
+from .within import Binding, Guest, SharedTransaction, current_transaction
 
 if TYPE_CHECKING:
     from .way import Finished, Handled
@@ -45,7 +45,7 @@ class Operation:
         self._claim = claim
         self._boundary = Boundary()
         self._session: Any = None
-        self._transaction: Transaction | None = None
+        self._transaction: SharedTransaction | None = None
         self.id = operation_id
         """The unguessable id of the record: reference it from your tables."""
         self.places_taken = 0
@@ -244,7 +244,9 @@ class Running:
         """What joins the transaction by itself finds it from here on."""
         self.sync = sync
         if self.session is not None:
-            self.operation._transaction = Transaction(self.session, binding, sync=sync, visitors=visitors)
+            self.operation._transaction = SharedTransaction(
+                self.session, binding, sync=sync, visitors=visitors
+            )
 
     def settle(self) -> None:
         """The handler has returned. What joined its transaction sends what it still holds back: an error of
@@ -328,7 +330,7 @@ _ENDED: Final = (
 _current: ContextVar[Operation | None] = ContextVar("samekey_operation", default=None)
 
 
-Entered = tuple[Token[Operation | None], Token[Transaction | None]]
+Entered = tuple[Token[Operation | None], Token[SharedTransaction | None]]
 
 
 def enter(operation: Operation) -> Entered:

@@ -40,11 +40,11 @@ class Binding(Protocol):
     def must_fit(self, function: Callable[..., Any]) -> None:
         """``ConfigurationError`` for a function that cannot use the library's sessions."""
 
-    def session(self, transaction: Transaction) -> Any:
+    def session(self, transaction: SharedTransaction) -> Any:
         """A session in this transaction."""
 
 
-class Transaction:
+class SharedTransaction:
     """One transaction of samekey's, while a function of the user's runs in it."""
 
     def __init__(
@@ -89,13 +89,13 @@ class Transaction:
             raise self.broken
 
 
-current_transaction: ContextVar[Transaction | None] = ContextVar("samekey_transaction", default=None)
+current_transaction: ContextVar[SharedTransaction | None] = ContextVar("samekey_transaction", default=None)
 
 
 @contextmanager
-def inside(session: Any, binding: Binding | None, *, sync: bool) -> Iterator[Transaction]:
+def inside(session: Any, binding: Binding | None, *, sync: bool) -> Iterator[SharedTransaction]:
     """Around a function that runs in a transaction of its own, which is not an operation's."""
-    transaction = Transaction(session, binding, sync=sync)
+    transaction = SharedTransaction(session, binding, sync=sync)
     token = current_transaction.set(transaction)
     try:
         yield transaction

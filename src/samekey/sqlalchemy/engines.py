@@ -20,7 +20,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import greenlet_spawn
 
 from ..drivers.url_kinds import plain_url
-from ..engine.within import Transaction
+from ..engine.within import SharedTransaction
 from ..errors import ConfigurationError, ConnectionLost, SamekeyError, StoreError
 from .lent import adapted_asyncpg
 
@@ -213,7 +213,7 @@ class EngineBinding:
                 "Idempotency an Engine (create_engine)."
             )
 
-    def session(self, transaction: Transaction) -> Any:
+    def session(self, transaction: SharedTransaction) -> Any:
         from .session import AsyncSession, Session
 
         if isinstance(self.given, AsyncEngine):

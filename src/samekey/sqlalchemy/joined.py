@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 from sqlalchemy.engine import Connection, Engine, RootTransaction
 from sqlalchemy.pool import PoolProxiedConnection
 
-from ..engine.within import Transaction
+from ..engine.within import SharedTransaction
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
 from .lent import command, lent_connection
 
@@ -50,7 +50,7 @@ class _Savepoint:
 class Shared:
     """What the sessions of one transaction share: its connection, and the order of their savepoints."""
 
-    def __init__(self, transaction: Transaction, engine: Engine) -> None:
+    def __init__(self, transaction: SharedTransaction, engine: Engine) -> None:
         self.transaction = transaction
         self.engine = engine
         self.lock = threading.RLock()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from sqlalchemy.engine import Engine
 from sqlalchemy.util import await_only
 
-from ..engine.within import Transaction
+from ..engine.within import SharedTransaction
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def adapted_asyncpg(engine: Engine, connection: Any) -> Any:
     return adapter(dialect.dbapi, connection)
 
 
-def lent_connection(transaction: Transaction, engine: Engine) -> Any:
+def lent_connection(transaction: SharedTransaction, engine: Engine) -> Any:
     """What a session speaks through. It neither begins nor ends anything by itself."""
     connection = transaction.session.connection
     if transaction.sync:
@@ -39,7 +39,7 @@ def lent_connection(transaction: Transaction, engine: Engine) -> Any:
     return ThreadedConnection(connection, engine)
 
 
-def command(transaction: Transaction, lent: Any, sql: str) -> None:
+def command(transaction: SharedTransaction, lent: Any, sql: str) -> None:
     """A statement that gives nothing."""
     if not transaction.sync and not isinstance(lent, ThreadedConnection):
         await_only(lent.driver_connection.execute(sql))  # one round trip; a cursor would prepare it first

@@ -16,7 +16,7 @@ from sqlalchemy.sql.expression import SelectBase, TextClause
 from sqlalchemy.util import greenlet_spawn
 
 from ..engine.exchange import Exchange, current_exchange
-from ..engine.within import Binding, Transaction, current_transaction
+from ..engine.within import Binding, SharedTransaction, current_transaction
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
 from .engines import EngineBinding
 from .joined import OVER, Part, Shared
@@ -56,7 +56,7 @@ class Joins:
     """What makes a session class join: ``class Mine(Joins, Theirs)``, in front of any of SQLAlchemy's."""
 
     _samekey_part: Part | None = None
-    _samekey_left: Transaction | None = None
+    _samekey_left: SharedTransaction | None = None
     """The operation's transaction that it was closed in."""
     _samekey_wrote: Any = None
     """Outside of an operation: the transaction of its own in which it may have written."""
@@ -225,7 +225,7 @@ class _Guest:
         await greenlet_spawn(self.settle)
 
 
-def _binding_of(transaction: Transaction) -> EngineBinding:
+def _binding_of(transaction: SharedTransaction) -> EngineBinding:
     binding: Binding | None = transaction.binding
     if not isinstance(binding, EngineBinding):
         raise ConfigurationError(_NO_ENGINE)

@@ -30,7 +30,7 @@ from ..engine.belated import Belated
 from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import Keeper
-from ..engine.within import Transaction, inside
+from ..engine.within import SharedTransaction, inside
 from ..errors import EscapedTransaction, FailedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
@@ -417,7 +417,9 @@ def _check_result(result: Any) -> None:
         )
 
 
-async def _write(context: JobContext, connection: Any, longest: timedelta, transaction: Transaction) -> None:
+async def _write(
+    context: JobContext, connection: Any, longest: timedelta, transaction: SharedTransaction
+) -> None:
     """An async job's own writes. One that takes too long may have met a lock, or a connection that nobody
     answers on: it is like one that failed."""
     try:
