@@ -233,13 +233,14 @@ class NotExecuted(HandlerError):
     """
 
     status = 503
-    _said_by: str | None = None
+    _said_by: tuple[str, int] = ("", 0)
 
-    def is_word_of(self, operation: str) -> bool:
-        """Whether this operation is the first to hear it."""
-        if self._said_by is None:
-            self._said_by = operation
-        return self._said_by == operation
+    def is_word_of(self, operation: str, began: int, now: int) -> bool:
+        """Whether this operation is the first to hear it, since it began: one object may be raised again and
+        again."""
+        if self._said_by[1] <= began:
+            self._said_by = (operation, now)
+        return self._said_by[0] == operation
 
 
 class OutcomeUnknown(HandlerError):

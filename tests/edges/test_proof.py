@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from samekey import ConfigurationError, NotExecuted, Outcome, current_operation
+from samekey import ConfigurationError, NotExecuted, Outcome, OutcomeUnknown, current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.apps import tenant_of
@@ -453,6 +453,30 @@ def test_an_id_that_was_taken_back_says_nothing(shop: Shop) -> None:
     assert [one.status for one in got] == [503, 503] and shop.charges == 2
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["", "inside of another"])
+def test_one_not_executed_for_every_run(shop: Shop, inside: bool) -> None:
+    """A constant that is raised again and again is each run's own word, and no other's."""
+    tenant = shop.world.name
+    nothing = NotExecuted("the provider is closed")
+
+    def run() -> Any:
+        raise nothing
+
+    def outer() -> Any:
+        shop.idempotency.once(tenant=tenant, key="inner", run=run, mode="leased")
+
+    for key in ("a", "b", "a"):
+        with pytest.raises(NotExecuted):
+            shop.idempotency.once(tenant=tenant, key=key, run=run, mode="leased")
+    if inside:
+        with pytest.raises(NotExecuted):
+            shop.idempotency.once(tenant=tenant, key="c", run=outer, mode="leased")
+        with pytest.raises(OutcomeUnknown):  # of the inner one it says all, and of the outer one nothing
+            shop.idempotency.once(tenant=tenant, key="c", run=outer, mode="leased")
+    for key in ("a", "b", "inner"):
+        assert shop.idempotency.once(tenant=tenant, key=key, run=lambda: 1, mode="leased") == 1
+
+
 def test_not_executed_of_one_call_says_nothing_about_another(shop: Shop) -> None:
     """The charge was sent; what was not executed is the mail."""
 
@@ -651,6 +675,29 @@ def test_a_success_that_is_made_of_a_failure_frees_nothing(shop: Shop, raised: E
     got = shop.send(shop.guard(app), times=3)
     assert shop.charges == 1 and shop.states() == ["unknown"]
     assert [one.code for one in got] == ["outcome_unknown"] * 3
+
+
+@pytest.mark.parametrize(
+    ("page", "charges"), [(402, 1), (409, 1), (422, 1), (502, 1), (504, 1), (404, 3), (503, 3)]
+)
+def test_a_page_that_is_made_of_a_refusal_says_what_became_of_it(shop: Shop, page: int, charges: int) -> None:
+    """What was refused for good on another way is the answer; a translation that says "again" frees."""
+
+    @shop.idempotency.leased
+    async def pay(request: Request) -> Response:
+        raise HTTPException(429)
+
+    async def fall_back(request: Request, error: Exception) -> Response:
+        shop.charge()
+        return JSONResponse({"by": "B"}, page)
+
+    routes = [Route("/pay", pay, methods=["POST"])]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: fall_back})
+    got = shop.send(shop.guard(app), times=3)
+    assert shop.charges == charges
+    unknown = page in (502, 504)
+    assert {one.status for one in got} == {409 if unknown else page}
+    assert [one.code for one in got] == ["outcome_unknown" if unknown else None] * 3
 
 
 def test_a_success_that_flask_makes_of_a_failure_frees_nothing(shop: Shop) -> None:

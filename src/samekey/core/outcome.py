@@ -87,9 +87,14 @@ class Ending:
         return self.error is None and not self.own and (self.status is None or self.status >= 500)
 
     @property
+    def shown(self) -> int | None:
+        """The status of a page that the application has made in the place of what was raised."""
+        return None if self.status == self.refusal else self.status
+
+    @property
     def shows_success(self) -> bool:
-        """The application has made a success page, by a redirect too; not where that was what was raised."""
-        return self.status is not None and 200 <= self.status < 400 and self.status != self.refusal
+        """By a redirect too."""
+        return self.shown is not None and 200 <= self.shown < 400
 
 
 def judge(
@@ -108,9 +113,8 @@ def judge(
             return Outcome(chosen)
     if ending.error is not None:
         outcome = _raised(ending, ending.error, remember, on_error)
-        # Somebody has made a success of it: perhaps by another way to the same effect.
         frees = outcome in (Outcome.RELEASE, Outcome.FAIL)
-        return Outcome.UNKNOWN if frees and ending.shows_success else outcome
+        return _shown_instead(ending, outcome, remember) if frees else outcome
     status = ending.status
     if status is None:
         return Outcome.UNKNOWN
@@ -122,6 +126,20 @@ def judge(
         return Outcome.UNKNOWN
     # Not the handler's own status: it may be kept, but it proves nothing that could free the key.
     return Outcome.REMEMBER
+
+
+def _shown_instead(ending: Ending, outcome: Outcome, remember: Remember) -> Outcome:
+    """A run that frees the key, and a page that somebody has made of it: perhaps by another way to the same
+    effect. What shows a success of that, or that it is not known, outweighs what was raised; what it refused
+    for good is the answer. ``NotExecuted`` is whatever page a user likes for it, if it is no success."""
+    if ending.shows_success:
+        return Outcome.UNKNOWN
+    if ending.shown is None or ending.refusal is None:
+        return outcome
+    by_page = of_status(ending.shown, remember)
+    # A refusal is hidden behind a 404 without anything being done.
+    counts = by_page is Outcome.UNKNOWN or (by_page is Outcome.REMEMBER and ending.shown != 404)
+    return by_page if counts else outcome
 
 
 _TRY_AGAIN: Final = frozenset({408, 425, 429})

@@ -56,6 +56,7 @@ from ..stores.sql.phases import Disputed, Overtaken, Work
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
 from .flow import Commit, Flow, Open, Rollback, ask, ask_in
 from .input import Captured
+from .operation import MOMENTS
 from .said import FoundWord
 from .steps import Steps
 from .way import Finished, Handled, keep, unavailable, with_expiry
@@ -118,6 +119,7 @@ class PhasedRun:
         """A result could not be stored yet and is tried again in the background: the lease must stay ours."""
         self._provider_id: str | None = None
         self._meant_at = 0.0
+        self._began = next(MOMENTS)
 
     @contextmanager
     def step(self, name: str, kind: PhaseKind) -> Iterator[tuple[int, Phase | None]]:
@@ -434,7 +436,9 @@ class PhasedRun:
     def _is_foreign(self, error: BaseException) -> bool:
         """Whether ``NotExecuted`` is the word of a call inside (``once()``), which does not speak for this
         operation."""
-        return isinstance(error, NotExecuted) and not error.is_word_of(self.operation_id)
+        return isinstance(error, NotExecuted) and not error.is_word_of(
+            self.operation_id, self._began, next(MOMENTS)
+        )
 
     def _must_not_be_swallowed(self, error: BaseException) -> bool:
         """Whether a function that returns after this error of a phase does not know what it is saying."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import threading
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("samekey")
 
 
+MOMENTS: Final = itertools.count(1)
+"""What comes later in this process has a higher number."""
+
+
 class Operation:
     """A guarded operation while its handler runs. Get it with ``current_operation()``."""
 
@@ -56,6 +61,7 @@ class Operation:
         """The provider's ids that were noted and not taken back, each after its step, in their order."""
         self._sent: dict[str, SentStep] = {}
         self._ended = False
+        self.began = next(MOMENTS)
         self.known = False
         """Whether the handler has it in its hands, and may have told others its id."""
 
@@ -306,7 +312,7 @@ class Running:
         """Whether it is about something else than all that this operation does: of several steps, it may be
         about one."""
         several = self.claim.mode is Mode.LEASED and len(self.operation.sent().steps) > 1
-        return several or not error.is_word_of(self.operation.id)
+        return several or not error.is_word_of(self.operation.id, self.operation.began, next(MOMENTS))
 
     def _acted(self, ending: Ending) -> bool:
         """Whether the provider's own id is there, of a call that nobody declared safe to repeat. Where only

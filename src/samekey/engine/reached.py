@@ -18,7 +18,7 @@ from ..core.states import Mode
 from ..errors import ConfigurationError, NotExecuted
 from .exchange import Exchange, Unguarded, exchange_of_call
 from .marks import GUARD
-from .operation import Running, _current
+from .operation import MOMENTS, Running, _current
 from .rules import Rules
 
 logger = logging.getLogger("samekey")
@@ -49,7 +49,8 @@ class Part:
                 yield gave
         except BaseException as error:
             if isinstance(error, NotExecuted):
-                error.is_word_of(f"a part of {self.running.operation.id}")
+                operation = self.running.operation
+                error.is_word_of(f"a part of {operation.id}", operation.began, next(MOMENTS))
             refusal = framework.refusal(error)
             self._note(Ending(refusal, error, refusal=refusal))
             self.running.part_failed = True
