@@ -90,6 +90,8 @@ LAYERS = {
     "edges": Layer(frozenset({"idempotency", "engine", "core", "errors", "tenants"})),
     "asgi": Layer(frozenset({"edges"})),
     "wsgi": Layer(frozenset({"edges"})),
+    # An integration: a Django app, with an edge of its own, on the alias' own connection.
+    "django": Layer(ANY, frozenset({"asgiref", "django", "rest_framework"})),
     "workers": Layer(frozenset({"engine", "core", "stores", "drivers", "response", "evidence", "errors"})),
     "ops": Layer(ANY, frozenset({"opentelemetry", "prometheus_client", "rich"})),
     # It knows nothing of samekey's own way of doing it: it looks at any server, from outside.
@@ -100,7 +102,7 @@ LAYERS = {
 }
 """By the first name below ``samekey``; ``samekey`` itself is ``__init__.py``, the public names."""
 
-MAY_IMPORT_EDGES = {"asgi", "wsgi", "edges", "cli", "ops", "testing"}
+MAY_IMPORT_EDGES = {"asgi", "wsgi", "django", "edges", "cli", "ops", "testing"}
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

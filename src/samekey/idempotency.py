@@ -16,6 +16,7 @@ from .core.policy import Policy
 from .core.record import Record
 from .core.states import Mode
 from .drivers.encrypted import Cipher
+from .drivers.url import Drivers
 from .engine.decorate import exempted, guard, phased_endpoint
 from .engine.engine import Engine
 from .engine.extending import Extension, extend
@@ -79,7 +80,7 @@ class Idempotency:
 
     def __init__(
         self,
-        url: str | DatabaseEngine,
+        url: str | Drivers | DatabaseEngine,
         *,
         policy: Policy | None = None,
         schema: str = "samekey",
@@ -92,7 +93,7 @@ class Idempotency:
         cache_in_progress: bool = False,
     ) -> None:
         binding = None
-        if not isinstance(url, str):
+        if not isinstance(url, str | Drivers):
             binding = _bound(url)
             url = binding.url
         self.engine = Engine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ..core.program import Dialect
@@ -23,6 +24,11 @@ class Drivers:
     dialect: Dialect
     sync: Driver
     aio: AsyncDriver
+    users: Any = None
+    """What ``open`` is given for a transaction in which users' own code runs, where they give no connection:
+    an integration has it on theirs. None for one of ours."""
+    url: str = ""
+    """For what needs a connection of its own (LISTEN, migrations); empty where there is no such URL."""
 
 
 def drivers_for(

@@ -31,19 +31,20 @@ def bound(
     decorated: bool,
     wrapped: bool,
     leaves: Callable[[tuple[Any, ...]], bool] = lambda args: False,
+    mark: Mark | None = None,
 ) -> Any:
     """A function to stand in the place of a route's handler: it knows its request, and an undecorated handler
     claims for itself. ``wrapped``: others stand around it. ``leaves``: whether a call is for something inside
-    it that is decorated."""
-    guarded = _below_others(handler) if decorated else at_handler(handler, wrapped=wrapped)
-    mark = mark_of(handler) if decorated else None
+    it that is decorated. ``mark``: of the guarded function that it leads to, where it bears none itself."""
+    known = mark or mark_of(handler) if decorated else None
+    guarded = _below_others(handler, known) if decorated else at_handler(handler, wrapped=wrapped)
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
-        with _within(finds(args, kwargs), mark):
+        with _within(finds(args, kwargs), known):
             return await value_of((handler if leaves(args) else guarded)(*args, **kwargs))
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
-        with _within(finds(args, kwargs), mark):
+        with _within(finds(args, kwargs), known):
             return (handler if leaves(args) else guarded)(*args, **kwargs)
 
     return put_in_place(in_form_of(handler, run_async, run_sync), handler)
@@ -65,10 +66,9 @@ def bound_stream(handler: Any, finds: Finds, *, wrapped: bool) -> Any:
     return put_in_place(call, handler)
 
 
-def _below_others(handler: Any) -> Any:
+def _below_others(handler: Any, mark: object) -> Any:
     """A handler whose guarded function stands below decorators. On a replay they have nothing to go on with:
     the function leaves them by a sign, and the answer is given in their place."""
-    mark = mark_of(handler)
     if not isinstance(mark, Mark) or getattr(handler, "__func__", handler) is mark.function:
         return handler
 

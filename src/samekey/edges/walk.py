@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from wsgiref.util import setup_testing_defaults
 
 from ..core.policy import Policy
@@ -21,10 +21,6 @@ from ..engine.marks import GUARD, own_handler
 from . import flask, starlette
 from .guards import Found, GuardHandler, Route
 from .wrapped import attribute, inside, is_flask, routes_of
-
-if TYPE_CHECKING:
-    from .asgi import AsgiMiddleware
-    from .wsgi import WsgiMiddleware
 
 READ_ONLY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 """Methods that change nothing by their definition."""
@@ -34,7 +30,8 @@ READ_ONLY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 class Guard:
     """A middleware, and what a request looks like where it stands."""
 
-    middleware: AsgiMiddleware | WsgiMiddleware
+    middleware: Any
+    """Of either edge, or of an integration; they have the same attributes."""
     root: str
     """The prefix that mounts have taken off the path by then."""
     app: Any = None
@@ -42,7 +39,8 @@ class Guard:
 
     @property
     def policy(self) -> Policy:
-        return self.middleware._policy
+        policy: Policy = self.middleware._policy
+        return policy
 
     def find(self, reached: ReachedRoute) -> Found:
         """What the middleware's own look for the route gives. Where no example of the path could be made,
@@ -99,6 +97,11 @@ class RoutePlace:
 _CHANGING: Final = ("DELETE", "PATCH", "POST", "PUT")
 
 
+OTHERS: Final[list[Callable[[Any, RoutePlace], Iterator[ReachedRoute] | None]]] = []
+"""Frameworks that have an integration of their own, which puts itself here; each gives None for an
+application that is not its own."""
+
+
 def walk(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
     """Everything that can be reached through an application, whatever it is."""
     owner = app.__self__ if isinstance(app, MethodType) else None
@@ -120,6 +123,8 @@ def walk(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
         for path, mounted in app.mounts.items():
             yield from walk(mounted, replace(place, prefix=f"{place.prefix}{path.rstrip('/')}"))
         yield from walk(app.app, place)
+    elif (found := next((one for one in (other(app, place) for other in OTHERS) if one), None)) is not None:
+        yield from found
     else:
         # A decorated application is a handler; what it wraps is called by it alone.
         inner = None if attribute(app, GUARD) is not None else inside(app)

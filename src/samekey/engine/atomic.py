@@ -387,20 +387,28 @@ class ClaimedAtomic(_Atomic):
     def begin(
         self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
     ) -> Flow[Running | Verdict]:
-        # It begins at its first use and is refused here, if at all, before anything is claimed.
-        session = yield Open(connection)
+        # The claim comes first: duplicates and replays never take a connection that a handler could use, and
+        # a transaction that holds the write lock from its beginning would keep us from claiming.
         decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record
         lease = record.lease(claim.lease_ms)
+        try:
+            session = yield from self._opened(connection)
+        except BaseException:
+            yield from given_back(self._keys, self._keeper, lease)
+            raise
         yield from self._watch(lease, session, max_run_of(rules))
         operation = Operation(claim, record.id)
         operation._session = session
-        running = Running(claim, rules, operation, lease=lease, session=operation._session)
+        running = Running(claim, rules, operation, lease=lease, session=session)
         running.expires_at = record.expires_at
         running.attempts, running.reused = record.attempts, decision.reused
         return running
+
+    def _opened(self, connection: Any) -> Flow[Any]:
+        return (yield Open(connection))
 
     def _watch(self, lease: Lease, session: Any, max_run_ms: int) -> Flow[None]:
         """Keeps the lease for the longest run. A handler that hangs must not keep the write lock, or its

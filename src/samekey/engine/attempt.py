@@ -159,7 +159,7 @@ class PhasedRun:
     # A database phase
 
     def open(self) -> Flow[Any]:
-        session = yield Open(None)
+        session = yield Open(self.ways.users)
         try:
             # A function that hangs must not keep the locks of its transaction, or its place in the pool.
             longest = max_run_ms(self.definition.rules) / 1000

@@ -40,6 +40,7 @@ from ..drivers.encrypted import Cipher
 from ..drivers.fork import anew_after_fork
 from ..drivers.run import run, run_in, run_in_async
 from ..drivers.threads import Lane, in_a_thread
+from ..drivers.url import Drivers
 from ..errors import (
     AmbiguousProviderId,
     CorruptRecord,
@@ -109,7 +110,7 @@ class Engine:
 
     def __init__(
         self,
-        url: str,
+        url: str | Drivers,
         *,
         binding: Binding | None = None,
         policy: Policy | None = None,
@@ -122,7 +123,8 @@ class Engine:
         cache: str | None = None,
         cache_in_progress: bool = False,
     ) -> None:
-        self.url = url
+        self.url = url.url if isinstance(url, Drivers) else url
+        self._migrates = not isinstance(url, Drivers)
         self.binding = binding
         self.timeout = timeout
         self.policy = policy or ietf()
@@ -185,10 +187,10 @@ class Engine:
             Mode.DEFERRED: deferred(keys, keeper),
         }
         assert isinstance(self.resolver, NotingResolver)
-        self._phases = PhasedWay(keys, keeper, self.resolver)
+        self._phases = PhasedWay(keys, keeper, self.resolver, self.drivers.users)
         self._outbox = Jobs(keys)
         self._limits = Limits(keys)
-        if self.drivers.dialect == "sqlite":
+        if self.drivers.dialect == "sqlite" and self._migrates:
             self.migrate()
 
     @property
@@ -222,7 +224,7 @@ class Engine:
             begun: Running | Answer | None = body.read(exchange, rules.policy) if exchange.key_lines else None
             if begun is None:
                 exchange.must_be_free(rules.mode)
-                connection = rules.connection(exchange.context) if rules.connection is not None else None
+                connection = self.connection_for(rules, exchange)
                 begun = self.drive(self._begin(exchange, rules, connection))
         except BaseException:
             exchange.end_claim(None)
@@ -247,7 +249,7 @@ class Engine:
                 begun = await body.read_async(exchange, rules.policy)
             if begun is None:
                 exchange.must_be_free(rules.mode)
-                connection = rules.connection(exchange.context) if rules.connection is not None else None
+                connection = self.connection_for(rules, exchange)
                 if inspect.isawaitable(connection):
                     connection = await connection
                 begun = await self._hold(self._begin(exchange, rules, connection), connection)
@@ -264,6 +266,10 @@ class Engine:
             if rules.mode is Mode.DEFERRED:
                 begun.operation._enqueue = functools.partial(self._enqueue_async, begun)
         return begun
+
+    def connection_for(self, rules: Rules, exchange: Exchange) -> Any:
+        """What the handler's transaction runs on, by its own word; None for a connection of ours."""
+        return self.drivers.users if rules.connection is None else rules.connection(exchange.context)
 
     def unwanted(self, begun: Running) -> NoReturn:
         """Gives back what was claimed for a request that has been answered meanwhile; the handler must not
@@ -744,7 +750,7 @@ class Engine:
 
         Safe to run twice, and in several processes at once. SQLite's are made without it.
         """
-        if self.drivers.dialect in ("postgres", "mysql"):
+        if self.drivers.dialect in ("postgres", "mysql") and self._migrates:
             migrate_patiently(self.url, self.queries)
         else:
             run(self.drivers.sync, self.store.migrate)

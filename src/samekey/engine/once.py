@@ -93,7 +93,7 @@ class Once:
     def run(self, function: Callable[[], Any], of: Any = None) -> Any:
         """Sync. ``of``: the function that it calls and does nothing else, if there is one."""
         engine, rules = self._engine, self.rules
-        connection = None if rules.connection is None else rules.connection(self.exchange.context)
+        connection = engine.connection_for(rules, self.exchange)
         begun = entered = None
         try:
             try:
@@ -130,7 +130,7 @@ class Once:
     async def run_async(self, function: Callable[[], Any]) -> Any:
         """Async; the function may be either."""
         engine, rules = self._engine, self.rules
-        connection = None if rules.connection is None else rules.connection(self.exchange.context)
+        connection = engine.connection_for(rules, self.exchange)
         if inspect.isawaitable(connection):
             connection = await connection
         begun = await engine.claim_key_async(self.exchange, rules, self.tenant, self.key, connection)

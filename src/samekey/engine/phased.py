@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from ..core.problem import Refusal, refuse, uncertain_answer
 from ..core.program import Program
@@ -42,7 +43,9 @@ logger = logging.getLogger("samekey")
 class PhasedWay:
     """Begins attempts at phased operations, for a request or for the completer."""
 
-    def __init__(self, keys: SqlKeys, keeper: Keeper, resolver: NotingResolver) -> None:
+    def __init__(self, keys: SqlKeys, keeper: Keeper, resolver: NotingResolver, users: Any = None) -> None:
+        self.users = users
+        """What the transactions of phases run on; None for a connection of ours."""
         self.keys = keys
         self.keeper = keeper
         self.phases = Phases(keys)

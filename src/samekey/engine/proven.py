@@ -17,8 +17,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..core.claim import Claim
-from ..core.decide import Execute, Verdict
 from ..core.problem import Refusal, refuse, uncertain_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
@@ -37,10 +35,8 @@ from .atomic import SETTLE_PAUSES, ClaimedAtomic
 from .deferred import ClaimedDeferred
 from .flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
 from .keeper import Keeper
-from .leased import max_run_of
-from .operation import Operation, Running
-from .rules import Rules
-from .way import Admit, Finished, Handled, claimed, given_back, keep, unavailable
+from .operation import Running
+from .way import Finished, Handled, keep, unavailable
 
 logger = logging.getLogger("samekey")
 
@@ -55,28 +51,6 @@ class ProvenAtomic(ClaimedAtomic):
     def __init__(self, keys: SqlKeys, keeper: Keeper) -> None:
         super().__init__(keys, keeper)
         self._queries = keys.queries
-
-    def begin(
-        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
-    ) -> Flow[Running | Verdict]:
-        # The claim comes first: duplicates and replays never take a connection that a handler could use.
-        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
-        if not isinstance(decision, Execute):
-            return decision
-        record = decision.record
-        lease = record.lease(claim.lease_ms)
-        try:
-            session = yield from self._opened(connection)
-        except BaseException:
-            yield from given_back(self._keys, self._keeper, lease)
-            raise
-        yield from self._watch(lease, session, max_run_of(rules))
-        operation = Operation(claim, record.id)
-        operation._session = session
-        running = Running(claim, rules, operation, lease=lease, session=session)
-        running.expires_at = record.expires_at
-        running.attempts, running.reused = record.attempts, decision.reused
-        return running
 
     def _opened(self, connection: Any) -> Flow[Any]:
         session = yield Open(connection)

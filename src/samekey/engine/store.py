@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.policy import Policy
 from ..core.program import Program
@@ -87,7 +87,7 @@ _ADVICE = "SQLite, PostgreSQL and MySQL/MariaDB are transactional stores."
 
 
 def open_store(
-    url: str,
+    url: str | Drivers,
     *,
     schema: str = "samekey",
     pool_size: int = 10,
@@ -98,17 +98,20 @@ def open_store(
     cache_in_progress: bool = False,
     ready: Ready | None = None,
 ) -> Store:
-    """The store that a URL names. Nothing is connected yet."""
-    drivers = drivers_for(
-        url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements, ready=ready
-    )
-    drivers = _batched(drivers, schema, timeout)
+    """The store that a URL names, or that an integration has drivers for. Nothing is connected yet."""
+    if isinstance(url, Drivers):
+        drivers = url
+    else:
+        drivers = drivers_for(
+            url, pool_size=pool_size, timeout=timeout, prepared_statements=prepared_statements, ready=ready
+        )
+        drivers = _batched(drivers, schema, timeout)
     drivers = cached(drivers, schema, cache, in_progress=cache_in_progress)
     if encryption is not None:
-        drivers = Drivers(
-            drivers.dialect,
-            EncryptedDriver(drivers.sync, encryption),
-            AsyncEncryptedDriver(drivers.aio, encryption),
+        drivers = replace(
+            drivers,
+            sync=EncryptedDriver(drivers.sync, encryption),
+            aio=AsyncEncryptedDriver(drivers.aio, encryption),
         )
     return store_on(drivers, schema)
 
@@ -140,7 +143,7 @@ def _batched(drivers: Drivers, schema: str, timeout: float) -> Drivers:
         return drivers
     queries = queries_for(drivers.dialect, schema)
     together = {name: queries[f"{name}_many"] for name in ("find", "reserve")}
-    return Drivers(drivers.dialect, drivers.sync, AsyncBatchedDriver(drivers.aio, together, timeout=timeout))
+    return replace(drivers, aio=AsyncBatchedDriver(drivers.aio, together, timeout=timeout))
 
 
 def store_on(drivers: Drivers, schema: str = "samekey") -> Store:

@@ -333,7 +333,7 @@ class Performer:
     ) -> None:
         """The provider's id, the job's own writes, the jobs after it, its end and the final answer: one
         transaction."""
-        session = await self._driver.open()
+        session = await self._driver.open(self._engine.drivers.users if context.writes else None)
         try:
             if late:
                 await run_in_async(session, self._outbox.regain(job))
@@ -357,7 +357,7 @@ class Performer:
         self, job: Job, context: JobContext, answer: Answer | None, late: bool, longest: float
     ) -> None:
         """The same for a sync job, whose writes want a sync connection: they keep it for so long at most."""
-        session = self._engine.drivers.sync.open()
+        session = self._engine.drivers.sync.open(self._engine.drivers.users if context.writes else None)
         try:
             cast(Lending, session).expire_after(
                 longest, lambda: logger.error("The writes of a job took too long")

@@ -342,11 +342,12 @@ class WorkerService:
         return Loop("outbox", once, woken=woken, start=lambda: listener.start(woken), stop=stop)
 
     def _listener(self) -> Listener:
-        if self._engine.drivers.dialect != "postgres":
+        url = self._services.listen_url or self._engine.url
+        if self._engine.drivers.dialect != "postgres" or not url:
             return Polling()
         from ..drivers.listen import PostgresListener  # needs asyncpg, which SQLite does not
 
-        return PostgresListener(self._services.listen_url or self._engine.url)
+        return PostgresListener(url)
 
     def _watched(self, name: str, slots: Slots, once: Once) -> Once:
         """A look of what runs users' functions in places."""

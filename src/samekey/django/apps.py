@@ -1,0 +1,29 @@
+"""The app: what ``INSTALLED_APPS`` gets."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core.signals import request_finished
+
+
+class SamekeyConfig(AppConfig):  # type: ignore[misc]
+    """``INSTALLED_APPS = [..., "samekey.django"]``"""
+
+    name = "samekey.django"
+    label = "samekey"
+    verbose_name = "Idempotency keys"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        request_finished.connect(_leave_the_test_database, dispatch_uid="samekey")
+
+
+def _leave_the_test_database(**_: object) -> None:
+    """A test database cannot be dropped while somebody is connected to it."""
+    from . import conf
+    from .driver import DjangoDriver, in_tests
+
+    for idempotency in conf.made if in_tests() else ():
+        driver = idempotency.engine.drivers.sync
+        if isinstance(driver, DjangoDriver):
+            driver.close()

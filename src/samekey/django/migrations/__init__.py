@@ -1,0 +1,1 @@
+"""Migrations of the app, in Django's own way."""

@@ -1,0 +1,239 @@
+"""Every view behind a URLconf: which function guards a method of it, and how a stand-in is put in its place.
+
+A view that is a function is stood for in its URL pattern; one that is a class, method by method, so that
+whatever its class does first (authentication, permissions, throttling) comes before the claim.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from ..core.states import Mode
+from ..edges.bound import bound
+from ..edges.guards import Route
+from ..edges.walk import OTHERS, ReachedRoute, RoutePlace
+from ..engine.around import is_wrapped
+from ..engine.exchange import Exchange, current_exchange
+from ..engine.marks import Mark, mark_of, own_handler, stands_in
+from .framework import in_call
+
+_PERFORMS: Final = {
+    "create": "perform_create",
+    "update": "perform_update",
+    "partial_update": "perform_update",
+    "destroy": "perform_destroy",
+    "post": "perform_create",
+    "put": "perform_update",
+    "patch": "perform_update",
+    "delete": "perform_destroy",
+}
+"""Where REST framework's generic views do what was asked for, once it has been found valid."""
+_HARMLESS: Final = (
+    "django.views.decorators.cache",
+    "django.views.decorators.clickjacking",
+    "django.views.decorators.common",
+    "django.views.decorators.csrf",
+    "django.views.decorators.debug",
+    "django.views.decorators.http",
+    "django.views.decorators.vary",
+)
+"""Decorators of Django's that neither know who asks nor act by themselves."""
+_IN_TRANSACTION: Final = (Mode.ATOMIC, Mode.DEFERRED, Mode.PHASED)
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """What runs for one method of a view."""
+
+    function: Any
+    """As its class or its pattern has it, perhaps a stand-in."""
+    marked: Any
+    """The function whose mark counts."""
+    owner: type | None
+    name: str
+
+    @property
+    def mark(self) -> Any:
+        return mark_of(self.marked)
+
+    @property
+    def is_wrapped(self) -> bool:
+        function = own_handler(self.function) if self.owner is not None else _behind_harmless(self.function)
+        return is_wrapped(_of_api_view(function) or function)
+
+
+def handler_of(view: Any, method: str) -> Handler | None:
+    """None where a class has nothing for the method: Django answers 405."""
+    inner = own_handler(view)
+    owner = getattr(inner, "cls", None) or getattr(inner, "view_class", None)
+    if not isinstance(owner, type) or mark_of(inner) is not None:
+        return Handler(view, inner, None, "")
+    actions = getattr(inner, "actions", None)
+    name = method.lower() if not actions else actions.get(method.lower(), "")
+    function = getattr(owner, name, None) if name else None
+    if function is None:
+        return None
+    marked = _of_api_view(own_handler(function)) or function
+    performs = getattr(owner, _PERFORMS.get(name, ""), None)
+    if mark_of(marked) is None and isinstance(mark_of(performs), Mark):
+        marked = performs
+    return Handler(function, marked, owner, name)
+
+
+def methods_of(view: Any) -> set[str] | None:
+    """The methods that a view takes; None where only its code knows."""
+    inner = own_handler(view)
+    owner: Any = getattr(inner, "cls", None) or getattr(inner, "view_class", None)
+    if isinstance(owner, type):
+        actions = getattr(inner, "actions", None)
+        names = actions or [name for name in getattr(owner, "http_method_names", ()) if hasattr(owner, name)]
+        return {name.upper() for name in names}
+    while inner is not None:
+        known = _closed_over(inner, "request_method_list")  # require_POST and its like
+        if known is not None:
+            return {str(name) for name in known}
+        inner = getattr(inner, "__wrapped__", None)
+    return None
+
+
+def route_of(view: Any, method: str, template: str, pattern: URLPattern | None = None) -> Route | None:
+    """A view that Django has found for a request, or that its URLconf has."""
+    handler = handler_of(view, method)
+    if handler is None:
+        return None
+    return Route(handler.marked, template, guard_handler=partial(_guard, view, handler, pattern))
+
+
+def _guard(view: Any, handler: Handler, pattern: URLPattern | None, decorated: bool) -> bool:
+    """Puts a stand-in around what runs; False where there is no place to put it."""
+    if stands_in(handler.function):
+        return True
+    mark = handler.mark
+    stands = bound(
+        handler.function,
+        in_call,
+        decorated=isinstance(mark, Mark),
+        wrapped=handler.is_wrapped,
+        mark=mark if isinstance(mark, Mark) else None,
+    )
+    if handler.owner is not None:
+        setattr(handler.owner, handler.name, stands)
+    elif pattern is not None:
+        pattern.callback = stands
+    else:
+        return False
+    return True
+
+
+def patterns(resolver: Any, prefix: str = "/") -> Iterator[tuple[str, URLPattern]]:
+    """Every pattern of a URLconf, after its template."""
+    for entry in resolver.url_patterns:
+        template = f"{prefix}{entry.pattern}"
+        if isinstance(entry, URLResolver):
+            yield from patterns(entry, template)
+        else:
+            yield template, entry
+
+
+@dataclass(frozen=True, slots=True)
+class Urlconf:
+    """The views of a URLconf, as an application that can be walked."""
+
+    name: str | None = None
+    guards: tuple[Any, ...] = ()
+
+    def walk(self, place: RoutePlace, guarded: frozenset[str]) -> Iterator[ReachedRoute]:
+        for template, pattern in patterns(get_resolver(self.name)):
+            for method in sorted(methods_of(pattern.callback) or guarded):
+                handler = handler_of(pattern.callback, method)
+                if handler is not None:
+                    yield ReachedRoute(
+                        method,
+                        f"{place.prefix}{template}",
+                        handler.marked,
+                        (*place.guards, *self.guards),
+                        None,
+                        guard_handler=partial(_guard, pattern.callback, handler, pattern),
+                        route=pattern,
+                        wrapped=handler.is_wrapped,
+                    )
+
+
+def stand_in_transactions(urlconf: str | None, alias: str | None) -> None:
+    """Views whose transaction is samekey's are not wrapped into another one by ``ATOMIC_REQUESTS``: that
+    would commit after ours, or roll ours back."""
+    if alias is None:
+        return
+    for _, pattern in patterns(get_resolver(urlconf)):
+        known: Any = getattr(pattern.callback, "_non_atomic_requests", frozenset())
+        if not isinstance(known, _NotAtomic):
+            pattern.callback._non_atomic_requests = _NotAtomic(pattern.callback, alias, known)
+
+
+class _NotAtomic(set[str]):
+    """The aliases for which a view is not wrapped; ours where the method of this request has its own."""
+
+    def __init__(self, view: Any, alias: str, known: Any) -> None:
+        super().__init__(known)
+        self._view = view
+        self._alias = alias
+
+    def __contains__(self, alias: object) -> bool:
+        return super().__contains__(alias) or (alias == self._alias and self._is_ours())
+
+    def _is_ours(self) -> bool:
+        exchange = current_exchange.get()
+        if not isinstance(exchange, Exchange):
+            return False
+        handler = handler_of(self._view, exchange.parts.method)
+        mark = None if handler is None else handler.mark
+        return isinstance(mark, Mark) and mark.rules.mode in _IN_TRANSACTION
+
+
+def _of_api_view(function: Any) -> Any:
+    """The function that ``@api_view`` was put on; it does not say so itself."""
+    if getattr(function, "__qualname__", "") != "api_view.<locals>.decorator.<locals>.handler":
+        return None
+    return _closed_over(function, "func")
+
+
+def _behind_harmless(view: Any) -> Any:
+    view = own_handler(view)
+    while True:
+        inner = getattr(view, "__wrapped__", None)
+        if inner is None or getattr(view, "__globals__", {}).get("__name__") not in _HARMLESS:
+            return view
+        view = inner
+
+
+def _closed_over(function: Any, name: str) -> Any:
+    if not inspect.isfunction(function):
+        return None
+    found = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)).get(name)
+    return None if found is None else found.cell_contents
+
+
+def _walk(app: Any, place: RoutePlace) -> Iterator[ReachedRoute] | None:
+    """For ``edges/walk.py``: a URLconf, or the application that ``get_wsgi_application()`` gives."""
+    if isinstance(app, Urlconf):
+        return app.walk(place, _guarded_methods(app.guards))
+    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(app).__mro__)
+    if "django.core.handlers.base.BaseHandler" not in kinds:
+        return None
+    from .middleware import around
+
+    guards = tuple(around(app))
+    return Urlconf(None, guards).walk(place, _guarded_methods(guards))
+
+
+def _guarded_methods(guards: tuple[Any, ...]) -> frozenset[str]:
+    return frozenset({"POST", "PATCH"}).union(*(guard.policy.methods for guard in guards))
+
+
+OTHERS.append(_walk)

@@ -1,0 +1,35 @@
+"""Views that are classes: methods that they inherit are guarded by a line in the class.
+
+    class CreateOrder(Idempotent, CreateView):
+        idempotent = {"post": idempotency.atomic}
+
+    class Orders(Idempotent, ModelViewSet):
+        idempotent = {"perform_create": idempotency.atomic, "destroy": idempotency.leased}
+
+A method that the class writes itself takes the decorator directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from ..engine.marks import mark_of
+from ..errors import ConfigurationError
+
+
+class Idempotent:
+    """Guards the methods that ``idempotent`` names, of Django's class-based views and of REST framework's."""
+
+    idempotent: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, guard in cls.__dict__.get("idempotent", {}).items():
+            method = getattr(cls, name, None)
+            if method is None:
+                raise ConfigurationError(
+                    f"{cls.__qualname__}.idempotent names {name!r}, which it does not have."
+                )
+            if mark_of(method) is None:
+                setattr(cls, name, guard(method))

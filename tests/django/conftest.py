@@ -1,0 +1,14 @@
+"""Databases for the projects of these tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chosen import stores
+
+
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A database of each kind that Django and samekey share."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
