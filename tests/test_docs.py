@@ -535,6 +535,7 @@ RUN_HERE = {
     "testing.md",
 }
 RUN_ELSEWHERE = {
+    "check.md": "tests/check/test_reports.py",
     "coverage.md": "tests/ops/test_coverage.py",
     "deferred.md": "tests/outbox/test_docs_deferred.py",
     "ledger.md": "tests/ops/test_ledger_cli.py",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from samekey.check import Limits, Report, Target, check
+from samekey.check import Budget, Endpoint, Report, check
 from samekey.check.profiles import PROFILES
 from tests.check.base import BODY, Server, serving
 from tests.check.broken import (
@@ -17,6 +17,7 @@ from tests.check.broken import (
     NoFingerprint,
     ReplaysBeforeAuthentication,
 )
+from tests.check.right import RIGHT, ComparesTheItemOnly, OpaqueKeys
 from tests.chosen import whole
 
 ALWAYS = {IgnoresKeys, NoFingerprint, CheckThenInsert, GlobalKeys, ReplaysBeforeAuthentication}
@@ -31,14 +32,14 @@ def report_of(
     server: Server, *, strict: bool = False, count: bool = True, version: str = "HTTP/1.0"
 ) -> Report:
     with serving(server, version=version) as url:
-        target = Target(
+        endpoint = Endpoint(
             f"{url}/orders",
             json.loads(BODY),
             headers=(("Authorization", "Bearer ann"),),
             other_headers=(("Authorization", "Bearer bob"),),
             count_url=f"{url}/count" if count else None,
         )
-        return check(target, server.profile, strict=strict, limits=Limits(rate=2000))
+        return check(endpoint, server.profile, strict=strict, budget=Budget(rate=2000))
 
 
 @pytest.mark.parametrize(("rule", "server"), CASES)
@@ -59,3 +60,36 @@ def test_a_server_that_is_right_is_flagged_with_nothing(profile: str, count: boo
     assert [(finding.id, finding.detail) for finding in report.findings] == []
     assert len(report.passed) > 45
     assert ("loss.ran-again" in report.passed) is count
+
+
+@whole
+@pytest.mark.parametrize("count", [True, False], ids=["counted", "by answers"])
+@pytest.mark.parametrize("server", RIGHT, ids=lambda server: server.__name__)
+def test_a_server_that_is_right_in_its_own_way_is_flagged_with_nothing(
+    server: type[Server], count: bool
+) -> None:
+    report = report_of(server(), count=count)
+    assert [(finding.id, finding.detail) for finding in report.findings] == []
+
+
+STRICTLY = {
+    "header.spellings": OpaqueKeys,
+    "header.repeated-taken": OpaqueKeys,
+    "misuse.status": OpaqueKeys,
+    "documentation.problem": OpaqueKeys,
+    "misuse.partly": ComparesTheItemOnly,
+}
+
+
+@whole
+@pytest.mark.parametrize("server", set(STRICTLY.values()), ids=lambda server: server.__name__)
+def test_what_the_draft_leaves_open_is_a_note_and_strictly_a_finding(server: type[Server]) -> None:
+    wanted = {rule for rule, found in STRICTLY.items() if found is server}
+    report = report_of(server())
+    assert report.ok and wanted <= {note.id for note in report.notes}
+    strict = report_of(server(), strict=True)
+    assert wanted <= {finding.id for finding in strict.findings} and not strict.notes
+
+
+def test_the_base_is_right_strictly_too() -> None:
+    assert [finding.id for finding in report_of(Server(), strict=True).findings] == []

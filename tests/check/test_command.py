@@ -83,7 +83,9 @@ def test_an_endpoint_that_is_not_idempotent_at_all_is_one_finding() -> None:
         (["http://127.0.0.1:9/x", "--body", "{}", "--method", "GET IT"], "no HTTP method"),
         (["http://192.0.2.1/x", "--body", "{}"], "say --mine"),
         (["http://127.0.0.1:9/x", "--body", "{}", "--count-url", "nonsense"], "cannot be asked"),
-        ([], "Missing argument"),
+        ([], "Give the URL of the endpoint"),
+        (["http://127.0.0.1:9/x", "--body", "{}", "--format", "nonsense"], "use text, json"),
+        (["http://127.0.0.1:9/x", "--plan", "x.toml"], "A plan names its endpoints itself"),
     ],
 )
 def test_wrong_use_is_a_sentence_and_2(words: list[str], sentence: str) -> None:

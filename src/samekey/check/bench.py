@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .counting import Counter
-from .judging import Identity, Seen, seen
+from .endpoint import ABSENT, Endpoint, Headers
+from .judging import Identity, Sight, seen
 from .profiles import Profile
 from .report import Report
-from .target import ABSENT, Headers, Target
 from .variants import encoded, made_unique
-from .wire import Exchange, Request, Unreachable, send, together
+from .wire import RawExchange, RawRequest, Unreachable, send, together
 
 T = TypeVar("T")
 
@@ -39,13 +39,13 @@ class Stop(Exception):
 class Died(Exception):
     """The server could be reached before, and cannot any more."""
 
-    def __init__(self, why: str, last: Exchange | None) -> None:
+    def __init__(self, why: str, last: RawExchange | None) -> None:
         super().__init__(why)
         self.last = last
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Budget:
     """What a check may cost."""
 
     timeout: float = 30.0
@@ -59,21 +59,21 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Operation:
+class Trial:
     """A request with a key of its own, and its first answer."""
 
     key: str
     document: Any
-    request: Request
-    exchange: Exchange
+    request: RawRequest
+    exchange: RawExchange
 
 
 @dataclass(slots=True)
 class Incident:
     """A valid request with a new key that got a 5xx, and what its retries got."""
 
-    request: Request
-    exchanges: list[Exchange]
+    request: RawRequest
+    exchanges: list[RawExchange]
     effects: int | None = None
 
 
@@ -81,10 +81,10 @@ class Incident:
 class Bench:
     """One endpoint under check."""
 
-    target: Target
+    endpoint: Endpoint
     profile: Profile
     report: Report
-    limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
     quoted: bool = True
     counter: Counter | None = None
     """One that has been seen to rise; None if nobody counts."""
@@ -92,14 +92,14 @@ class Bench:
     duration: float = 0.0
     """Seconds of the slowest ordinary answer so far."""
     incidents: list[Incident] = field(default_factory=list)
-    refusals: dict[str, Exchange] = field(default_factory=dict)
+    refusals: dict[str, RawExchange] = field(default_factory=dict)
     """By what was refused: how the server says no."""
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[Trial] = field(default_factory=list)
     """Two that were carried out at the beginning."""
     compared: Any = None
     """A leaf of the body whose change is noticed."""
     _due: float = 0.0
-    _last: Exchange | None = None
+    _last: RawExchange | None = None
 
     # ------------------------------------------------------------------ requests
 
@@ -117,15 +117,15 @@ class Bench:
         headers: Headers | None = None,
         method: str | None = None,
         url: str | None = None,
-    ) -> Request:
+    ) -> RawRequest:
         """The ordinary request, with these header values as its keys and what else is different."""
-        given: list[tuple[str, str | bytes]] = list(self.target.headers if headers is None else headers)
+        given: list[tuple[str, str | bytes]] = list(self.endpoint.headers if headers is None else headers)
         if body is not None and not any(name.lower() == "content-type" for name, _ in given):
             given.append(("Content-Type", "application/json"))
         given += [("Idempotency-Key", key) for key in keys]
-        return Request(method or self.target.method, url or self.target.url, tuple(given), body)
+        return RawRequest(method or self.endpoint.method, url or self.endpoint.url, tuple(given), body)
 
-    def send(self, request: Request) -> Exchange:
+    def send(self, request: RawRequest) -> RawExchange:
         """One request, when it is due. A 429 that says how long to wait is waited for, once."""
         exchange = self._send(request)
         if exchange.status == 429 and (pause := _asked_for(exchange)) is not None:
@@ -133,11 +133,11 @@ class Bench:
             exchange = self._send(request)
         return exchange
 
-    def _send(self, request: Request) -> Exchange:
+    def _send(self, request: RawRequest) -> RawExchange:
         self.spend(1)
         for pause in (0.1, 0.5, None):
             try:
-                self._last = send(request, self.limits.timeout)
+                self._last = send(request, self.budget.timeout)
             except Unreachable as error:
                 if self._last is None or pause is None:
                     raise (Died(str(error), self._last) if self._last is not None else error) from None
@@ -146,7 +146,7 @@ class Bench:
                 return self._last
         raise AssertionError
 
-    def steady(self, request: Request) -> Exchange:
+    def steady(self, request: RawRequest) -> RawExchange:
         """A failure is only one if it comes three times in a row."""
         for _ in range(3):
             exchange = self.send(request)
@@ -156,24 +156,24 @@ class Bench:
 
     def spend(self, requests: int) -> None:
         """Waits until so many more are due; :class:`CannotGoOn` if they are too many."""
-        if self.report.requests + requests > self.limits.requests:
-            raise CannotGoOn(f"the check has used up its {self.limits.requests} requests")
+        if self.report.requests + requests > self.budget.requests:
+            raise CannotGoOn(f"the check has used up its {self.budget.requests} requests")
         self.report.requests += requests
         now = time.monotonic()
         if self._due > now:
             time.sleep(self._due - now)
-        self._due = max(now, self._due) + requests / self.limits.rate
+        self._due = max(now, self._due) + requests / self.budget.rate
 
-    def burst(self, requests: list[Request]) -> list[Exchange]:
+    def burst(self, requests: list[RawRequest]) -> list[RawExchange]:
         """All of them at the same moment."""
         self.spend(len(requests))
-        return together(requests, self.limits.timeout)
+        return together(requests, self.budget.timeout)
 
     # ------------------------------------------------------------------ operations
 
     def document(self) -> Any:
         """The body of a new operation."""
-        return ABSENT if self.target.body is ABSENT else made_unique(self.target.body, self.new_key())
+        return ABSENT if self.endpoint.body is ABSENT else made_unique(self.endpoint.body, self.new_key())
 
     def body(self, document: Any) -> bytes | None:
         return None if document is ABSENT else encoded(document)
@@ -187,7 +187,7 @@ class Bench:
         body: bytes | None = None,
         headers: Headers | None = None,
         url: str | None = None,
-    ) -> Operation:
+    ) -> Trial:
         """A new operation that succeeds; :class:`CannotGoOn` if the endpoint does not let it.
 
         A 5xx is retried with the same key, as any client would, and kept as an incident.
@@ -203,12 +203,12 @@ class Bench:
                 exchange = self._retried(request, exchange, before)
             if exchange.succeeded:
                 self.duration = max(self.duration, exchange.seconds)
-                return Operation(name, wanted, request, exchange)
+                return Trial(name, wanted, request, exchange)
             if not exchange.failed and exchange.status not in BUSY:
                 raise CannotGoOn(f"a new request was answered {exchange.status}")
         raise CannotGoOn(f"new requests were answered {exchange.status or exchange.silence}")
 
-    def _retried(self, request: Request, first: Exchange, before: int | None) -> Exchange:
+    def _retried(self, request: RawRequest, first: RawExchange, before: int | None) -> RawExchange:
         incident = Incident(request, [first])
         self.incidents.append(incident)
         for _ in range(3):
@@ -236,14 +236,14 @@ class Bench:
 
     def again(
         self,
-        operation: Operation,
+        operation: Trial,
         *,
         value: str | None = None,
         body: bytes | None = None,
         headers: Headers | None = None,
         method: str | None = None,
         url: str | None = None,
-    ) -> tuple[Exchange, Seen]:
+    ) -> tuple[RawExchange, Sight]:
         """A second request with the key of an operation, and what it led to. A failure is tried again."""
         request = self.request(
             value or self.spelled(operation.key),
@@ -260,7 +260,7 @@ class Bench:
         """Seconds in which a key that is busy must have its answer."""
         return max(3.0, 3 * self.duration + 1)
 
-    def answered(self, request: Request) -> Exchange:
+    def answered(self, request: RawRequest) -> RawExchange:
         """Retries as a client does while the key is busy or the server fails, up to the bench's patience."""
         end = time.monotonic() + self.patience
         pause = 0.05
@@ -272,6 +272,6 @@ class Bench:
             pause = min(2 * pause, 0.5)
 
 
-def _asked_for(exchange: Exchange) -> float | None:
+def _asked_for(exchange: RawExchange) -> float | None:
     text = exchange.answer.header("retry-after") if exchange.answer is not None else None
     return min(float(text), LONGEST_PAUSE) if text is not None and text.strip().isdecimal() else None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigurationError
-from .wire import Exchange
+from .wire import RawExchange
 
 NAMES = ("count", "total", "effects", "size", "length", "number", "n")
 """Members that hold a count, the most telling first."""
@@ -17,7 +17,7 @@ PATIENCE = 2.0
 STEP = 0.02
 
 
-def number_in(exchange: Exchange) -> int:
+def number_in(exchange: RawExchange) -> int:
     """The number that an answer tells; a sentence if it tells none."""
     answer = exchange.answer
     url = exchange.request.url
@@ -68,7 +68,7 @@ def _is_number(value: Any) -> bool:
 class Counter:
     """Reads the count, and knows what one operation adds to it and how late."""
 
-    def __init__(self, ask: Callable[[], Exchange]) -> None:
+    def __init__(self, ask: Callable[[], RawExchange]) -> None:
         self._ask = ask
         self.unit = 0
         """What one operation adds; 0 until it has been seen."""

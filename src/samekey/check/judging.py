@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from .variants import leaves
-from .wire import Answer, Exchange
+from .wire import RawAnswer, RawExchange
 
 MARKERS = ("idempotent-replayed", "idempotency-replayed", "x-idempotent-replayed", "x-idempotency-replayed",
            "idempotent-replay", "x-idempotent-replay")  # fmt: skip
@@ -18,7 +19,10 @@ _TELLING = ("id", "uuid", "guid", "reference", "number", "key")
 """Ends of member names that name an operation, rather than its time."""
 
 
-class Seen(StrEnum):
+_TIME = re.compile(r"(^|_)(at|on|ts|now|time|date|timestamp|created|updated|expires|processed)$")
+
+
+class Sight(StrEnum):
     """What a request with a used key led to."""
 
     REPLAYED = "replayed"
@@ -29,7 +33,7 @@ class Seen(StrEnum):
     """It succeeded, and nothing tells a replay from a run."""
 
 
-def document_of(answer: Answer | None) -> Any:
+def document_of(answer: RawAnswer | None) -> Any:
     """The JSON of an answer; None if it is none."""
     if answer is None:
         return None
@@ -39,7 +43,7 @@ def document_of(answer: Answer | None) -> Any:
         return None
 
 
-def is_marked(answer: Answer | None) -> bool:
+def is_marked(answer: RawAnswer | None) -> bool:
     """Whether the answer says of itself that it is a replay."""
     values = [answer.header(name) for name in MARKERS] if answer is not None else []
     return any(value is not None and value.strip().lower() in ("true", "1", "yes", "?1") for value in values)
@@ -58,7 +62,7 @@ class Identity:
     def __bool__(self) -> bool:
         return bool(self.members) or self.location or self.whole
 
-    def of(self, answer: Answer) -> dict[str, Any]:
+    def of(self, answer: RawAnswer) -> dict[str, Any]:
         """What names the operation in this answer."""
         found: dict[str, Any] = {}
         if self.members:
@@ -70,24 +74,26 @@ class Identity:
             found["body"] = answer.body
         return found
 
-    def same(self, first: Answer, second: Answer) -> bool | None:
+    def same(self, first: RawAnswer, second: RawAnswer) -> bool | None:
         """Whether two answers speak of one operation; None if nothing tells."""
         one, two = self.of(first), self.of(second)
         shared = one.keys() & two.keys()
         return any(one[name] == two[name] for name in shared) if shared else None
 
 
-def _values(answer: Answer) -> dict[str, Any]:
+def _values(answer: RawAnswer) -> dict[str, Any]:
     document = document_of(answer)
     return {leaf.name: leaf.value for leaf in leaves(document)} if isinstance(document, dict | list) else {}
 
 
-def identity_of(first: Answer, second: Answer, same: str | None) -> Identity:
+def identity_of(first: RawAnswer, second: RawAnswer, same: str | None) -> Identity:
     """From the answers of two operations that are known to be two."""
     if same is not None:
         return Identity(members=frozenset({same}))
     one, two = _values(first), _values(second)
-    members = {name for name in one.keys() & two.keys() if one[name] != two[name]}
+    members = {
+        name for name in one.keys() & two.keys() if one[name] != two[name] and not _is_coarse(one[name], name)
+    }
     telling = {name for name in members if _names_it(name)}
     location = first.header("location"), second.header("location")
     return Identity(
@@ -97,20 +103,27 @@ def identity_of(first: Answer, second: Answer, same: str | None) -> Identity:
     )
 
 
+def _is_coarse(value: Any, pointer: str) -> bool:
+    """A time in whole seconds: two operations may have the same."""
+    if isinstance(value, str):
+        return re.fullmatch(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?(Z|[+-]\d\d:?\d\d)?)?", value) is not None
+    return isinstance(value, int) and _TIME.search(pointer.rpartition("/")[2].lower()) is not None
+
+
 def _names_it(pointer: str) -> bool:
     return pointer.rpartition("/")[2].lower().endswith(_TELLING)
 
 
-def seen(identity: Identity, first: Exchange, second: Exchange, effects: int | None) -> Seen:
+def seen(identity: Identity, first: RawExchange, second: RawExchange, effects: int | None) -> Sight:
     """What the second request led to. ``effects`` is what the count has risen by; None if nobody counts."""
     if second.failed:
-        return Seen.FAILED
+        return Sight.FAILED
     assert second.answer is not None
     if not second.succeeded:
-        return Seen.RAN if effects else Seen.REFUSED
+        return Sight.RAN if effects else Sight.REFUSED
     if effects is not None:
-        return Seen.RAN if effects else Seen.REPLAYED
+        return Sight.RAN if effects else Sight.REPLAYED
     same = identity.same(first.answer, second.answer) if first.answer is not None else None
     if same is not None:
-        return Seen.REPLAYED if same else Seen.RAN
-    return Seen.REPLAYED if is_marked(second.answer) else Seen.UNCLEAR
+        return Sight.REPLAYED if same else Sight.RAN
+    return Sight.REPLAYED if is_marked(second.answer) else Sight.UNCLEAR

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from .wire import Exchange
+from .wire import RawExchange
 
 MASK = "•••"
 LONGEST = 2000
@@ -21,13 +21,13 @@ def is_credential(name: str) -> bool:
     return name.lower() != "idempotency-key" and _CREDENTIAL.search(name) is not None
 
 
-def shown_request(exchange: Exchange, secrets: Collection[str] = ()) -> str:
+def shown_request(exchange: RawExchange, secrets: Collection[str] = ()) -> str:
     """What was sent, without what is secret."""
     head, _, body = exchange.request.whole().partition(b"\r\n\r\n")
     return _shown(head, body, secrets)
 
 
-def shown_answer(exchange: Exchange, secrets: Collection[str] = ()) -> str:
+def shown_answer(exchange: RawExchange, secrets: Collection[str] = ()) -> str:
     """What came back, or why nothing did."""
     answer = exchange.answer
     if answer is None:

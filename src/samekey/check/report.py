@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .rules import RULES, Rule, Severity
-from .wire import Exchange
+from .wire import RawExchange
 
 
 class Verdict(StrEnum):
@@ -26,7 +26,7 @@ class Finding:
     rule: Rule
     detail: str
     """What was seen, in a sentence."""
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[RawExchange, ...] = ()
 
     @property
     def id(self) -> str:
@@ -45,6 +45,8 @@ class Report:
     """Names of headers whose values are never shown."""
     silent: frozenset[str] = frozenset()
     """Rules that the profile says nothing about."""
+    name: str = ""
+    """Of the endpoint, in a plan."""
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
@@ -63,7 +65,7 @@ class Report:
         """Whether there is a finding whose id begins with one of these."""
         return any(finding.id.startswith(prefixes) for finding in self.findings)
 
-    def find(self, rule_id: str, detail: str, exchanges: Sequence[Exchange] = ()) -> None:
+    def find(self, rule_id: str, detail: str, exchanges: Sequence[RawExchange] = ()) -> None:
         """Notes that a rule is broken; the first time counts."""
         rule = RULES[rule_id]
         if rule_id in self.silent or self._is_known(rule_id):

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from ..errors import ConfigurationError
-from .bench import Bench, CannotGoOn, Died, Limits, Stop
+from .bench import Bench, Budget, CannotGoOn, Died, Stop
+from .endpoint import Endpoint
 from .probes import (
     concurrency,
     documentation,
@@ -26,7 +27,6 @@ from .probes.baseline import baseline
 from .profiles import profile_of
 from .report import Report
 from .rules import RULES
-from .target import Target
 from .wire import is_loopback
 
 Progress = Callable[[str, int, int], None]
@@ -69,12 +69,12 @@ PROBES: tuple[tuple[str, Callable[[Bench], None]], ...] = (
 
 
 def check(
-    target: Target,
+    endpoint: Endpoint,
     profile: str = "ietf",
     *,
     strict: bool = False,
     mine: bool = False,
-    limits: Limits | None = None,
+    budget: Budget | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Probes one endpoint and reports what it found.
@@ -83,14 +83,18 @@ def check(
     :class:`~samekey.check.wire.Unreachable` if there is no server.
     """
     rules = profile_of(profile)
-    report = Report(target.url, target.method, profile, strict, target.credentials, rules.silent)
-    if not mine and not all(is_loopback(url) for url in (target.url, target.count_url) if url is not None):
+    report = Report(
+        endpoint.url, endpoint.method, profile, strict, endpoint.credentials, rules.silent, endpoint.name
+    )
+    if not mine and not all(
+        is_loopback(url) for url in (endpoint.url, endpoint.count_url) if url is not None
+    ):
         raise ConfigurationError(
-            f"{target.url} is not on this machine. A check carries out operations and races them: say --mine "
-            "if the endpoint is yours and may be checked."
+            f"{endpoint.url} is not on this machine. A check carries out operations and races them: say "
+            "--mine if the endpoint is yours and may be checked."
         )
     began = time.monotonic()
-    bench = Bench(target, rules, report, limits or Limits())
+    bench = Bench(endpoint, rules, report, budget or Budget())
     _walk(bench, progress or (lambda *_: None))
     report.seconds = time.monotonic() - began
     return report

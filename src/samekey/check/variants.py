@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .target import UNIQUE
+from .endpoint import UNIQUE
 
 Path = tuple[str | int, ...]
 

@@ -1,6 +1,6 @@
 """HTTP/1.1 over plain sockets: a probe sends what no client library would, and leaves when it likes.
 
-One connection for each request. What goes out is exactly the bytes that a :class:`Request` holds: repeated
+One connection for each request. What goes out is exactly the bytes that a :class:`RawRequest` holds: repeated
 headers, bytes that are not ASCII, half a body. It knows nothing about idempotency.
 """
 
@@ -26,7 +26,7 @@ class Unreachable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RawRequest:
     """What is sent. Header values may be bytes, for what cannot be written in Latin-1."""
 
     method: str
@@ -58,7 +58,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RawAnswer:
     """What came back."""
 
     status: int
@@ -76,11 +76,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RawExchange:
     """A request and what became of it: an answer, or why there is none."""
 
-    request: Request
-    answer: Answer | None
+    request: RawRequest
+    answer: RawAnswer | None
     silence: str = ""
     seconds: float = 0.0
 
@@ -137,7 +137,7 @@ def is_loopback(url: str) -> bool:
     return all(ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_loopback for address in found)
 
 
-def send(request: Request, timeout: float) -> Exchange:
+def send(request: RawRequest, timeout: float) -> RawExchange:
     """The whole request, and its answer."""
     began = time.monotonic()
     link = connect(request.url, timeout)
@@ -149,7 +149,7 @@ def send(request: Request, timeout: float) -> Exchange:
         return read(link, request, began)
 
 
-def read(link: socket.socket, request: Request, began: float) -> Exchange:
+def read(link: socket.socket, request: RawRequest, began: float) -> RawExchange:
     """The answer to a request that was sent on this connection."""
     try:
         # HEAD and the like are never sent, so the method only matters for whether there is a body.
@@ -160,18 +160,18 @@ def read(link: socket.socket, request: Request, began: float) -> Exchange:
                 break
         body = response.read(MAX_ANSWER)
     except TimeoutError:
-        return Exchange(request, None, "no answer in time", time.monotonic() - began)
+        return RawExchange(request, None, "no answer in time", time.monotonic() - began)
     except (OSError, http.client.HTTPException, ValueError) as error:
         told = str(error) or type(error).__name__
-        return Exchange(
+        return RawExchange(
             request, None, f"the connection ended without an answer ({told})", time.monotonic() - began
         )
     headers = tuple((name, str(value)) for name, value in response.headers.items())
-    answer = Answer(response.status, response.reason or "", headers, body)
-    return Exchange(request, answer, seconds=time.monotonic() - began)
+    answer = RawAnswer(response.status, response.reason or "", headers, body)
+    return RawExchange(request, answer, seconds=time.monotonic() - began)
 
 
-def leave(request: Request, timeout: float, pause: float) -> None:
+def leave(request: RawRequest, timeout: float, pause: float) -> None:
     """Sends all of it, and resets the connection after a pause, without reading: the answer finds nobody."""
     link = connect(request.url, timeout)
     try:
@@ -184,7 +184,7 @@ def leave(request: Request, timeout: float, pause: float) -> None:
         link.close()
 
 
-def leave_half_way(request: Request, timeout: float) -> None:
+def leave_half_way(request: RawRequest, timeout: float) -> None:
     """Sends the headers and half of the body, and closes."""
     link = connect(request.url, timeout)
     try:
@@ -196,7 +196,7 @@ def leave_half_way(request: Request, timeout: float) -> None:
         link.close()
 
 
-def together(requests: Sequence[Request], timeout: float) -> list[Exchange]:
+def together(requests: Sequence[RawRequest], timeout: float) -> list[RawExchange]:
     """All at the same moment: everything but the last byte is sent first, then the last byte of each."""
     links: list[socket.socket | None] = []
     for request in requests:
@@ -206,10 +206,10 @@ def together(requests: Sequence[Request], timeout: float) -> list[Exchange]:
             links.append(link)
         except (Unreachable, OSError):
             links.append(None)
-    answers: list[Exchange | None] = [None] * len(requests)
+    answers: list[RawExchange | None] = [None] * len(requests)
     start = threading.Barrier(sum(link is not None for link in links) or 1)
 
-    def one(place: int, link: socket.socket, request: Request) -> None:
+    def one(place: int, link: socket.socket, request: RawRequest) -> None:
         with link:
             start.wait()
             began = time.monotonic()
@@ -229,7 +229,7 @@ def together(requests: Sequence[Request], timeout: float) -> list[Exchange]:
     for thread in threads:
         thread.join()
     return [
-        answer if answer is not None else Exchange(request, None, "no connection")
+        answer if answer is not None else RawExchange(request, None, "no connection")
         for answer, request in zip(answers, requests, strict=True)
     ]
 

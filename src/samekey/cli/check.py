@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
 
-from ..check import Limits, Report, Target, Unreachable, check
-from ..check.render.as_json import content
+from ..check import Budget, Endpoint, Report, Unreachable, check
+from ..check.endpoint import ABSENT, body_of, headers_of
+from ..check.plan import Plan, read_plan
+from ..check.render.as_json import as_json
+from ..check.render.junit import as_junit
+from ..check.render.page import as_page
 from ..check.render.people import lines
+from ..check.render.sarif import as_sarif
 from ..check.run import Progress
-from ..check.target import ABSENT, body_of, headers_of
-from ..errors import SamekeyError
+from ..errors import ConfigurationError, SamekeyError
 from .output import printable
+from .spec import write
 
 FOUND = 1
 WRONG_USE = 2
 UNREACHABLE = 3
 
+FORMATS: dict[str, Callable[[Sequence[Report]], str]] = {
+    "text": lambda reports: "\n".join(_plain(reports)) + "\n",
+    "json": as_json,
+    "junit": as_junit,
+    "sarif": as_sarif,
+    "html": as_page,
+}
+
+_STYLES = {
+    "✗": "bold red",
+    "  rule:": "red",
+    "  fix:": "green",
+    "    >": "dim",
+    "    <": "dim",
+    "  ?": "yellow",
+}
+
 
 def check_command(
-    url: Annotated[str, typer.Argument(envvar="SAMEKEY_CHECK_URL", help="The endpoint.", metavar="URL")],
+    url: Annotated[
+        str | None, typer.Argument(envvar="SAMEKEY_CHECK_URL", help="The endpoint.", metavar="URL")
+    ] = None,
     body: Annotated[
         str | None, typer.Option(envvar="SAMEKEY_CHECK_BODY", help="A JSON body that the endpoint accepts.")
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(
-            envvar="SAMEKEY_CHECK_HEADER", help="'Name: value', sent with each request; repeatable."
-        ),
+        typer.Option(envvar="SAMEKEY_CHECK_HEADER", help="'Name: value', sent each time; repeatable."),
     ] = None,
     other_header: Annotated[
         list[str] | None,
@@ -45,69 +71,119 @@ def check_command(
             help="Answers how many effects there are: a number, or JSON with a count or a list.",
         ),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SAMEKEY_CHECK_PLAN", help="A TOML file with several endpoints, in place of a URL."
+        ),
+    ] = None,
     profile: Annotated[
-        str, typer.Option(envvar="SAMEKEY_CHECK_PROFILE", help="ietf, stripe or stripe_v2.")
-    ] = "ietf",
+        str | None, typer.Option(envvar="SAMEKEY_CHECK_PROFILE", help="ietf (default), stripe or stripe_v2.")
+    ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", envvar="SAMEKEY_CHECK_STRICT", help="Advice counts as a finding.")
+        bool, typer.Option("--strict", envvar="SAMEKEY_CHECK_STRICT", help="Notes count as findings.")
     ] = False,
-    method: Annotated[str, typer.Option(envvar="SAMEKEY_CHECK_METHOD", help="POST by default.")] = "POST",
+    method: Annotated[
+        str, typer.Option(envvar="SAMEKEY_CHECK_METHOD", help="The method of the endpoint.")
+    ] = "POST",
     mine: Annotated[
         bool,
         typer.Option(
-            "--mine", envvar="SAMEKEY_CHECK_MINE", help="The endpoint is not on this machine, and is yours."
+            "--mine", envvar="SAMEKEY_CHECK_MINE", help="It is not on this machine, and it is mine to check."
         ),
     ] = False,
     timeout: Annotated[
         float, typer.Option(envvar="SAMEKEY_CHECK_TIMEOUT", min=0.1, help="Seconds for one answer.")
     ] = 30.0,
     rate: Annotated[
-        float, typer.Option(envvar="SAMEKEY_CHECK_RATE", min=0.1, help="Requests in a second.")
+        float, typer.Option(envvar="SAMEKEY_CHECK_RATE", min=0.1, help="Requests in a second, at most.")
     ] = 100.0,
+    form: Annotated[
+        str, typer.Option("--format", envvar="SAMEKEY_CHECK_FORMAT", help=f"One of {', '.join(FORMATS)}.")
+    ] = "text",
     as_json: Annotated[
-        bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON, for scripts.")
+        bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="The same as --format json.")
     ] = False,
+    output: Annotated[
+        Path | None, typer.Option(envvar="SAMEKEY_CHECK_OUTPUT", help="Write the report to this file.")
+    ] = None,
 ) -> None:
     """Probe a live endpoint and report what its idempotency is worth."""
+    form = "json" if as_json else form
     try:
-        target = Target(
-            url,
-            ABSENT if body is None else body_of(body),
-            method.upper(),
-            headers_of(header or []),
-            headers_of(other_header or []),
-            count_url,
-        )
-        with _shown(quiet=as_json) as progress:
-            report = check(
-                target, profile, strict=strict, mine=mine, limits=Limits(timeout, rate), progress=progress
-            )
+        if form not in FORMATS:
+            raise ConfigurationError(f"There is no format {form!r}: use {', '.join(FORMATS)}.")
+        wanted = _wanted(url, plan, body, header, other_header, count_url, method)
+        with _shown(quiet=form == "json") as progress:
+            reports = [
+                check(
+                    endpoint,
+                    profile or wanted.profile or "ietf",
+                    strict=strict or wanted.strict,
+                    mine=mine,
+                    budget=Budget(timeout, rate),
+                    progress=progress,
+                )
+                for endpoint in wanted.endpoints
+            ]
     except Unreachable as error:
-        typer.echo(f"samekey: {error}", err=True)
+        typer.echo(f"samekey: {printable(str(error))}", err=True)
         raise typer.Exit(UNREACHABLE) from None
     except SamekeyError as error:
-        typer.echo(f"samekey: {error}", err=True)
+        typer.echo(f"samekey: {printable(str(error))}", err=True)
         raise typer.Exit(WRONG_USE) from None
-    _print(report, as_json)
-    if not report.ok:
+    if form == "text" and output is None:
+        _print(reports)
+    else:
+        write(FORMATS[form](reports), output, WRONG_USE)
+    if not all(report.ok for report in reports):
         raise typer.Exit(FOUND)
 
 
-def _print(report: Report, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(content(report), indent=2))
+def _wanted(
+    url: str | None,
+    plan: Path | None,
+    body: str | None,
+    header: list[str] | None,
+    other_header: list[str] | None,
+    count_url: str | None,
+    method: str,
+) -> Plan:
+    """The plan of the file, or one of the single endpoint of the command line."""
+    if plan is not None:
+        if url is not None or body is not None or header or other_header or count_url is not None:
+            raise ConfigurationError(
+                "A plan names its endpoints itself: leave out the URL and what belongs to it."
+            )
+        return read_plan(plan)
+    if url is None:
+        raise ConfigurationError("Give the URL of the endpoint, or a plan with --plan.")
+    document = ABSENT if body is None else body_of(body)
+    headers = headers_of(header or []), headers_of(other_header or [])
+    return Plan((Endpoint(url, document, method.upper(), *headers, count_url),))
+
+
+def _plain(reports: Sequence[Report]) -> Iterator[str]:
+    for number, report in enumerate(reports):
+        if number:
+            yield ""
+        yield from map(printable, lines(report))
+
+
+def _print(reports: Sequence[Report]) -> None:
+    """In colours on a terminal, as plain lines anywhere else."""
+    if not sys.stdout.isatty():
+        typer.echo(FORMATS["text"](reports), nl=False)
         return
-    for line in lines(report):
-        typer.echo(printable(line))
+    console = Console(highlight=False)
+    for line in _plain(reports):
+        style = next((style for start, style in _STYLES.items() if line.startswith(start)), "")
+        console.print(Text(line, style=style), soft_wrap=True)
 
 
 @contextmanager
 def _shown(*, quiet: bool) -> Iterator[Progress]:
     """What is being looked at, on a terminal's standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
     with Bar(
         BarColumn(),
         TextColumn("{task.description}"),

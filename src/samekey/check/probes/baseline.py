@@ -6,11 +6,11 @@ from dataclasses import replace
 from urllib.parse import urljoin, urlsplit
 
 from ...errors import ConfigurationError
-from ..bench import Bench, CannotGoOn, Incident, Operation, Stop
+from ..bench import Bench, CannotGoOn, Incident, Stop, Trial
 from ..counting import Counter
+from ..endpoint import check_url
 from ..judging import identity_of, is_marked
-from ..target import check_url
-from ..wire import Exchange, Request, Unreachable
+from ..wire import RawExchange, RawRequest, Unreachable
 
 REDIRECTS = frozenset({307, 308})
 
@@ -46,7 +46,7 @@ def baseline(bench: Bench) -> None:
         ) from None
     assert operation.exchange.answer is not None and second.exchange.answer is not None
     bench.operations = [operation, second]
-    bench.identity = identity_of(operation.exchange.answer, second.exchange.answer, bench.target.same)
+    bench.identity = identity_of(operation.exchange.answer, second.exchange.answer, bench.endpoint.same)
     _tell(bench)
     if is_marked(operation.exchange.answer):
         bench.report.find(
@@ -57,7 +57,7 @@ def baseline(bench: Bench) -> None:
 
 
 def _counter(bench: Bench) -> Counter | None:
-    url = bench.target.count_url
+    url = bench.endpoint.count_url
     if url is None:
         return None
     counter = Counter(lambda: bench.send(bench.request(method="GET", url=url)))
@@ -65,7 +65,7 @@ def _counter(bench: Bench) -> Counter | None:
     return counter
 
 
-def _first(bench: Bench) -> Operation:
+def _first(bench: Bench) -> Trial:
     document = bench.document()
     sent = bench.body(document)
     for _ in range(3):
@@ -90,10 +90,10 @@ def _first(bench: Bench) -> Operation:
     if bench.quoted:
         bench.report.hold("header.syntax")
     bench.duration = exchange.seconds
-    return Operation(key, document, request, exchange)
+    return Trial(key, document, request, exchange)
 
 
-def _persistently(bench: Bench, request: Request) -> Exchange:
+def _persistently(bench: Bench, request: RawRequest) -> RawExchange:
     exchange = bench.send(request)
     if exchange.answer is None:
         raise Unreachable(f"{request.url} was asked, but {exchange.silence}.")
@@ -103,12 +103,14 @@ def _persistently(bench: Bench, request: Request) -> Exchange:
     return bench.incidents[-1].exchanges[-1]
 
 
-def _followed(bench: Bench, exchange: Exchange, key: str, body: bytes | None) -> tuple[Request, Exchange]:
+def _followed(
+    bench: Bench, exchange: RawExchange, key: str, body: bytes | None
+) -> tuple[RawRequest, RawExchange]:
     """With the same key to where the server says, as every client goes."""
     place = _place(exchange)
     if place is None:
         return exchange.request, exchange
-    bench.target = replace(bench.target, url=place)
+    bench.endpoint = replace(bench.endpoint, url=place)
     bench.report.facts["redirect"] = f"the URL leads to {place}, which was checked"
     request = bench.request(bench.spelled(key), body=body)
     there = bench.answered(request)
@@ -127,7 +129,7 @@ def _followed(bench: Bench, exchange: Exchange, key: str, body: bytes | None) ->
     return request, there
 
 
-def _place(exchange: Exchange) -> str | None:
+def _place(exchange: RawExchange) -> str | None:
     """Where a redirect leads, on the same server."""
     location = exchange.answer.header("location") if exchange.answer is not None else None
     if not location:
@@ -141,7 +143,7 @@ def _place(exchange: Exchange) -> str | None:
     return place if same else None
 
 
-def _give_up(bench: Bench, exchange: Exchange) -> None:
+def _give_up(bench: Bench, exchange: RawExchange) -> None:
     if exchange.failed:
         said = exchange.status or exchange.silence
         bench.report.find("endpoint.fails", f"A plain request with a new key is answered {said}.", [exchange])
@@ -154,7 +156,7 @@ def _give_up(bench: Bench, exchange: Exchange) -> None:
         exchange.answer.body.decode("utf-8", "replace").strip()[:300] if exchange.answer is not None else ""
     )
     raise NotAccepted(
-        f"{bench.target.method} {exchange.request.url} was answered {exchange.status}, so nothing could be "
+        f"{bench.endpoint.method} {exchange.request.url} was answered {exchange.status}, so nothing could be "
         f"checked. {advice}" + (f" It said: {said}" if said else "")
     )
 
@@ -162,11 +164,11 @@ def _give_up(bench: Bench, exchange: Exchange) -> None:
 def _tell(bench: Bench) -> None:
     facts = bench.report.facts
     if bench.counter is not None:
-        facts["effects"] = f"counted by {bench.target.count_url}"
+        facts["effects"] = f"counted by {bench.endpoint.count_url}"
     elif bench.identity:
         names = [*sorted(bench.identity.members), *(["Location"] if bench.identity.location else [])]
         facts["effects"] = f"told apart by the answers: {', '.join(names) or 'the whole body'}"
     else:
         facts["effects"] = "cannot be told: every answer is the same; give a count URL"
-    if bench.target.count_url is not None and bench.counter is None:
+    if bench.endpoint.count_url is not None and bench.counter is None:
         facts["count URL"] = "does not rise with a new operation, so it was not used"

@@ -6,9 +6,9 @@ import threading
 import time
 
 from ..bench import Bench
-from ..target import ABSENT, over
+from ..endpoint import ABSENT, over
 from ..variants import Leaf, changed, encoded
-from ..wire import Exchange, Request, together
+from ..wire import RawExchange, RawRequest, together
 
 FINE = frozenset({200, 201, 202, 204, 409, 423, 425, 429, 503})
 """What a request may get that meets another one with its key."""
@@ -17,17 +17,17 @@ RULES = ("concurrency.ran-twice", "concurrency.stuck", "concurrency.failed", "co
 
 def identical(bench: Bench) -> None:
     """A burst of one request, several times: a race is not lost each time."""
-    failures: list[Exchange] = []
+    failures: list[RawExchange] = []
     rounds = 0
     for _ in range(_rounds(bench, 3)):
         request = bench.request(bench.spelled(bench.new_key()), body=bench.body(bench.document()))
-        answers, effects = _burst(bench, [request] * bench.limits.burst, request)
+        answers, effects = _burst(bench, [request] * bench.budget.burst, request)
         if _by_the_way(bench, answers):
             continue
         rounds += 1
         if (effects or 0) > 1 or _different(bench, answers):
             many = f"{effects} effects" if effects is not None else "more than one result"
-            said = f"{bench.limits.burst} identical requests at once had {many}."
+            said = f"{bench.budget.burst} identical requests at once had {many}."
             bench.report.find("concurrency.ran-twice", said, _two(bench, answers))
             return
         last = answers[-1]
@@ -61,7 +61,7 @@ def mixed(bench: Bench) -> None:
         key, document = bench.spelled(bench.new_key()), bench.document()
         one = bench.request(key, body=encoded(document))
         two = bench.request(key, body=encoded(changed(document, leaf)))
-        answers, effects = _burst(bench, [one, two] * (bench.limits.burst // 2), None)
+        answers, effects = _burst(bench, [one, two] * (bench.budget.burst // 2), None)
         if _by_the_way(bench, answers):
             continue
         if (effects or 0) > 1 or _different(bench, answers):
@@ -73,27 +73,27 @@ def mixed(bench: Bench) -> None:
 
 def slow(bench: Bench) -> None:
     """With a request of the plan that takes its time: what others get meanwhile."""
-    variation = bench.target.slow
+    variation = bench.endpoint.slow
     if variation is None:
         return
     document = variation.body if variation.body is not ABSENT else bench.document()
-    headers = over(bench.target.headers, variation.headers)
+    headers = over(bench.endpoint.headers, variation.headers)
     key = bench.spelled(bench.new_key())
     request = bench.request(key, body=bench.body(document), headers=headers)
     others = [request]
     if isinstance(bench.compared, Leaf):
         others.append(bench.request(key, body=encoded(changed(document, bench.compared)), headers=headers))
 
-    def act() -> list[Exchange]:
+    def act() -> list[RawExchange]:
         bench.spend(1)
-        first: list[Exchange] = []
+        first: list[RawExchange] = []
         thread = threading.Thread(
-            target=lambda: first.extend(together([request], bench.limits.timeout)), daemon=True
+            target=lambda: first.extend(together([request], bench.budget.timeout)), daemon=True
         )
         thread.start()
         time.sleep(0.2)
         meanwhile = [bench.send(other) for other in others]
-        thread.join(bench.limits.timeout + 1)
+        thread.join(bench.budget.timeout + 1)
         return [*meanwhile, *first]
 
     answers, effects = bench.counted(act)
@@ -103,7 +103,7 @@ def slow(bench: Bench) -> None:
     _status(bench, answers[:1])
 
 
-def _by_the_way(bench: Bench, answers: list[Exchange]) -> bool:
+def _by_the_way(bench: Bench, answers: list[RawExchange]) -> bool:
     """Whether a 5xx may be one of those that single requests get here too: then it tells nothing."""
     return bool(bench.incidents) and any(exchange.status >= 500 for exchange in answers)
 
@@ -112,27 +112,29 @@ def _rounds(bench: Bench, most: int) -> int:
     return most if bench.duration < 0.5 else 1
 
 
-def _burst(bench: Bench, requests: list[Request], last: Request | None) -> tuple[list[Exchange], int | None]:
+def _burst(
+    bench: Bench, requests: list[RawRequest], last: RawRequest | None
+) -> tuple[list[RawExchange], int | None]:
     """The burst, at last a single retry once the key is free, and the effects of all."""
 
-    def act() -> list[Exchange]:
+    def act() -> list[RawExchange]:
         answers = bench.burst(requests)
         return answers if last is None else [*answers, bench.answered(last)]
 
     return bench.counted(act)
 
 
-def _different(bench: Bench, answers: list[Exchange]) -> bool:
+def _different(bench: Bench, answers: list[RawExchange]) -> bool:
     """Whether successful answers speak of more than one operation."""
     return len(_two(bench, answers)) == 2 and _are_two(bench, *_two(bench, answers))
 
 
-def _are_two(bench: Bench, one: Exchange, two: Exchange) -> bool:
+def _are_two(bench: Bench, one: RawExchange, two: RawExchange) -> bool:
     assert one.answer is not None and two.answer is not None
     return bench.identity.same(one.answer, two.answer) is False
 
 
-def _two(bench: Bench, answers: list[Exchange]) -> list[Exchange]:
+def _two(bench: Bench, answers: list[RawExchange]) -> list[RawExchange]:
     """Two successful exchanges that show it best: of two operations, if there are such."""
     good = [exchange for exchange in answers if exchange.succeeded]
     for other in good[1:]:
@@ -141,7 +143,7 @@ def _two(bench: Bench, answers: list[Exchange]) -> list[Exchange]:
     return good[:2]
 
 
-def _status(bench: Bench, answers: list[Exchange]) -> None:
+def _status(bench: Bench, answers: list[RawExchange]) -> None:
     usual = bench.operations[0].exchange.status
     for exchange in answers:
         if exchange.failed or exchange.status in FINE or exchange.status == usual:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ..bench import Bench
 from ..judging import document_of
-from ..wire import Answer
+from ..wire import RawAnswer
 
 _ABOUT_THE_KEY = ("missing", "malformed", "misuse", "in progress")
 
@@ -33,7 +33,7 @@ def refusals(bench: Bench) -> None:
         bench.report.hold("documentation.problem", "documentation.link")
 
 
-def _leads_somewhere(answer: Answer) -> bool:
+def _leads_somewhere(answer: RawAnswer) -> bool:
     document = document_of(answer)
     kind = document.get("type") if isinstance(document, dict) else None
     linked = any("describedby" in value or "help" in value for value in answer.every("link"))
@@ -42,7 +42,7 @@ def _leads_somewhere(answer: Answer) -> bool:
 
 def openapi(bench: Bench) -> None:
     """Whether the document that the server publishes names the header."""
-    parts = urlsplit(bench.target.url)
+    parts = urlsplit(bench.endpoint.url)
     root = urlunsplit(parts._replace(path="/openapi.json", query=""))
     exchange = bench.send(bench.request(method="GET", url=root))
     operation = _operation(document_of(exchange.answer), bench) if exchange.succeeded else None
@@ -58,8 +58,8 @@ def _operation(document: Any, bench: Bench) -> Any:
     """The operation's part of the document, with what belongs to its whole path."""
     paths = document.get("paths") if isinstance(document, dict) else None
     for template, item in paths.items() if isinstance(paths, dict) else ():
-        method = bench.target.method.lower()
-        if isinstance(item, dict) and method in item and _fits(template, urlsplit(bench.target.url).path):
+        method = bench.endpoint.method.lower()
+        if isinstance(item, dict) and method in item and _fits(template, urlsplit(bench.endpoint.url).path):
             # Parameters may be written elsewhere, and only be referred to here.
             named = (
                 document.get("components")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..bench import Bench, Incident
+from ..endpoint import ABSENT, over
 from ..judging import document_of
-from ..target import ABSENT, over
-from ..wire import Exchange
+from ..wire import RawExchange
 
 RULES = ("errors.remembered-5xx", "errors.forgotten-5xx", "errors.ran-twice")
 
@@ -19,13 +19,13 @@ def incidents(bench: Bench) -> None:
 
 def failing(bench: Bench) -> None:
     """The failing request of the plan."""
-    variation = bench.target.failing
+    variation = bench.endpoint.failing
     if variation is None:
         if not bench.incidents:
             bench.report.cannot_tell("no request failed; a plan can name one that does", *RULES)
         return
     document = variation.body if variation.body is not ABSENT else bench.document()
-    headers = over(bench.target.headers, variation.headers)
+    headers = over(bench.endpoint.headers, variation.headers)
     request = bench.request(bench.spelled(bench.new_key()), body=bench.body(document), headers=headers)
     retries = max(variation.times or 0, 1) + 1
     exchanges, effects = bench.counted(lambda: [bench.send(request) for _ in range(1 + retries)])
@@ -74,7 +74,7 @@ def _remembered(bench: Bench, incident: Incident) -> None:
     )
 
 
-def _alike(one: Exchange, two: Exchange) -> bool:
+def _alike(one: RawExchange, two: RawExchange) -> bool:
     if one.answer is None or two.answer is None or one.status != two.status:
         return False
     document = document_of(one.answer)

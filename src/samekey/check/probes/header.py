@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..bench import Bench
-from ..judging import Seen, seen
-from ..wire import Exchange
+from ..judging import Sight, seen
+from ..wire import RawExchange
 
 MALFORMED = ('"unterminated-{}', '"{}" trailing', "{}\\", '"{}";=')
 """Neither a String of RFC 9651 nor a plain word."""
@@ -41,13 +41,13 @@ def empty_key(bench: Bench) -> None:
         return
     second, effects = bench.counted(lambda: bench.steady(request))
     what = seen(bench.identity, first, second, effects)
-    if what is Seen.REPLAYED:
+    if what is Sight.REPLAYED:
         bench.report.find(
             "header.empty",
             "An empty header is taken as a key: the second request got the first's answer.",
             [first, second],
         )
-    elif what is Seen.UNCLEAR:
+    elif what is Sight.UNCLEAR:
         bench.report.cannot_tell("every answer is the same; give a count URL", "header.empty")
     else:
         bench.report.hold("header.empty")
@@ -55,7 +55,7 @@ def empty_key(bench: Bench) -> None:
 
 def malformed_key(bench: Bench) -> None:
     """What is no String and no word."""
-    taken: Exchange | None = None
+    taken: RawExchange | None = None
     for pattern in MALFORMED if bench.duration < 0.5 else MALFORMED[:1]:
         request = bench.request(pattern.format(bench.new_key()), body=bench.body(bench.document()))
         exchange = bench.steady(request)
@@ -98,5 +98,5 @@ def beyond_ascii(bench: Bench) -> None:
         bench.report.hold("header.non-ascii")
 
 
-def _failed(bench: Bench, rule: str, what: str, exchange: Exchange) -> None:
+def _failed(bench: Bench, rule: str, what: str, exchange: RawExchange) -> None:
     bench.report.find(rule, f"{what} got {exchange.status or exchange.silence}.", [exchange])

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from ..bench import Bench, CannotGoOn, Operation
+from ..bench import Bench, CannotGoOn, Trial
 from ..counting import Counter
-from ..judging import Seen, seen
-from ..target import Headers
-from ..wire import Exchange
+from ..endpoint import Headers
+from ..judging import Sight, seen
+from ..wire import RawExchange
 
 
 def without_credentials(bench: Bench) -> None:
     """A replay is for whoever may make the request."""
-    names = bench.target.credentials
-    own = [(name, value) for name, value in bench.target.headers if name.lower() in names]
+    names = bench.endpoint.credentials
+    own = [(name, value) for name, value in bench.endpoint.headers if name.lower() in names]
     if not own:
         bench.report.cannot_tell("the request has no credentials", "isolation.credentials")
         return
-    nobody = tuple(pair for pair in bench.target.headers if pair not in own)
+    nobody = tuple(pair for pair in bench.endpoint.headers if pair not in own)
     revoked = (*nobody, *((name, _spoilt(value)) for name, value in own))
     operation = bench.operations[0]
     told = False
@@ -49,13 +49,13 @@ def _spoilt(value: str) -> str:
 
 def another_tenant(bench: Bench) -> None:
     """The same key and request, of somebody else: an operation of their own."""
-    if not bench.target.other_headers:
+    if not bench.endpoint.other_headers:
         bench.report.cannot_tell("no second tenant was given", "isolation.tenant")
         return
     if bench.report.found("isolation.credentials"):
         bench.report.cannot_tell("credentials are not checked before the key", "isolation.tenant")
         return
-    theirs = bench.target.other_tenant
+    theirs = bench.endpoint.other_tenant
     ours = bench.operations[0]
     try:
         control = bench.fresh(headers=theirs)
@@ -63,15 +63,15 @@ def another_tenant(bench: Bench) -> None:
         bench.report.cannot_tell(f"the second tenant is not let in: {reason}", "isolation.tenant")
         return
     exchange, what = _theirs(bench, ours, theirs)
-    if what is Seen.RAN:
+    if what is Sight.RAN:
         _, back = bench.again(ours)
-        if back in (Seen.REPLAYED, Seen.UNCLEAR):
+        if back in (Sight.REPLAYED, Sight.UNCLEAR):
             bench.report.hold("isolation.tenant")
             return
-    if what is Seen.UNCLEAR:
+    if what is Sight.UNCLEAR:
         bench.report.cannot_tell("every answer is the same; give a count URL", "isolation.tenant")
         return
-    said = "gets the first one's answer" if what is Seen.REPLAYED else f"is answered {exchange.status}"
+    said = "gets the first one's answer" if what is Sight.REPLAYED else f"is answered {exchange.status}"
     bench.report.find(
         "isolation.tenant",
         f"A second tenant that uses the same key {said}; with a key of its own it succeeds.",
@@ -79,11 +79,11 @@ def another_tenant(bench: Bench) -> None:
     )
 
 
-def _theirs(bench: Bench, ours: Operation, theirs: Headers) -> tuple[Exchange, Seen]:
+def _theirs(bench: Bench, ours: Trial, theirs: Headers) -> tuple[RawExchange, Sight]:
     """What the other tenant gets for our key, counted as that tenant counts."""
     request = bench.request(bench.spelled(ours.key), body=ours.request.body, headers=theirs)
     counter = None
-    url = bench.target.count_url
+    url = bench.endpoint.count_url
     if bench.counter is not None and url is not None:
         counter = Counter(lambda: bench.send(bench.request(method="GET", url=url, headers=theirs)))
         counter.unit, counter.lag = bench.counter.unit, bench.counter.lag

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..bench import Bench, CannotGoOn, Operation
-from ..judging import Seen, seen
-from ..wire import Exchange
+from ..bench import Bench, CannotGoOn, Trial
+from ..judging import Sight, seen
+from ..wire import RawExchange
 
 LENGTHS = (300, 255, 128, 64, 36)
 """Of keys, the longest first: what is refused is no fault, what is taken must be compared as a whole."""
@@ -55,13 +55,13 @@ def spellings(bench: Bench) -> None:
         return  # there a key is opaque, quotation marks included
     operation = bench.fresh()
     exchange, what = bench.again(operation, value=operation.key if bench.quoted else f'"{operation.key}"')
-    if what is Seen.RAN:
+    if what is Sight.RAN:
         bench.report.find(
             "header.spellings",
             "The same key, once in quotation marks and once without, had two effects.",
             [operation.exchange, exchange],
         )
-    elif what is Seen.UNCLEAR:
+    elif what is Sight.UNCLEAR:
         bench.report.cannot_tell("every answer is the same; give a count URL", "header.spellings")
     else:
         bench.report.hold("header.spellings")
@@ -72,7 +72,7 @@ def _word(bench: Bench, length: int) -> str:
     return (bench.new_key() * (length // 36 + 1))[:length]
 
 
-def _pair(bench: Bench, one: str, two: str) -> tuple[Operation, Exchange, Seen] | None:
+def _pair(bench: Bench, one: str, two: str) -> tuple[Trial, RawExchange, Sight] | None:
     """The same body under two keys, and what the second led to; None if such a key is refused."""
     try:
         operation = bench.fresh(key=one)
@@ -83,10 +83,10 @@ def _pair(bench: Bench, one: str, two: str) -> tuple[Operation, Exchange, Seen] 
     return operation, exchange, seen(bench.identity, operation.exchange, exchange, effects)
 
 
-def _judge(bench: Bench, rule: str, operation: Operation, exchange: Exchange, what: Seen, keys: str) -> None:
-    if what is Seen.RAN:
+def _judge(bench: Bench, rule: str, operation: Trial, exchange: RawExchange, what: Sight, keys: str) -> None:
+    if what is Sight.RAN:
         bench.report.hold(rule)
-    elif what is Seen.REPLAYED:
+    elif what is Sight.REPLAYED:
         bench.report.find(rule, f"{keys} are taken for one.", [operation.exchange, exchange])
     else:
         bench.report.cannot_tell("the second key led to no answer that tells", rule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..bench import Bench
-from ..judging import Seen
+from ..judging import Sight
 
 _WORDS = ("expir", "retention", "ttl", "lifetime")
 
@@ -23,13 +23,13 @@ def advertised(bench: Bench) -> None:
 
 def expiry(bench: Bench) -> None:
     """On request only: waits until the time is nearly over, and until it is."""
-    kept = bench.target.retention
+    kept = bench.endpoint.retention
     if kept is None:
         return
     operation = bench.fresh()
     time.sleep(0.8 * kept)
     exchange, what = bench.again(operation)
-    if what in (Seen.REPLAYED, Seen.UNCLEAR):
+    if what in (Sight.REPLAYED, Sight.UNCLEAR):
         bench.report.hold("lifetime.early")
     else:
         bench.report.find(

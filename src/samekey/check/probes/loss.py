@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ..bench import Bench
-from ..wire import Exchange, Request, Unreachable, leave, leave_half_way
+from ..wire import RawExchange, RawRequest, Unreachable, leave, leave_half_way
 
 
 def half_a_request(bench: Bench) -> None:
@@ -16,8 +16,8 @@ def half_a_request(bench: Bench) -> None:
         bench.report.cannot_tell("the request has no body to be cut", "loss.half-request")
         return
 
-    def leaving(request: Request) -> None:
-        leave_half_way(request, bench.limits.timeout)
+    def leaving(request: RawRequest) -> None:
+        leave_half_way(request, bench.budget.timeout)
         time.sleep(0.1)
 
     exchange, effects = _after(bench, leaving)
@@ -39,8 +39,8 @@ def lost_answers(bench: Bench) -> None:
     """All of the request was sent; the client is gone before the answer."""
     for pause in (0.0, min(bench.duration / 2, 1.0)):
 
-        def leaving(request: Request, pause: float = pause) -> None:
-            leave(request, bench.limits.timeout, pause)
+        def leaving(request: RawRequest, pause: float = pause) -> None:
+            leave(request, bench.budget.timeout, pause)
             # Until the server is done with it, so that only what it keeps decides, and no race.
             time.sleep(max(0.2, 1.5 * bench.duration + 0.1))
 
@@ -66,7 +66,7 @@ def lost_answers(bench: Bench) -> None:
         bench.report.cannot_tell("an answer that was lost tells nothing; give a count URL", "loss.ran-again")
 
 
-def _after(bench: Bench, leaving: Callable[[Request], None]) -> tuple[Exchange, int | None]:
+def _after(bench: Bench, leaving: Callable[[RawRequest], None]) -> tuple[RawExchange, int | None]:
     """The retry of a request whose client left, and the effects of both.
 
     A server that fails now and then may have failed unseen: there, only what shows three times counts.
@@ -74,7 +74,7 @@ def _after(bench: Bench, leaving: Callable[[Request], None]) -> tuple[Exchange, 
     for _ in range(3 if bench.incidents else 1):
         request = bench.request(bench.spelled(bench.new_key()), body=bench.body(bench.document()))
 
-        def act(request: Request = request) -> Exchange:
+        def act(request: RawRequest = request) -> RawExchange:
             bench.spend(1)
             try:
                 leaving(request)
@@ -89,5 +89,5 @@ def _after(bench: Bench, leaving: Callable[[Request], None]) -> tuple[Exchange, 
     return exchange, effects
 
 
-def _said(exchange: Exchange) -> str:
+def _said(exchange: RawExchange) -> str:
     return str(exchange.status or exchange.silence)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bench import Bench, CannotGoOn, Operation
-from ..judging import Seen
-from ..target import ABSENT
+from ..bench import Bench, CannotGoOn, Trial
+from ..endpoint import ABSENT
+from ..judging import Sight
 from ..variants import (
     BEYOND,
     Leaf,
@@ -19,7 +19,7 @@ from ..variants import (
     repeated,
     replaced,
 )
-from ..wire import Exchange
+from ..wire import RawExchange
 
 BODY = ("misuse.body", "misuse.ran", "misuse.failed", "misuse.forgets", "misuse.status", "misuse.partly")
 
@@ -30,23 +30,23 @@ def another_body(bench: Bench) -> None:
     if operation.document is ABSENT:
         bench.report.cannot_tell("the request has no body", *BODY)
         return
-    ignored: list[tuple[Leaf | None, Exchange]] = []
-    unknown: Exchange | None = None
+    ignored: list[tuple[Leaf | None, RawExchange]] = []
+    unknown: RawExchange | None = None
     for leaf, document in _others(operation.document):
         exchange, what = bench.again(operation, body=encoded(document))
-        if what is Seen.RAN:
+        if what is Sight.RAN:
             bench.report.find(
                 "misuse.ran", "A used key with another body was carried out.", [operation.exchange, exchange]
             )
             return
-        if what is Seen.FAILED:
+        if what is Sight.FAILED:
             bench.report.find(
                 "misuse.failed",
                 f"A used key with another body got {exchange.status or exchange.silence}.",
                 [exchange],
             )
             return
-        if what is Seen.REFUSED:
+        if what is Sight.REFUSED:
             if not _is_about_the_key(bench, document, exchange):
                 unknown = exchange
                 continue
@@ -76,7 +76,7 @@ def _others(document: Any) -> list[tuple[Leaf | None, Any]]:
     return found or [(None, {"samekey": 1})]
 
 
-def _is_about_the_key(bench: Bench, document: Any, refusal: Exchange) -> bool:
+def _is_about_the_key(bench: Bench, document: Any, refusal: RawExchange) -> bool:
     """Whether it was refused for its key: with a new key it is accepted, or refused in other words."""
     try:
         bench.fresh(document=document)
@@ -91,7 +91,7 @@ def _is_about_the_key(bench: Bench, document: Any, refusal: Exchange) -> bool:
 
 
 def _noticed(
-    bench: Bench, operation: Operation, refusal: Exchange, ignored: list[tuple[Leaf | None, Exchange]]
+    bench: Bench, operation: Trial, refusal: RawExchange, ignored: list[tuple[Leaf | None, RawExchange]]
 ) -> None:
     report = bench.report
     report.hold("misuse.body", "misuse.ran", "misuse.failed")
@@ -110,7 +110,7 @@ def _noticed(
     else:
         report.hold("misuse.partly")
     exchange, what = bench.again(operation)
-    if what in (Seen.REPLAYED, Seen.UNCLEAR):
+    if what in (Sight.REPLAYED, Sight.UNCLEAR):
         report.hold("misuse.forgets")
     else:
         report.find(
@@ -137,8 +137,8 @@ def only_the_beginning(bench: Bench) -> None:
         except CannotGoOn:
             continue  # it takes no such body, which is its right
         exchange, what = bench.again(operation, body=other)
-        tried = tried or what is not Seen.UNCLEAR
-        if what in (Seen.REPLAYED, Seen.RAN):
+        tried = tried or what is not Sight.UNCLEAR
+        if what in (Sight.REPLAYED, Sight.RAN):
             bench.report.find(
                 "misuse.prefix",
                 f"A change of {leaf.name} is noticed in a short body, and not behind {len(body)} bytes.",
@@ -166,9 +166,9 @@ def big_numbers(bench: Bench) -> None:
         except CannotGoOn:
             continue
         exchange, what = bench.again(operation, body=encoded(replaced(document, leaf.path, BEYOND + 1)))
-        if what is Seen.REPLAYED:
+        if what is Sight.REPLAYED:
             _, ordinary = bench.again(operation, body=encoded(replaced(document, leaf.path, BEYOND + 4096)))
-            if ordinary is Seen.REPLAYED:
+            if ordinary is Sight.REPLAYED:
                 continue  # this member is not compared at all
             bench.report.find(
                 "misuse.numbers",
@@ -176,7 +176,7 @@ def big_numbers(bench: Bench) -> None:
                 [operation.exchange, exchange],
             )
             return
-        if what is not Seen.UNCLEAR:
+        if what is not Sight.UNCLEAR:
             bench.report.hold("misuse.numbers")
             return
     bench.report.cannot_tell("the endpoint does not take numbers beyond 2^53", "misuse.numbers")
@@ -188,7 +188,7 @@ def members_twice(bench: Bench) -> None:
     if not isinstance(leaf, Leaf):
         bench.report.cannot_tell("no change of the body was seen to be noticed", "misuse.duplicates")
         return
-    seen: list[tuple[Exchange, Seen]] = []
+    seen: list[tuple[RawExchange, Sight]] = []
     for turned in (False, True):
         operation = bench.fresh()
         own = _at(operation.document, leaf)
@@ -198,9 +198,9 @@ def members_twice(bench: Bench) -> None:
             bench.report.cannot_tell("the body has no outermost member to repeat", "misuse.duplicates")
             return
         seen.append(bench.again(operation, body=body))
-    replays = [exchange for exchange, what in seen if what is Seen.REPLAYED]
-    ran = [exchange for exchange, what in seen if what is Seen.RAN]
-    failed = [exchange for exchange, what in seen if what is Seen.FAILED]
+    replays = [exchange for exchange, what in seen if what is Sight.REPLAYED]
+    ran = [exchange for exchange, what in seen if what is Sight.RAN]
+    failed = [exchange for exchange, what in seen if what is Sight.FAILED]
     if ran:
         bench.report.find("misuse.duplicates", "A used key with a member twice was carried out.", ran)
     elif failed:
@@ -215,7 +215,7 @@ def members_twice(bench: Bench) -> None:
             f"Both orders of {leaf.name} twice got the answer of the first request.",
             replays,
         )
-    elif all(what is Seen.UNCLEAR for _, what in seen):
+    elif all(what is Sight.UNCLEAR for _, what in seen):
         bench.report.cannot_tell("every answer is the same; give a count URL", "misuse.duplicates")
     else:
         bench.report.hold("misuse.duplicates")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from urllib.parse import urlsplit, urlunsplit
 
 from ..bench import Bench
-from ..judging import Seen
-from ..wire import Exchange
+from ..judging import Sight
+from ..wire import RawExchange
 
 
 def another_place(bench: Bench) -> None:
     """Refused, unknown there, or another operation: all is well but the old answer."""
     operation = bench.operations[1]
     path, query = _elsewhere(operation.request.url)
-    others = [method for method in ("PATCH", "PUT", "POST") if method != bench.target.method][:2]
+    others = [method for method in ("PATCH", "PUT", "POST") if method != bench.endpoint.method][:2]
     _look(bench, "misuse.path", "at another path", [bench.again(operation, url=path)])
     _look(bench, "misuse.query", "with another query", [bench.again(operation, url=query)])
     _look(
@@ -32,16 +32,16 @@ def _elsewhere(url: str) -> tuple[str, str]:
     return urlunsplit(path), urlunsplit(query)
 
 
-def _look(bench: Bench, rule: str, where: str, seen: list[tuple[Exchange, Seen]]) -> None:
+def _look(bench: Bench, rule: str, where: str, seen: list[tuple[RawExchange, Sight]]) -> None:
     first = bench.operations[1].exchange
     for exchange, what in seen:
         # With nobody counting, an answer is the old one only if it says so itself, byte for byte.
-        if what is Seen.REPLAYED and exchange.answer is not None and first.answer is not None:
+        if what is Sight.REPLAYED and exchange.answer is not None and first.answer is not None:
             same = bench.identity.same(first.answer, exchange.answer)
             if same or (same is None and exchange.answer.body == first.answer.body):
                 bench.report.find(rule, f"A used key {where} got the old answer.", [first, exchange])
                 return
-    if all(what is Seen.UNCLEAR for _, what in seen):
+    if all(what is Sight.UNCLEAR for _, what in seen):
         bench.report.cannot_tell("every answer is the same; give a count URL", rule)
     else:
         bench.report.hold(rule)

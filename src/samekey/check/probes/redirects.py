@@ -10,7 +10,7 @@ from .baseline import REDIRECTS
 
 def redirects(bench: Bench) -> None:
     """With a slash at the end where there is none, and the other way round: many servers redirect that."""
-    parts = urlsplit(bench.target.url)
+    parts = urlsplit(bench.endpoint.url)
     path = parts.path[:-1] if parts.path.endswith("/") else f"{parts.path}/"
     if len(parts.path) < 2:
         bench.report.cannot_tell("the endpoint is the root", "errors.redirect")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..bench import BUSY, Bench
+from ..endpoint import ABSENT
 from ..judging import document_of, is_marked
-from ..target import ABSENT
 from ..variants import invalid
-from ..wire import Exchange
+from ..wire import RawExchange
 
 RULES = ("errors.stuck", "errors.changed", "errors.validation", "errors.validation-kept")
 
@@ -29,7 +29,7 @@ def refused_requests(bench: Bench) -> None:
     bench.report.cannot_tell("no request was found that the endpoint refuses", *RULES)
 
 
-def _refused(bench: Bench, first: Exchange) -> None:
+def _refused(bench: Bench, first: RawExchange) -> None:
     report = bench.report
     again = bench.answered(first.request)
     if again.status in BUSY:
@@ -47,7 +47,7 @@ def _refused(bench: Bench, first: Exchange) -> None:
     _corrected(bench, first)
 
 
-def _corrected(bench: Bench, first: Exchange) -> None:
+def _corrected(bench: Bench, first: RawExchange) -> None:
     report = bench.report
     request = bench.request(_key_of(first), body=bench.body(bench.document()))
     exchange = bench.answered(request)
@@ -82,7 +82,7 @@ def _corrected(bench: Bench, first: Exchange) -> None:
         )
 
 
-def _failed(bench: Bench, first: Exchange) -> None:
+def _failed(bench: Bench, first: RawExchange) -> None:
     """The body was too much for the server; what matters here is what became of the key."""
     again = bench.send(first.request)
     if bench.profile.errors_5xx == "rerun" and again.status >= 500 and is_marked(again.answer):
@@ -97,7 +97,7 @@ def _failed(bench: Bench, first: Exchange) -> None:
             )
 
 
-def _stuck(bench: Bench, first: Exchange, exchange: Exchange) -> None:
+def _stuck(bench: Bench, first: RawExchange, exchange: RawExchange) -> None:
     bench.report.find(
         "errors.stuck",
         f"After a refusal with {first.status}, the key gets {exchange.status} for {bench.patience:.0f} s.",
@@ -105,11 +105,11 @@ def _stuck(bench: Bench, first: Exchange, exchange: Exchange) -> None:
     )
 
 
-def _key_of(exchange: Exchange) -> str | bytes:
+def _key_of(exchange: RawExchange) -> str | bytes:
     return next(value for name, value in exchange.request.headers if name == "Idempotency-Key")
 
 
-def _alike(one: Exchange, two: Exchange) -> bool:
+def _alike(one: RawExchange, two: RawExchange) -> bool:
     """The same refusal, word for word."""
     if one.answer is None or two.answer is None or one.status != two.status:
         return False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from ..bench import BUSY, Bench, Operation, Stop
-from ..judging import Seen, document_of, is_marked, seen
+from ..bench import BUSY, Bench, Stop, Trial
+from ..judging import Sight, document_of, is_marked, seen
 from ..variants import reordered
-from ..wire import Answer, Exchange
+from ..wire import RawAnswer, RawExchange
 
 SAME = ("replay.status", "replay.body", "replay.respelled", "replay.headers", "replay.cookies")
 
@@ -38,29 +38,29 @@ def replay(bench: Bench) -> None:
             bench.report.find("replay.unmarked", "A replay says nothing of being one.", [third])
 
 
-def _must_be_a_replay(bench: Bench, first: Operation, exchange: Exchange, what: Seen) -> None:
+def _must_be_a_replay(bench: Bench, first: Trial, exchange: RawExchange, what: Sight) -> None:
     shown = [first.exchange, exchange]
-    if exchange.status in BUSY and what is not Seen.RAN:
+    if exchange.status in BUSY and what is not Sight.RAN:
         bench.report.find(
             "replay.conflict",
             f"The first request was answered {first.exchange.status}; its retries got {exchange.status} for "
             f"{bench.patience:.0f} s.",
             shown,
         )
-    elif what is Seen.RAN:
+    elif what is Sight.RAN:
         bench.report.find(
             "replay.ran-again", "The same request with the same key was carried out a second time.", shown
         )
-    elif what is Seen.FAILED:
+    elif what is Sight.FAILED:
         said = exchange.status or exchange.silence
         bench.report.find("replay.failed", f"The retry of a request that had succeeded got {said}.", shown)
-    elif what is Seen.REFUSED:
+    elif what is Sight.REFUSED:
         bench.report.find(
             "replay.refused", f"The retry of the same bytes was refused with {exchange.status}.", shown
         )
     else:
         bench.report.hold("replay.conflict", "replay.failed", "replay.refused")
-        if what is Seen.REPLAYED:
+        if what is Sight.REPLAYED:
             bench.report.hold("replay.ran-again")
         else:
             bench.report.cannot_tell("every answer is the same; give a count URL", "replay.ran-again")
@@ -68,7 +68,7 @@ def _must_be_a_replay(bench: Bench, first: Operation, exchange: Exchange, what: 
     raise Stop("a plain retry does not get the first answer")
 
 
-def _finished(bench: Bench, first: Operation) -> Exchange:
+def _finished(bench: Bench, first: Trial) -> RawExchange:
     """An accepted operation, once its answer is final, or the last 202."""
     end = time.monotonic() + bench.patience
     while True:
@@ -78,7 +78,7 @@ def _finished(bench: Bench, first: Operation) -> Exchange:
         time.sleep(0.1)
 
 
-def _compare(bench: Bench, first: Exchange, retry: Exchange) -> None:
+def _compare(bench: Bench, first: RawExchange, retry: RawExchange) -> None:
     one, two = first.answer, retry.answer
     assert one is not None and two is not None
     shown = [first, retry]
@@ -104,7 +104,7 @@ def _media(value: str | None) -> str | None:
     return value.replace(" ", "").lower() if value is not None else None
 
 
-def _cookies(bench: Bench, first: Exchange, retry: Exchange) -> None:
+def _cookies(bench: Bench, first: RawExchange, retry: RawExchange) -> None:
     """A cookie that every answer sets is no replay: only one that belongs to the first answer is."""
     assert first.answer is not None and retry.answer is not None
     kept = set(first.answer.every("set-cookie")) & set(retry.answer.every("set-cookie"))
@@ -122,9 +122,9 @@ def _cookies(bench: Bench, first: Exchange, retry: Exchange) -> None:
         )
 
 
-def _refusal(bench: Bench) -> Answer | None:
+def _refusal(bench: Bench) -> RawAnswer | None:
     """How the server answers what it does not carry out."""
-    nowhere = bench.send(bench.request(method="GET", url=bench.target.count_url or bench.target.url))
+    nowhere = bench.send(bench.request(method="GET", url=bench.endpoint.count_url or bench.endpoint.url))
     return nowhere.answer
 
 
@@ -136,13 +136,13 @@ def reorder(bench: Bench) -> None:
         bench.report.cannot_tell("the body has no members to reorder", "replay.reordered")
         return
     exchange, what = bench.again(operation, body=body)
-    if what is Seen.RAN:
+    if what is Sight.RAN:
         bench.report.find(
             "replay.reordered",
             "The same JSON with its members in another order was carried out a second time.",
             [operation.exchange, exchange],
         )
-    elif what is Seen.UNCLEAR:
+    elif what is Sight.UNCLEAR:
         bench.report.cannot_tell("every answer is the same; give a count URL", "replay.reordered")
     else:
         bench.report.hold("replay.reordered")

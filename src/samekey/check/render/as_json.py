@@ -1,11 +1,31 @@
-"""A report for scripts."""
+"""Reports for scripts."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from ..masking import shown_answer, shown_request
 from ..report import Finding, Report
+
+
+def as_json(reports: Sequence[Report]) -> str:
+    """One document: that of the only report, or all of them with their findings together."""
+    return json.dumps(content(reports[0]) if len(reports) == 1 else together(reports), indent=2) + "\n"
+
+
+def together(reports: Sequence[Report]) -> dict[str, Any]:
+    """Several reports, ready for ``json.dumps``."""
+    return {
+        "ok": all(report.ok for report in reports),
+        "findings": [
+            {"url": report.url, **_finding(report, finding)}
+            for report in reports
+            for finding in report.findings
+        ],
+        "reports": [content(report) for report in reports],
+    }
 
 
 def content(report: Report) -> dict[str, Any]:
@@ -14,6 +34,7 @@ def content(report: Report) -> dict[str, Any]:
         "ok": report.ok,
         "url": report.url,
         "method": report.method,
+        "name": report.name,
         "profile": report.profile,
         "strict": report.strict,
         "findings": [_finding(report, finding) for finding in report.findings],

@@ -8,11 +8,12 @@ from ..masking import shown_answer, shown_request
 from ..report import Finding, Report
 
 
-def lines(report: Report, *, exchanges: bool = True) -> Iterator[str]:
+def lines(report: Report) -> Iterator[str]:
     """The findings first, each with what it rests on; then what else was seen."""
-    yield f"{report.method} {report.url}, profile {report.profile}{', strict' if report.strict else ''}"
+    name = f"{report.name}: " if report.name else ""
+    yield f"{name}{report.method} {report.url}, profile {report.profile}{', strict' if report.strict else ''}"
     for finding in report.findings:
-        yield from _finding(report, finding, exchanges)
+        yield from _finding(report, finding)
     if report.notes:
         yield ""
         yield "Notes (no findings; --strict makes them so):"
@@ -33,13 +34,13 @@ def lines(report: Report, *, exchanges: bool = True) -> Iterator[str]:
     yield _summary(report)
 
 
-def _finding(report: Report, finding: Finding, exchanges: bool) -> Iterator[str]:
+def _finding(report: Report, finding: Finding) -> Iterator[str]:
     rule = finding.rule
     yield ""
     yield f"✗ {rule.id} ({rule.severity}): {finding.detail}"
     yield f"  rule: {rule.says} [{rule.source}]"
     yield f"  fix:  {rule.fix}"
-    for exchange in finding.exchanges if exchanges else ():
+    for exchange in finding.exchanges:
         yield ""
         yield from (f"    > {line}" for line in shown_request(exchange, report.secrets).splitlines())
         yield from (f"    < {line}" for line in shown_answer(exchange, report.secrets).splitlines())

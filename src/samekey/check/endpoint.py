@@ -31,7 +31,7 @@ class Variation:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Endpoint:
     """One endpoint."""
 
     url: str

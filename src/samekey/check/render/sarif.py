@@ -1,0 +1,58 @@
+"""Reports as SARIF 2.1.0, for tools that collect findings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..masking import shown_answer, shown_request
+from ..report import Finding, Report
+from ..rules import RULES
+
+
+def as_sarif(reports: Sequence[Report]) -> str:
+    """One run, with every rule and all findings and notes."""
+    document = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": {"name": "samekey check", "rules": [_rule(name) for name in RULES]}},
+                "results": [
+                    _result(report, finding)
+                    for report in reports
+                    for finding in (*report.findings, *report.notes)
+                ],
+            }
+        ],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _rule(name: str) -> dict[str, Any]:
+    rule = RULES[name]
+    return {
+        "id": name,
+        "shortDescription": {"text": rule.says},
+        "fullDescription": {"text": f"{rule.says} ({rule.source})"},
+        "help": {"text": rule.fix},
+        "defaultConfiguration": {"level": str(rule.severity)},
+    }
+
+
+def _result(report: Report, finding: Finding) -> dict[str, Any]:
+    return {
+        "ruleId": finding.id,
+        "ruleIndex": list(RULES).index(finding.id),
+        "level": str(finding.rule.severity),
+        "message": {"text": finding.detail},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": report.url}}}],
+        "properties": {
+            "fix": finding.rule.fix,
+            "exchanges": [
+                [shown_request(exchange, report.secrets), shown_answer(exchange, report.secrets)]
+                for exchange in finding.exchanges
+            ],
+        },
+    }
