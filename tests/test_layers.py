@@ -95,7 +95,7 @@ LAYERS = {
     "workers": Layer(frozenset({"engine", "core", "stores", "drivers", "response", "evidence", "errors"})),
     "ops": Layer(ANY, frozenset({"opentelemetry", "prometheus_client", "rich"})),
     # It knows nothing of samekey's own way of doing it: it looks at any server, from outside.
-    "check": Layer(frozenset({"errors"})),
+    "check": Layer(frozenset({"errors"}), frozenset({"uvicorn"})),
     "samekey": Layer(frozenset({"core", "engine", "idempotency", "response", "evidence", "errors"})),
     "cli": Layer(ANY, frozenset({"typer", "rich"})),
     "testing": Layer(ANY, ANY),
