@@ -544,6 +544,7 @@ RUN_ELSEWHERE = {
     "operations.md": "tests/operator/test_operations_docs.py",
     "phased.md": "tests/phased/test_docs_phased.py",
     "spec.md": "tests/ops/test_spec.py",
+    "sqlalchemy.md": "tests/sqlalchemy/test_docs_sqlalchemy.py",
     "tutorial.md": "tests/payments/test_docs_tutorial.py",
 }
 """Pages whose code is run by the tests of what they are about."""

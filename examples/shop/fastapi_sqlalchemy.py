@@ -1,11 +1,10 @@
-"""The shop in FastAPI with SQLAlchemy, async: its service commits, as services do."""
+"""The shop in FastAPI with SQLAlchemy, async. Its service commits; the session class is all that is ours."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from samekey import Idempotency
@@ -16,7 +15,7 @@ from samekey.tenants import by_state
 from . import SLOW, policy
 from .bodies import Order, Wanted
 from .fastapi import Account
-from .tables import Row, async_url, prepare
+from .tables import async_url, listed_async, prepare, write_async
 
 __all__ = ["make", "prepare"]
 
@@ -29,12 +28,6 @@ async def get_session(request: Request) -> AsyncIterator[AsyncSession]:
 Database = Annotated[AsyncSession, Depends(get_session)]
 
 
-async def write(session: AsyncSession, account: str, wanted: Wanted) -> Row:
-    session.add(row := Row(account=account, sku=wanted.sku, quantity=wanted.quantity))
-    await session.commit()
-    return row
-
-
 def make(url: str) -> FastAPI:
     engine = create_async_engine(async_url(url))
     idempotency, app = Idempotency(engine, policy=policy()), FastAPI(title="The shop")
@@ -44,23 +37,23 @@ def make(url: str) -> FastAPI:
     @app.post("/orders", status_code=201, response_model=Order)
     @idempotency.atomic
     async def place(wanted: Wanted, account: Account, session: Database) -> Any:
-        return await write(session, account, wanted)
+        return await write_async(session, account, wanted.model_dump())
 
     @app.post("/orders/slow", status_code=201, response_model=Order)
     @idempotency.atomic
     async def slow(wanted: Wanted, account: Account, session: Database) -> Any:
-        row = await write(session, account, wanted)
+        row = await write_async(session, account, wanted.model_dump())
         await asyncio.sleep(SLOW)
         return row
 
     @app.post("/orders/refused", status_code=201, response_model=Order)
     @idempotency.atomic
     async def refused(wanted: Wanted, account: Account, session: Database) -> Any:
-        await write(session, account, wanted)
+        await write_async(session, account, wanted.model_dump())
         raise HTTPException(409, "sold out")
 
     @app.get("/orders", response_model=list[Order])
     async def orders(account: Account, session: Database) -> Any:
-        return (await session.scalars(select(Row).where(Row.account == account).order_by(Row.id))).all()
+        return await listed_async(session, account)
 
     return app

@@ -1,10 +1,15 @@
-"""The shop's table as SQLAlchemy's model of it, for the shops that write through sessions."""
+"""The shop's table and its service in SQLAlchemy, as applications have them: nothing in it is samekey's."""
 
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from .books import prepare
 
-__all__ = ["Row", "async_url", "prepare", "sync_url"]
+__all__ = ["Row", "async_url", "listed", "listed_async", "prepare", "sync_url", "write", "write_async"]
 
 
 class Base(MappedAsDataclass, DeclarativeBase):
@@ -18,6 +23,29 @@ class Row(Base):
     account: Mapped[str]
     sku: Mapped[str]
     quantity: Mapped[int]
+
+
+def write(session: Session, account: str, order: dict[str, Any]) -> Row:
+    session.add(row := Row(account=account, **order))
+    session.commit()
+    session.refresh(row)
+    return row
+
+
+async def write_async(session: AsyncSession, account: str, order: dict[str, Any]) -> Row:
+    session.add(row := Row(account=account, **order))
+    await session.commit()
+    await session.refresh(row)
+    return row
+
+
+def listed(session: Session, account: str) -> Sequence[Row]:
+    return session.scalars(select(Row).where(Row.account == account).order_by(Row.id)).all()
+
+
+async def listed_async(session: AsyncSession, account: str) -> Sequence[Row]:
+    found = await session.scalars(select(Row).where(Row.account == account).order_by(Row.id))
+    return found.all()
 
 
 def sync_url(url: str) -> str:

@@ -6,6 +6,7 @@ They are sync functions; in async stacks ``AsyncSession.run_sync`` runs them, so
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse
 from flask import Flask, g
-from sqlalchemy import ForeignKey, String, create_engine, event, select
+from sqlalchemy import ForeignKey, String, create_engine, delete, event, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
@@ -76,7 +77,10 @@ class Stack:
         self.after_error: BaseException | None = None
         self.runs = 0
         self.plain = create_engine(url_for(url, is_async=False), poolclass=NullPool)
+        self.tenant = uuid.uuid4().hex
         Base.metadata.create_all(self.plain)
+        with self.plain.begin() as connection:
+            connection.execute(delete(Note))
         self.engine: Engine
         self.given: Engine | AsyncEngine
         if self.is_async:
@@ -146,7 +150,7 @@ class Stack:
 
     def _fastapi_async(self) -> FastAPI:
         app = FastAPI()
-        app.add_middleware(ASGIMiddleware, idempotency=self.idempotency, tenant=lambda _: "ann")
+        app.add_middleware(ASGIMiddleware, idempotency=self.idempotency, tenant=lambda _: self.tenant)
 
         async def get_session() -> AsyncIterator[AsyncSession]:
             async with self.sessions() as session:
@@ -170,7 +174,7 @@ class Stack:
 
     def _fastapi_sync(self) -> FastAPI:
         app = FastAPI()
-        app.add_middleware(ASGIMiddleware, idempotency=self.idempotency, tenant=lambda _: "ann")
+        app.add_middleware(ASGIMiddleware, idempotency=self.idempotency, tenant=lambda _: self.tenant)
 
         def get_session() -> Iterator[Session]:
             with self.sessions() as session:
@@ -195,7 +199,7 @@ class Stack:
     def _flask(self) -> Flask:
         app = Flask("notes")
         app.wsgi_app = WSGIMiddleware(  # type: ignore[method-assign]
-            app.wsgi_app, idempotency=self.idempotency, tenant=lambda _: "ann"
+            app.wsgi_app, idempotency=self.idempotency, tenant=lambda _: self.tenant
         )
 
         @app.before_request
