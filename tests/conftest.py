@@ -19,6 +19,9 @@ if os.environ.get("CI"):
     settings.register_profile("ci", derandomize=True, print_blob=True)
     settings.load_profile("ci")
 
+# By name, so that it is there before this version is installed; an installed one is loaded by itself.
+pytest_plugins = ["samekey.testing.plugin"]
+
 # Before anything imports them: the bodies of the conformance suite assert as tests do.
 pytest.register_assert_rewrite(
     *(

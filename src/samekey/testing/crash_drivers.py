@@ -41,9 +41,13 @@ class WatchedDriver:
         session.reach("after begin")
         return session
 
-    def close(self) -> None:
+    def abandon(self) -> None:
+        """What the server does when the process is gone: open transactions are rolled back."""
         for session in self._sessions:
             session.abandon()
+
+    def close(self) -> None:
+        self.abandon()
         self._driver.close()
 
 
@@ -143,9 +147,13 @@ class AsyncWatchedDriver:
         await session.reach("after begin")
         return session
 
-    async def close(self) -> None:
+    async def abandon(self) -> None:
+        """What the server does when the process is gone: open transactions are rolled back."""
         for session in self._sessions:
             await session.abandon()
+
+    async def close(self) -> None:
+        await self.abandon()
         await self._driver.close()
 
 
