@@ -92,6 +92,10 @@ LAYERS = {
     "wsgi": Layer(frozenset({"edges"})),
     # An integration: a Django app, with an edge of its own, on the alias' own connection.
     "django": Layer(ANY, frozenset({"asgiref", "django", "rest_framework"})),
+    # One framework each, for those who have it: nothing else of samekey imports these.
+    "litestar": Layer(
+        frozenset({"core", "edges", "idempotency", "tenants", "errors"}), frozenset({"litestar"})
+    ),
     "workers": Layer(frozenset({"engine", "core", "stores", "drivers", "response", "evidence", "errors"})),
     "ops": Layer(ANY, frozenset({"opentelemetry", "prometheus_client", "rich"})),
     # It knows nothing of samekey's own way of doing it: it looks at any server, from outside.
@@ -102,7 +106,7 @@ LAYERS = {
 }
 """By the first name below ``samekey``; ``samekey`` itself is ``__init__.py``, the public names."""
 
-MAY_IMPORT_EDGES = {"asgi", "wsgi", "django", "edges", "cli", "ops", "testing"}
+MAY_IMPORT_EDGES = {"asgi", "wsgi", "django", "litestar", "edges", "cli", "ops", "testing"}
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import flask
@@ -24,10 +25,11 @@ from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
 from samekey.engine.options import LeasedOptions, TransactionOptions
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.callers import AsgiApp, AsgiClient, Client, LoopThread, WsgiApp, WsgiClient
+from tests.edges.litestar_app import litestar_app, litestar_response
 from tests.edges.world import Reply, Store, World
 
-Kind = Literal["starlette", "fastapi", "threadpool", "flask", "asgi", "wsgi"]
-FRAMEWORKS: tuple[Kind, ...] = ("starlette", "fastapi", "threadpool", "flask")
+Kind = Literal["starlette", "fastapi", "threadpool", "flask", "litestar", "litestar-threads", "asgi", "wsgi"]
+FRAMEWORKS: tuple[Kind, ...] = ("starlette", "fastapi", "threadpool", "flask", "litestar", "litestar-threads")
 BARE: tuple[Kind, ...] = ("asgi", "wsgi")
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -73,6 +75,8 @@ def build(
         "fastapi": _fastapi,
         "threadpool": _threadpool,
         "asgi": _bare_asgi,
+        "litestar": _litestar,
+        "litestar-threads": _litestar_threads,
     }
     return AsgiClient(makers[kind](store, world, setup), loop)
 
@@ -104,27 +108,29 @@ def starlette_response(reply: Reply) -> Response:
     return response
 
 
-def _handlers(store: Store, world: World, setup: Setup) -> dict[str, Any]:
+def _handlers(
+    store: Store, world: World, setup: Setup, respond: Callable[[Reply], Any] = starlette_response
+) -> dict[str, Any]:
     """Path to handler, for the async frameworks."""
     idempotency = store.idempotency
 
     @idempotency.leased(**setup.leased)
-    async def leased(request: Request) -> Response:
-        return starlette_response(await world.perform_async(store, "leased"))
+    async def leased(request: Request) -> Any:
+        return respond(await world.perform_async(store, "leased"))
 
     @idempotency.atomic(**setup.atomic)
-    async def atomic(request: Request) -> Response:
-        return starlette_response(await world.perform_async(store, "atomic"))
+    async def atomic(request: Request) -> Any:
+        return respond(await world.perform_async(store, "atomic"))
 
     @idempotency.leased(**setup.optional)
-    async def optional(request: Request) -> Response:
-        return starlette_response(await world.perform_async(store, "optional"))
+    async def optional(request: Request) -> Any:
+        return respond(await world.perform_async(store, "optional"))
 
-    async def plain(request: Request) -> Response:
-        return starlette_response(await world.perform_async(store, "plain"))
+    async def plain(request: Request) -> Any:
+        return respond(await world.perform_async(store, "plain"))
 
     @idempotency.exempt
-    async def exempt(request: Request) -> Response:
+    async def exempt(request: Request) -> Any:
         return await plain(request)
 
     return {
@@ -188,6 +194,16 @@ def _threadpool(store: Store, world: World, setup: Setup) -> AsgiApp:
         app.add_api_route(path, handler, methods=_methods(store, path), response_model=None)
     app.add_middleware(AsgiMiddleware, **_options(store, setup))
     return app
+
+
+def _litestar(store: Store, world: World, setup: Setup) -> AsgiApp:
+    handlers = _handlers(store, world, setup, litestar_response)
+    return litestar_app(handlers, partial(_methods, store), _options(store, setup)).__call__
+
+
+def _litestar_threads(store: Store, world: World, setup: Setup) -> AsgiApp:
+    handlers = _sync_handlers(store, world, setup, litestar_response)
+    return litestar_app(handlers, partial(_methods, store), _options(store, setup)).__call__
 
 
 def flask_response(reply: Reply) -> flask.Response:

@@ -160,15 +160,19 @@ async def call_asgi(
     if request.client_leaves:
         messages[1] = {"type": "http.disconnect"}
 
+    answered = asyncio.Event()
+
     async def receive() -> Message:
         if messages:
             return messages.pop(0)
-        await asyncio.sleep(3600)
-        raise AssertionError("unreachable")
+        await answered.wait()  # as servers do: once the answer is out, there is nobody to listen to
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         if on_send is not None:
             on_send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            answered.set()
         if message["type"] == "http.response.start":
             assert not got.status, "an answer was started twice"
             got.status = message["status"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lab.processes import wait_until
+from tests.chosen import whole
 from tests.edges.apps import FRAMEWORKS, Kind
 from tests.edges.callers import Client, Got
 from tests.edges.conftest import Build
@@ -16,7 +17,11 @@ from tests.edges.scenarios import Ask
 from tests.edges.world import Reply, Store, Stores, World
 
 ROUTES = [
-    *((kind, mode) for kind in FRAMEWORKS for mode in ("leased", "atomic", "edge")),
+    *(
+        pytest.param(kind, mode, marks=(whole,) if kind == "litestar-threads" else ())
+        for kind in FRAMEWORKS
+        for mode in ("leased", "atomic", "edge")
+    ),
     ("asgi", "edge"),
     ("wsgi", "edge"),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from samekey.errors import StreamedAnswer
@@ -151,7 +153,9 @@ def test_streamed_atomic_is_refused(name: str, kind: Kind, builder: Build, store
     client = builder(kind, store, world)
     ask = Ask().request("/atomic", world.name)
     first = client.send(ask)
-    assert first.status == 500 and isinstance(first.error, StreamedAnswer)
+    assert first.status == 500 and first.error is not None
+    # Litestar raises an error of its own, because of ours.
+    assert StreamedAnswer.__name__ in "".join(traceback.format_exception(first.error))
     assert (store.effects(world), store.records(f"{world.name}-alice")) == (0, [])
     assert client.send(ask).json() == {"run": 2}
     assert store.effects(world) == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.chosen import whole
 from tests.edges.apps import BARE, FRAMEWORKS, Kind, Setup
 from tests.edges.conftest import Build
 from tests.edges.scenarios import SCENARIOS, Scenario
@@ -19,7 +20,9 @@ def _rows(*, postgres: bool = False) -> Iterator[pytest.ParameterSet]:
             bare = BARE if mode == "edge" and scenario.bare else ()
             for kind in (*FRAMEWORKS, *bare):
                 if not postgres or (scenario.on_postgres and kind != "starlette"):
-                    yield pytest.param(kind, mode, scenario, id=f"{scenario.name}-{mode}-{kind}")
+                    left = kind == "litestar-threads" or (postgres and kind == "litestar")
+                    marks = (whole,) if left else ()
+                    yield pytest.param(kind, mode, scenario, id=f"{scenario.name}-{mode}-{kind}", marks=marks)
 
 
 def _play(builder: Build, stores: Stores, kind: Kind, mode: str, scenario: Scenario) -> None:

@@ -38,8 +38,8 @@ from .guards import (
     too_large,
 )
 from .held import Held
-from .messages import App, Message, Receive, Scope, Send, send_answer
-from .starlette import find_route, framework_of, router_behind
+from .messages import PATH, App, Message, Receive, Scope, Send, send_answer
+from .routing import find_route, framework_of, router_behind
 from .startup import Wrong, look
 from .walk import state_changing
 
@@ -134,7 +134,7 @@ class AsgiMiddleware:
         return find_route(scope, self._router) or of_the_application(self.app, scope.get("path", ""))
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wrong = self._look(scope)
+        wrong = self.look(scope.get("root_path", ""))
         route = self._find(scope)
         wrong.refuse(route)
         guarded = self._guards.for_route(route, scope.get("path", ""))
@@ -215,7 +215,7 @@ class AsgiMiddleware:
     def _exchange(self, scope: Scope, lines: list[bytes], route: Found = None) -> Exchange:
         parts = RequestParts(
             method=scope["method"].upper(),
-            path=scope.get("path", ""),
+            path=scope.get(PATH) or scope.get("path", ""),
             query=scope.get("query_string", b""),
             headers=tuple((name.lower(), value) for name, value in scope["headers"]),
             body=None,
@@ -245,7 +245,7 @@ class AsgiMiddleware:
         first: Message | None = await receive()
         assert first is not None
         if first["type"] == "lifespan.startup":
-            found = "\n".join(self._look(scope))
+            found = "\n".join(self.look(scope.get("root_path", "")))
             if found:
                 await send({"type": "lifespan.startup.failed", "message": found})
                 return
@@ -259,8 +259,9 @@ class AsgiMiddleware:
 
         await self.app(scope, receive_lifespan, send)
 
-    def _look(self, scope: Scope) -> Wrong:
-        """Once: at start-up where the server says so, else at the first request."""
+    def look(self, root: str = "") -> Wrong:
+        """What would have no effect. Once: at start-up where the server says so, else at the first request.
+        ``root`` is what the server has taken off the path."""
         if self._wrong is None:
             wrong = look(
                 self.app,
@@ -268,7 +269,7 @@ class AsgiMiddleware:
                 self._routes,
                 undecorated=self._guards.said,
                 decorators=self._guards.decorators,
-                root=scope.get("root_path", ""),
+                root=root,
             )
             self._guard_handlers()
             self._wrong = wrong.logged()

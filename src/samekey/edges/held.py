@@ -18,8 +18,7 @@ from ..engine.exchange import Exchange, current_exchange, is_sign
 from ..engine.operation import Running, _current
 from ..engine.way import Finished, Handled, with_expiry
 from .guards import Guarded, own_word, unguarded_answer
-from .messages import App, Collected, Message, Receive, Scope, Send, send_answer
-from .starlette import lower_case
+from .messages import App, Collected, Message, Receive, Scope, Send, lower_case, send_answer
 
 logger = logging.getLogger("samekey")
 
@@ -429,8 +428,10 @@ class Held:
         return verdict_answer(Outstanding(operation_id, running.expires_at), running.rules.policy)
 
     async def _deliver(self, answer: Answer | None) -> None:
-        """Sends the answer. None: the error that follows is for the server to answer."""
+        """Sends the answer. None: the error that follows is for the server to answer. What is recorded may
+        hear that its client has gone: a streaming response may wait for that before it ends."""
         self._answered = True
+        self._passes.set()
         if answer is None:
             return
         try:

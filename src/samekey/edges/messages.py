@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from ..core.record import Answer
-from .starlette import lower_case
+from ..core.record import Answer, Headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -14,6 +13,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+PATH: Final = "samekey.path"
+"""The key in the scope under which it stands which path a request came by, where a mount hides it."""
 _ENDLESS: Final = (b"text/event-stream", b"multipart/x-mixed-replace")
 """Types of answers that have no end."""
 
@@ -75,3 +76,8 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
         headers.append((b"content-length", str(len(answer.body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if head else answer.body, "more_body": False})
+
+
+def lower_case(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """As the ASGI specification has the names of headers: middleware further out compares them so."""
+    return [(name.lower(), value) for name, value in headers]

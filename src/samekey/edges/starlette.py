@@ -9,18 +9,21 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from ..core.record import Answer, Headers
+from ..core.record import Answer
 from ..engine.around import is_wrapped
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.marks import mark_of, own_handler, stands_in
 from ..engine.operation import Running
 from ..engine.streams import is_stream, watched
+from . import litestar
 from .bound import bound, bound_stream
 from .guards import NO_ROUTE, Found, Route
-from .wrapped import _DEEPEST, behind, is_flask, routes_of
+from .messages import lower_case
+from .wrapped import _DEEPEST, behind, is_flask, is_litestar, routes_of
 
 logger = logging.getLogger("samekey")
 
@@ -59,6 +62,8 @@ def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:
         if match.name != "FULL":
             continue
         template = f"{prefix}{getattr(route, 'path', '')}"
+        if is_litestar(getattr(route, "app", None)):
+            return _below(template, litestar.find_route({**scope, **child}, route.app))
         inner = getattr(route, "routes", None)
         if inner:
             return _match(getattr(route, "app", None), inner, {**scope, **child}, template)
@@ -71,6 +76,10 @@ def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:
             return Route(endpoint, scope.get("path", ""), opaque=True, walked=walked)
         return _by_method(route, endpoint, scope["method"], template)
     return NO_ROUTE if _refuses(app) else None
+
+
+def _below(prefix: str, found: Found) -> Found:
+    return replace(found, template=f"{prefix}{found.template}") if isinstance(found, Route) else found
 
 
 def _by_method(route: Any, endpoint: Any, method: str, template: str) -> Found:
@@ -261,8 +270,3 @@ def _framework(kind: Any = StarletteFramework) -> Framework:
 def _made(kind: Any, responses: Any, exceptions: Any) -> Framework:
     made: Framework = kind(responses, exceptions)
     return made
-
-
-def lower_case(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """As the ASGI specification has the names of headers: middleware further out compares them so."""
-    return [(name.lower(), value) for name, value in headers]

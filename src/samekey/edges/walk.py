@@ -1,7 +1,7 @@
 """Every route that can be reached through an application, and every middleware of ours on the way to it.
 
-It walks Starlette, FastAPI, Flask, what they mount and what wraps them. It runs no handler and no middleware,
-and touches no store. What it cannot see into counts as a route that takes everything.
+It walks Starlette, FastAPI, Litestar, Flask, what they mount and what wraps them. It runs no handler and no
+middleware, and touches no store. What it cannot see into counts as a route that takes everything.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any, Final
 from wsgiref.util import setup_testing_defaults
 
 from ..core.policy import Policy
+from ..engine.around import is_wrapped
 from ..engine.marks import GUARD, own_handler
-from . import flask, starlette
+from . import flask, litestar, routing, starlette
 from .guards import Found, GuardHandler, Route
-from .wrapped import attribute, inside, is_flask, routes_of
+from .wrapped import attribute, inside, is_flask, is_litestar, routes_of
 
 READ_ONLY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 """Methods that change nothing by their definition."""
@@ -89,6 +90,8 @@ class RoutePlace:
     guards: tuple[Guard, ...] = ()
     app: Any = None
     host: str = ""
+    past: Any = None
+    """A middleware in which the walk began: it stands between what is looked at here."""
 
     def behind(self, middleware: Any) -> RoutePlace:
         return replace(self, guards=(*self.guards, Guard(middleware, self.prefix, self.app)))
@@ -113,6 +116,8 @@ def walk(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
         yield from _flask_routes(owner, place)
     elif owner is not None and routes_of(owner) is not None and app.__name__ == "app":
         yield from _routes(owner, place)  # a router's own, behind its middleware
+    elif is_litestar(app):
+        yield from _litestar(app, place)
     elif attribute(app, "user_middleware") is not None and routes_of(app) is not None:
         yield from _starlette(app, place)
     elif routes_of(app) is not None:
@@ -128,6 +133,7 @@ def walk(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
     else:
         # A decorated application is a handler; what it wraps is called by it alone.
         inner = None if attribute(app, GUARD) is not None else inside(app)
+        place = replace(place, past=attribute(app, "samekey_past") or place.past)
         yield from _opaque(app, place) if inner is None else walk(inner, place)
 
 
@@ -165,7 +171,7 @@ def find_path(
     scope = {"type": "http", "method": method, "path": path, "root_path": root, "headers": headers}
     if scope_app is not None:
         scope["app"] = scope_app
-    return starlette.find_route(scope, starlette.router_behind(app))
+    return routing.find_route(scope, routing.router_behind(app))
 
 
 def _is_asgi(app: Any) -> bool:
@@ -245,6 +251,41 @@ def _endpoint(route: Any, endpoint: Any, template: str, place: RoutePlace) -> It
                 guard_handler=hook,
                 wrapped=starlette.is_wrapped_handler(found.endpoint),
             )
+
+
+def _litestar(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
+    """Litestar keeps its middleware with each handler, from the outermost."""
+    for route in app.routes:
+        prefix = replace(place, prefix=f"{place.prefix}{route.path_format.rstrip('/')}")
+        if not litestar.is_http(route):
+            handler = attribute(route, "route_handler")
+            if attribute(handler, "is_mount") is not None and not handler.is_static:
+                yield from walk(litestar.function_of(handler), _behind_litestar(handler, prefix))
+            continue
+        for method, (handler, _) in sorted(route.route_handler_map.items()):
+            function, before, path = (
+                litestar.function_of(handler),
+                _sample(place.prefix),
+                litestar.sample_of(route),
+            )
+            yield ReachedRoute(
+                method,
+                f"{place.prefix}{route.path_format}",
+                function,
+                _behind_litestar(handler, place).guards,
+                None if before is None or path is None else f"{before}{path}",
+                place.host,
+                route=route,
+                guard_handler=partial(litestar.guard_handler, route, method),
+                wrapped=is_wrapped(function),
+            )
+
+
+def _behind_litestar(handler: Any, place: RoutePlace) -> RoutePlace:
+    for middleware in reversed(handler.resolve_middleware()):
+        ours = attribute(middleware, "samekey_middleware")
+        place = place if ours is None or ours is place.past else place.behind(ours)
+    return place
 
 
 def _behind_all(app: Any, place: RoutePlace) -> RoutePlace:

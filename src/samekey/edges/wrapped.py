@@ -34,7 +34,11 @@ def attribute(thing: Any, name: str) -> Any:
 def routes_of(app: Any) -> Sequence[Any] | None:
     """The routes of a router as Starlette has them; None for anything else that is called ``routes``."""
     routes = attribute(app, "routes")
-    return routes if isinstance(routes, list | tuple) else None
+    return routes if isinstance(routes, list | tuple) and not is_litestar(app) else None
+
+
+def is_litestar(app: Any) -> bool:
+    return callable(attribute(attribute(app, "asgi_router"), "handle_routing"))
 
 
 def is_flask(app: Any) -> bool:

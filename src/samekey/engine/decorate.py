@@ -299,6 +299,11 @@ def _respond(exchange: Exchange, finished: Finished) -> Any:
 def check_undecorated(handler: Any) -> None:
     if not callable(handler):
         raise ConfigurationError("Decorate a function: @idempotency.atomic above def or async def.")
+    if hasattr(handler, "http_methods") and hasattr(handler, "fn"):
+        raise ConfigurationError(
+            "This is a route of Litestar already. Write Litestar's decorator (@post) above samekey's, so "
+            "that it is given the guarded function."
+        )
     if isinstance(handler, type):
         raise ConfigurationError(
             f"{handler.__qualname__} is a class, and a decorator of samekey guards one function. Decorate "
