@@ -3,6 +3,7 @@ it: after authentication and validation, on a replay too."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -145,6 +146,47 @@ def test_a_generator_that_fails(shop: Shop, when: str, error: type[Exception]) -
     shop.send(shop.guard(app), times=3)
     said = error is NotExecuted and when == "before the first piece"
     assert (shop.charges, shop.states()) == ((3, ["failed_retryable"]) if said else (1, ["unknown"]))
+
+
+@pytest.mark.parametrize("when", ["before its first step", "in its claim"])
+def test_an_answer_in_the_place_of_a_generators_is_the_only_one(shop: Shop, when: str) -> None:
+    """A framework begins to answer before the generator runs; a middleware that gives up answers anew."""
+
+    class GivesUp:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def forward(message: Any) -> None:
+                await send(message)
+                if when == "before its first step":
+                    raise ArithmeticError
+
+            if scope["type"] != "http":
+                return await self.app(scope, receive, send)
+            try:
+                await self.app(scope, receive, forward)
+            except (ArithmeticError, ExceptionGroup, asyncio.CancelledError):
+                await JSONResponse({"late": 1}, 503)(scope, receive, send)
+
+    def fails(scope: Any) -> str:
+        raise asyncio.CancelledError
+
+    app = FastAPI()
+
+    @app.post("/pay")
+    async def pieces() -> AsyncIterator[dict[str, int]]:
+        shop.charge()
+        yield {"one": 1}
+
+    app.add_middleware(GivesUp)
+    options = {} if when == "before its first step" else {"binding": fails}
+    (got,) = shop.send(shop.guard(app, **options), times=1)
+    assert (
+        (got.status, got.body, got.error) == (503, b'{"late":1}', None)
+        and shop.charges == 0
+        and shop.states() == []
+    )
 
 
 @pytest.mark.parametrize("first", [True, False])

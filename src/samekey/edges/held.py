@@ -304,7 +304,7 @@ class Held:
     def _hold(self, message: Message) -> None:
         """A generator has been called, and claims at its first step: what is sent before waits for that."""
         if message["type"] == "http.response.start":
-            self._sent.start = message
+            self._sent = Collected(message)  # the last one counts: nobody has seen another
         else:
             self._sent.add(message)
 
@@ -316,9 +316,10 @@ class Held:
         held, self._sent.start = self._sent.start, None
         assert held is not None
         self._pass()
-        await self._send(held)
-        for chunk in self._sent.chunks:
-            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if message["type"] != "http.response.start":  # else somebody answers in the place of what was held
+            await self._send(held)
+            for chunk in self._sent.chunks:
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         await self._send(message)
 
     async def _collect(self, message: Message) -> None:

@@ -22,8 +22,8 @@ _ENDLESS: Final = (b"text/event-stream", b"multipart/x-mixed-replace")
 class Collected:
     """What an application has sent of its answer so far."""
 
-    def __init__(self) -> None:
-        self.start: Message | None = None
+    def __init__(self, start: Message | None = None) -> None:
+        self.start = start
         self.chunks: list[bytes] = []
         self.size = 0
         self.pieces = 0
