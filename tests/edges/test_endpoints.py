@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import flask
 import pytest
 from fastapi import Depends, FastAPI, Header, HTTPException
 from fastapi.responses import StreamingResponse
@@ -162,10 +163,8 @@ def test_an_answer_in_the_place_of_a_generators_is_the_only_one(shop: Shop, when
                 if when == "before its first step":
                     raise ArithmeticError
 
-            if scope["type"] != "http":
-                return await self.app(scope, receive, send)
             try:
-                await self.app(scope, receive, forward)
+                await self.app(scope, receive, forward if scope["type"] == "http" else send)
             except (ArithmeticError, ExceptionGroup, asyncio.CancelledError):
                 await JSONResponse({"late": 1}, 503)(scope, receive, send)
 
@@ -274,6 +273,42 @@ def test_a_stream_that_calls_a_guarded_function(shop: Shop, decorated: bool, syn
     app.post("/pay")(shop.idempotency.leased(streams) if decorated else streams)
     got = shop.send(shop.guard(app), times=3)
     assert statuses(got) == [200] * 3 and got[2].replayed and shop.charges == 1
+    middle = len(got[0].body) // 2
+    assert got[0].body[:middle] == got[0].body[middle:]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("decorated", [False, True])
+@pytest.mark.parametrize("form", ["response", "with context", "generator", "tuple"])
+def test_pieces_of_flask_that_call_a_guarded_function(
+    shop: Shop, form: str, decorated: bool, breaks: bool
+) -> None:
+    @shop.idempotency.leased
+    def charge() -> str:
+        shop.charge()
+        return current_operation().id
+
+    def pieces() -> Iterator[str]:
+        yield current_operation().id
+        yield charge()
+        if breaks:
+            raise NotExecuted
+
+    def view() -> Any:
+        if form == "response":
+            return flask.Response(pieces())
+        if form == "with context":
+            return flask.Response(flask.stream_with_context(pieces()))
+        return pieces() if form == "generator" else (pieces(), 200)
+
+    app = flask.Flask(__name__)
+    app.add_url_rule("/pay", "pay", shop.idempotency.leased(view) if decorated else view, methods=["POST"])
+    got = shop.send(shop.guard_wsgi(app), times=3)
+    assert shop.charges == 1
+    if breaks:
+        assert shop.states() == ["unknown"]
+        return
+    assert statuses(got) == [200] * 3 and got[2].replayed
     middle = len(got[0].body) // 2
     assert got[0].body[:middle] == got[0].body[middle:]
 

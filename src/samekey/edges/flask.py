@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,8 @@ from ..core.record import Answer
 from ..engine.around import is_wrapped
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.marks import mark_of, own_handler, stands_in
+from ..engine.operation import Running
+from ..engine.streams import watched_sync
 from . import wrapped
 from .bound import bound
 from .guards import NO_ROUTE, Found, Route
@@ -146,6 +148,16 @@ class FlaskFramework(Framework):
             return None if chosen is None else int(str(chosen).split(" ", 1)[0])
         except ValueError:
             return None
+
+    def watch(self, value: Any, running: Running) -> Any:
+        given, rest = (value[0], value[1:]) if isinstance(value, tuple) and value else (value, None)
+        if isinstance(given, self._response):
+            if isinstance(given.response, Iterator) and not given.direct_passthrough:
+                given.response = watched_sync(given.response, running)
+        elif isinstance(given, Iterator):
+            pieces = watched_sync(given, running)
+            return pieces if rest is None else (pieces, *rest)
+        return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _in_context((), {})

@@ -235,10 +235,11 @@ class StarletteFramework(Framework):
         chosen = [one.status_code for one, before in noted or () if one.status_code != before]
         return next((int(status) for status in chosen if status is not None), None)
 
-    def watch(self, value: Any, running: Running) -> None:
+    def watch(self, value: Any, running: Running) -> Any:
         pieces = getattr(value, "body_iterator", None)
         if isinstance(value, self._response) and pieces is not None:
             value.body_iterator = watched(pieces, running)
+        return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))

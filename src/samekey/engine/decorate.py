@@ -135,7 +135,7 @@ def _run(
         raise
     finally:
         leave(entered)
-    exchange.framework.watch(value, begun)
+    value = exchange.framework.watch(value, begun)
     if boundary.returned(value):
         engine.finish(begun, exchange.handled(None))
     return value
@@ -179,7 +179,7 @@ async def _run_async(
         raise
     finally:
         leave(entered)
-    exchange.framework.watch(value, begun)
+    value = exchange.framework.watch(value, begun)
     if boundary.returned(value):
         await engine.finish_async(begun, exchange.handled(None))
     return value

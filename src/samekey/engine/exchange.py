@@ -110,9 +110,10 @@ class Framework:
         """The status of the framework's own HTTP exception; None for every other error."""
         return None
 
-    def watch(self, value: Any, running: Running) -> None:
-        """Has the boundary hear how far the pieces of what a handler returned have come: a middleware on the
-        way may end an answer that broke off as if it were whole."""
+    def watch(self, value: Any, running: Running) -> Any:
+        """What a handler returned, so that the boundary hears how far its pieces have come: they are lines of
+        the handler's own, and a middleware may end an answer that broke off as if it were whole."""
+        return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         """The request that a handler is called for; None where that is not seen."""

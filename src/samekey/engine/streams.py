@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from typing import Any, Final
 
@@ -79,6 +79,22 @@ async def _watched(pieces: AsyncIterator[Any], running: Running) -> AsyncIterato
     finally:
         if isinstance(pieces, AsyncGenerator):
             await pieces.aclose()
+
+
+def watched_sync(pieces: Iterator[Any], running: Running) -> Iterator[Any]:
+    """``watched`` for sync code. Nobody may ask for them: of a 204, say."""
+    running.boundary.pieces = Pieces.OPEN
+    try:
+        while True:
+            with _step(running, nullcontext):
+                piece = next(pieces, _END)
+            if piece is _END:
+                break
+            yield piece
+        running.boundary.pieces = Pieces.WHOLE
+    finally:
+        if isinstance(pieces, Generator):
+            pieces.close()
 
 
 @contextmanager
