@@ -77,6 +77,8 @@ LAYERS = {
         frozenset({"core", "errors"}),
         frozenset({"httpx", "httpx2", "anyio", "requests", "urllib3", "psycopg"}),
     ),
+    # Calls to providers: the client's transports, told the operation.
+    "outgoing": Layer(frozenset({"client", "core", "engine", "errors"}), frozenset({"httpx", "httpx2"})),
     # No framework: what the edges know of one, they find in the application that they wrap.
     # What users make: the engine with decorators, and with the workers beside it.
     "idempotency": Layer(

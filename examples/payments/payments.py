@@ -99,17 +99,12 @@ async def create_payment(wanted: PaymentRequest, account: Account) -> HTTPRespon
     backoff=BACKOFF,
 )
 async def charge(job: JobContext, payload: Mapping[str, Any]) -> Response:
-    """Runs in a worker, perhaps more than once: ``job.key`` is the same each time, so it charges once."""
+    """Runs in a worker, perhaps more than once: its key is the same each time, so it charges once."""
     payment = Payment(**payload)
     made = await provider.move(
-        "charge",
-        key=job.key,
-        amount=payment.amount,
-        reference=payment.reference,
-        customer=payment.account,
+        "charge", amount=payment.amount, reference=payment.reference, customer=payment.account
     )
-    job.provider_id = None if isinstance(made, Refused) else made.id
-    payment = payment.settled(job.provider_id)
+    payment = payment.settled(None if isinstance(made, Refused) else made.id)
     job.write(lambda connection: settle(database.within(connection), payment))
     return payment.response()
 

@@ -1,11 +1,11 @@
 """Providers' API, as far as the service needs it. There are two of them, and both speak it: one moves money
 between accounts, the other charges cards, in two steps.
 
-A refusal is a result. Trouble is raised: ``NotExecuted`` where it is certain that no money moved, and
-``ProviderTrouble`` where nobody can tell. samekey knows what each of them means in each mode.
+A refusal is a result. The transport does the rest: it sends each call under the key of its operation, effect
+or job, notes the provider's id there, and raises ``NotExecuted`` where it is certain that no money moved, and
+``OutcomeUnknown`` where nobody can tell.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,8 +13,10 @@ from typing import Any, Literal, Protocol
 
 import httpx2
 
-from samekey import NotExecuted, OutcomeUnknown
+from samekey import OutcomeUnknown
 from samekey.core.record import Record
+from samekey.outgoing import Dialect, Outgoing, Patience, Profile
+from samekey.outgoing.httpx2 import AsyncProviderTransport
 
 Kind = Literal["charge", "refund", "transfer", "authorisation", "capture"]
 
@@ -47,7 +49,7 @@ class Refused:
 
 
 class ProviderTrouble(OutcomeUnknown):
-    """There is no answer, or none that says whether money has moved. samekey takes it for what it is."""
+    """There is no answer that says whether money has moved. samekey takes it for what it is."""
 
 
 class Wanted(Protocol):
@@ -71,45 +73,31 @@ class Provider:
 
     def __init__(self, name: str, url: str, timeout: float) -> None:
         self.name = name
+        profile = Profile(name, Dialect(quoted=False), WINDOW)
+        one_attempt = Patience(deadline=timedelta(seconds=timeout), attempts=1)
+        self._outgoing = Outgoing(profile, strict=True, patience=one_attempt)
         self._url = url
         self._timeout = timeout
-        self._client: httpx2.AsyncClient | None = None
+        self._opened: httpx2.AsyncClient | None = None
 
     async def move(
-        self,
-        kind: Kind,
-        *,
-        key: str,
-        amount: int,
-        reference: str,
-        customer: str,
-        seconds: float | None = None,
-        **more: str,
+        self, kind: Kind, *, amount: int, reference: str, customer: str, **more: str
     ) -> Entry | Refused:
-        """Moves money, once for each key."""
-        answer = await self._call(
-            "POST",
-            f"/{kind}s",
-            seconds or self._timeout,
-            json={"amount": amount, "reference": reference, "customer": customer, **more},
-            headers={"Idempotency-Key": key},
-        )
-        if answer.status_code == 402:
-            return Refused()
-        if answer.status_code == 429:
-            raise NotExecuted("The provider is busy and has not looked at it.")
-        return entry_of(_content(answer))
+        """Moves money, once for each operation, effect or job that it is called from."""
+        wanted = {"amount": amount, "reference": reference, "customer": customer, **more}
+        answer = await self._client.post(f"/{kind}s", json=wanted)
+        return Refused() if answer.status_code == 402 else entry_of(_content(answer))
 
     async def find(self, kind: Kind, key: str) -> list[Entry]:
         """What was moved under a key, also long after the provider's window for it has closed."""
-        answer = await self._call("GET", f"/{kind}s", self._timeout, params={"key": key})
-        return [entry_of(found) for found in _content(answer)[f"{kind}s"]]
+        answer = await self._get(f"/{kind}s", {"key": key})
+        return [entry_of(found) for found in answer[f"{kind}s"]]
 
     async def entries(self) -> AsyncIterator[Entry]:
         """The provider's whole ledger, oldest first."""
         params: dict[str, str] = {"limit": str(PAGE)}
         while True:
-            page = _content(await self._call("GET", "/entries", self._timeout, params=params))
+            page = await self._get("/entries", params)
             for found in page["entries"]:
                 yield entry_of(found)
             if not page["more"]:
@@ -117,20 +105,22 @@ class Provider:
             params["after"] = page["entries"][-1]["id"]
 
     async def close(self) -> None:
-        client, self._client = self._client, None
+        client, self._opened = self._opened, None
         if client is not None:
             await client.aclose()
 
-    async def _call(self, method: str, path: str, seconds: float, **options: Any) -> httpx2.Response:
-        if self._client is None:
-            self._client = httpx2.AsyncClient(base_url=self._url)
+    @property
+    def _client(self) -> httpx2.AsyncClient:
+        if self._opened is None:
+            transport = AsyncProviderTransport(self._outgoing)
+            self._opened = httpx2.AsyncClient(base_url=self._url, transport=transport, timeout=self._timeout)
+        return self._opened
+
+    async def _get(self, path: str, params: dict[str, str]) -> Any:
         try:
-            async with asyncio.timeout(seconds):
-                return await self._client.request(method, path, timeout=seconds, **options)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise NotExecuted("The provider could not be reached.") from error
-        except (httpx2.RequestError, TimeoutError) as error:
-            raise ProviderTrouble("The provider's answer was lost.") from error
+            return _content(await self._client.get(path, params=params))
+        except httpx2.RequestError as error:
+            raise ProviderTrouble("The provider could not be asked.") from error
 
 
 def _content(answer: httpx2.Response) -> Any:

@@ -106,28 +106,21 @@ async def create_purchase(op: AsyncPhasedOperation, wanted: PurchaseRequest) -> 
     return purchase.response()
 
 
-async def set_aside(effect: Effect, account: str, purchase: Purchase) -> str | None:
+async def set_aside(_effect: Effect, account: str, purchase: Purchase) -> str | None:
     """The provider's id of the authorisation, or None if it said no."""
-    return await _move(effect, AUTHORISED, account, purchase, card=purchase.card)
+    return await _move(AUTHORISED, account, purchase, card=purchase.card)
 
 
-async def take(effect: Effect, account: str, purchase: Purchase, authorisation: str) -> str | None:
+async def take(_effect: Effect, account: str, purchase: Purchase, authorisation: str) -> str | None:
     """The provider's id of the capture, or None if it said no."""
-    return await _move(effect, CAPTURED, account, purchase, authorisation=authorisation)
+    return await _move(CAPTURED, account, purchase, authorisation=authorisation)
 
 
-async def _move(effect: Effect, step: str, account: str, purchase: Purchase, **more: str) -> str | None:
+async def _move(step: str, account: str, purchase: Purchase, **more: str) -> str | None:
     made = await cards.move(
-        KINDS[step],
-        key=effect.key,
-        amount=purchase.amount,
-        reference=purchase.reference,
-        customer=account,
-        seconds=effect.timeout,
-        **more,
+        KINDS[step], amount=purchase.amount, reference=purchase.reference, customer=account, **more
     )
-    effect.provider_id = None if isinstance(made, Refused) else made.id
-    return effect.provider_id
+    return None if isinstance(made, Refused) else made.id
 
 
 async def find_authorised(effect: Effect, _account: str, purchase: Purchase) -> Any:

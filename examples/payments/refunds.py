@@ -125,19 +125,16 @@ async def reserve(connection: Any, account: str, refund: Refund) -> list[Any] | 
     return None
 
 
-async def send_back(effect: Effect, account: str, refund: Refund) -> str | None:
+async def send_back(_effect: Effect, account: str, refund: Refund) -> str | None:
     """The provider's id of the refund, or None if it said no. Of trouble the next attempt finds out more."""
     made = await provider.move(
         "refund",
-        key=effect.key,
         amount=refund.amount,
         reference=refund.reference,
         customer=account,
-        seconds=effect.timeout,
         payment=refund.payment,
     )
-    effect.provider_id = None if isinstance(made, Refused) else made.id
-    return effect.provider_id
+    return None if isinstance(made, Refused) else made.id
 
 
 async def find_sent_back(effect: Effect, _account: str, refund: Refund) -> Any:

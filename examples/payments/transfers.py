@@ -17,7 +17,7 @@ from samekey.core.states import State
 from .accounts import Account
 from .bodies import After, Amount, Body, Limit, Reference, Status, Text, as_http, is_id
 from .database import Run
-from .provider import PROVIDER, Refused, is_of
+from .provider import Refused, is_of
 from .service import database, idempotency, provider, settings
 
 router = APIRouter(tags=["transfers"])
@@ -70,15 +70,12 @@ async def create_transfer(wanted: TransferRequest, account: Account) -> HTTPResp
     # From here on an error leaves the outcome unknown, whatever it is: the money may have moved.
     made = await provider.move(
         "transfer",
-        key=operation.downstream_key(),
         amount=transfer.amount,
         reference=transfer.reference,
         customer=account,
         account=transfer.account,
     )
-    operation.source = PROVIDER
-    operation.provider_id = None if isinstance(made, Refused) else made.id
-    transfer = transfer.settled(operation.provider_id)
+    transfer = transfer.settled(None if isinstance(made, Refused) else made.id)
     await settle(database.run, transfer)
     return as_http(transfer.response())
 

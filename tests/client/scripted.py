@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,6 +57,8 @@ class Scripted:
     url: str = ""
     port: int = 0
     over: threading.Event = field(default_factory=threading.Event)
+    stop: Callable[[], None] = lambda: None
+    """Closes the port: new connections are refused."""
 
     @property
     def keys(self) -> set[str | None]:
@@ -111,10 +113,15 @@ def scripted(*script: Say | Cut | Hang) -> Iterator[Scripted]:
     told.url = f"http://127.0.0.1:{told.port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
-    try:
-        yield told
-    finally:
+
+    def stop() -> None:
         told.over.set()
         server.shutdown()
         server.server_close()
         thread.join()
+
+    told.stop = stop
+    try:
+        yield told
+    finally:
+        stop()

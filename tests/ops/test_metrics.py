@@ -51,6 +51,8 @@ from samekey.ops import readings
 from samekey.ops.metrics import BUCKETS, COUNTERS, INSTRUMENTS, instrument
 from samekey.ops.prometheus import metrics_app, metrics_wsgi_app, serve
 from samekey.ops.readings import FRESH, Readings
+from samekey.outgoing import STRIPE, KeylessCall, Outgoing
+from samekey.outgoing.httpx2 import ProviderTransport
 from samekey.stores.sql.migrations import migrate
 from samekey.workers.ledger import LedgerCheck
 from samekey.workers.reaper import Reaper
@@ -294,6 +296,12 @@ def hangs(service: Service) -> None:
         release.set()
 
 
+def keyless(service: Service) -> None:
+    outgoing = Outgoing(STRIPE, strict=True, events=service.idempotency.events)
+    with httpx2.Client(transport=ProviderTransport(outgoing)) as client, pytest.raises(KeylessCall):
+        client.post("http://127.0.0.1:9/charges")
+
+
 HAPPENINGS: dict[str, tuple[Callable[[Service], None], int, dict[str, str]]] = {
     "reserve.created": (created, 1, {"mode": "leased"}),
     "reserve.replay": (replay, 1, {"mode": "atomic"}),
@@ -312,6 +320,7 @@ HAPPENINGS: dict[str, tuple[Callable[[Service], None], int, dict[str, str]]] = {
     "ledger.difference": (differ, 3, {}),
     "worker.trouble": (troubled, 1, {"service": "sweeper"}),
     "worker.hanging": (hangs, 1, {"service": "reconciler"}),
+    "outgoing.keyless": (keyless, 1, {"reason": "no_operation"}),
 }
 
 

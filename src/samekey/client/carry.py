@@ -9,23 +9,51 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final, Protocol
 
 from .course import Course, Done, Event, Failed, Heard, Moment, NeverSent, Note, Patience, Pause, Send, Went
 from .dialect import IETF, Dialect
 from .entry import Entry
 from .errors import BodyRefused, JournalFailed
 from .journal import Journal, MemoryJournal
-from .scope import Named
+from .scope import Named, current
 from .wire import Answer, Request
 
 logger = logging.getLogger("samekey")
 
 Thrown = Callable[[Exception, Moment], Failed | None]
 """What an exception of a library's means; None: it is not about the wire, and goes to the caller."""
+
+
+ENTRY: Final = "samekey.entry"
+"""Where a request carries its operation."""
+
+
+class Way(Protocol):
+    """What a shell asks about a request: whether it is ours, and what to do with it."""
+
+    @property
+    def max_body(self) -> int: ...
+
+    @property
+    def in_threads(self) -> bool: ...
+
+    def takes(self, request: Request) -> bool:
+        """Whether it is sent in this way at all. Its body is not read yet."""
+
+    def acts(self, request: Request, carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
+        """What to do, in order. ``carrier`` stays with the request object."""
+
+
+def check_size(way: Way, body: bytes | bytearray) -> None:
+    if len(body) > way.max_body:
+        raise BodyRefused(
+            f"The body has {len(body)} bytes or more, and {way.max_body} are kept at most, so that it can be "
+            "sent again. Nothing was sent. Raise max_body, or upload it first and refer to it."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +67,18 @@ class Keyed:
     max_body: int = 10 * 1024 * 1024
     """Bytes of a request that are saved. A larger one is refused: it could not be sent again."""
 
-    def wants(self, method: str) -> bool:
-        return method.upper() in self.methods
+    @property
+    def in_threads(self) -> bool:
+        return self.journal.in_threads
 
-    def check_size(self, body: bytes | bytearray) -> None:
-        if len(body) > self.max_body:
-            raise BodyRefused(
-                f"The body has {len(body)} bytes, and {self.max_body} are saved at most, so that it can be "
-                "sent again. Nothing was sent. Raise max_body, or upload it first and refer to it."
-            )
+    def takes(self, request: Request) -> bool:
+        return request.method in self.methods
+
+    def acts(self, request: Request, carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
+        """One request object is one operation: whoever adds credentials and sends it once more (an auth flow
+        after a 401) does not begin another. So it carries its operation along."""
+        entry = carrier[ENTRY] = begin(self, request, carrier.get(ENTRY) or current())
+        return carriage(self, request, entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +91,8 @@ class Told:
     attempts: int
     settled: bool
     """False: whether an earlier attempt was carried out is not known; the operation is kept."""
+    happened: bool = True
+    """False: it is certain that nothing was carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +131,22 @@ def begin(keyed: Keyed, request: Request, said: Named | Entry | None) -> Entry:
     if isinstance(said, Entry):
         said.check_same(request)
         return said
-    own = request.header(keyed.dialect.header)
-    key = None if own is None else keyed.dialect.key_in(own)
+    key = keyed.dialect.own_key(request)
     return Entry.of(request, None if said is None else said.name, key, time.time())
 
 
 def carriage(keyed: Keyed, request: Request, entry: Entry) -> Generator[Act, Any, Finished]:
-    """Yields what to do; is sent what came of it."""
+    """Yields what to do, and is sent what came of it. If nothing was sent, the library's error is raised."""
+    try:
+        return (yield from kept(keyed, request, entry))
+    except NeverSent as never:
+        raise never.error from None
+
+
+def kept(keyed: Keyed, request: Request, entry: Entry) -> Generator[Act, Any, Finished]:
+    """The same, with ``NeverSent`` where nothing was sent."""
     journal = keyed.journal
-    keyed.check_size(request.body)
+    check_size(keyed, request.body)
     found = yield Call(lambda: journal.begin(entry))
     if found is not None:
         found.check_same(request)
@@ -122,14 +162,14 @@ def carriage(keyed: Keyed, request: Request, entry: Entry) -> Generator[Act, Any
     )
     try:
         done = yield from _drive(course, keyed, entry)
-    except NeverSent as never:
+    except NeverSent:
         yield Call(lambda: _afterwards(lambda: journal.drop(entry)))
-        raise never.error from None
+        raise
     if not done.happened:
         yield Call(lambda: _afterwards(lambda: journal.drop(entry)))
     elif done.settled:
         yield Call(lambda: _afterwards(lambda: journal.finish(entry, time.time())))
-    return Finished(done.answer, Told(entry.key, done.replayed, done.attempts, done.settled))
+    return Finished(done.answer, Told(entry.key, done.replayed, done.attempts, done.settled, done.happened))
 
 
 def _drive(course: Course, keyed: Keyed, entry: Entry) -> Generator[Act, Any, Done]:
@@ -139,7 +179,9 @@ def _drive(course: Course, keyed: Keyed, entry: Entry) -> Generator[Act, Any, Do
         event: Event
         match step:
             case Send(request, seconds, with_key):
-                event = yield Ask(_with_key(request, keyed.dialect, entry.key, with_key), seconds)
+                dialect = keyed.dialect
+                sent = dialect.put(request, entry.key) if with_key else dialect.take(request)
+                event = yield Ask(sent, seconds)
             case Pause():
                 yield step
                 event = Went(moment())
@@ -159,12 +201,6 @@ def _afterwards(act: Callable[[], None]) -> None:
         act()
     except JournalFailed as error:
         logger.error("An operation stays pending in its journal although it has an answer: %s", error)
-
-
-def _with_key(request: Request, dialect: Dialect, key: str, with_key: bool) -> Request:
-    wanted = dialect.header.lower()
-    rest = tuple((name, value) for name, value in request.headers if name.lower() != wanted)
-    return replace(request, headers=(*rest, (dialect.header, dialect.spell(key))) if with_key else rest)
 
 
 def run(

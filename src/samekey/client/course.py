@@ -296,9 +296,7 @@ class Course:
         )
         later = "" if asked_for is None else f"; it asks to come back in {asked_for:g} s"
         raise Unsettled(
-            f"{sentence} (attempts: {self._attempts}, the last: {because}{later}). The operation is kept: "
-            "begin it again under its name, or finish it from pending(). As a new operation it might be "
-            "carried out twice.",
+            f"{sentence} (attempts: {self._attempts}, the last: {because}{later}).",
             attempts=self._attempts,
             answer=answer,
             unknown=self._unknown,

@@ -25,8 +25,13 @@ class Unsettled(ClientError):
     """Whether the operation was carried out is not known yet. It is kept: begin it again under its name, or
     have ``pending()`` finish it. Do not begin it as a new one."""
 
-    def __init__(self, sentence: str, *, attempts: int, answer: Answer | None, unknown: bool) -> None:
-        super().__init__(sentence)
+    def __init__(self, why: str, *, attempts: int, answer: Answer | None, unknown: bool) -> None:
+        super().__init__(
+            f"{why} The operation is kept: begin it again under its name, or finish it from pending(). As a "
+            "new operation it might be carried out twice."
+        )
+        self.why = why
+        """What is known of it, in a sentence."""
         self.attempts = attempts
         self.answer = answer
         """The last answer, if there was one."""

@@ -56,6 +56,8 @@ _SAYS_NOTHING: Final = frozenset({401, 403, 404, 405, 407, 413, 415, 421, 431})
 """Made before anybody looks at the key: by a gateway, by whoever checks credentials, by a router."""
 _DEFINITE_5XX: Final = frozenset({501, 505})
 _IN_USE: Final = frozenset({"in_progress", "idempotency_key_in_use"})
+_ADYEN_IN_PROGRESS: Final = "704"
+"""Adyen: "request already processed or in progress", as 409 or 422; or any answer marked as transient."""
 _TITLE_IN_USE: Final = "A request is outstanding for this Idempotency-Key"
 
 
@@ -80,6 +82,10 @@ def _meaning(answer: Answer, request: Request, replayed: bool) -> Meaning:
         return Meaning.ACCEPTED
     if status in (307, 308) or (status == 301 and request.method != "POST"):
         return Meaning.ELSEWHERE if answer.header("location") else Meaning.FINAL
+    if (answer.header("transient-error") or "").lower() == "true" or _content(answer).get(
+        "errorCode"
+    ) == _ADYEN_IN_PROGRESS:
+        return Meaning.IN_PROGRESS
     if status == 409:
         return _conflict(answer)
     if status in _LATER or (status == 503 and _code(answer) == "store_unavailable"):

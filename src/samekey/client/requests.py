@@ -11,24 +11,27 @@ import requests.adapters
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from ..errors import ConfigurationError
-from .carry import Keyed, begin, carriage, run
+from .carry import ENTRY, Keyed, Way, check_size, run
 from .course import Failed, Moment
 from .entry import Entry
 from .pending import Pending, listed
-from .scope import current, going_on_with
+from .scope import going_on_with
 from .wire import Answer, Request
 
 __all__ = ["KeyedAdapter", "Session"]
 
 
-class KeyedAdapter(requests.adapters.HTTPAdapter):
-    """For ``session.mount(url, …)``. ``max_retries`` is left at none: retries are made here."""
+class Adapter(requests.adapters.HTTPAdapter):
+    """What sends requests in a way of ours. ``max_retries`` is left at none: retries are made here."""
 
-    def __init__(self, keyed: Keyed | None = None, **settings: Any) -> None:
+    def __init__(self, way: Way, **settings: Any) -> None:
         if settings.get("max_retries"):
-            raise ConfigurationError("KeyedAdapter retries by itself: set patience, not max_retries.")
+            raise ConfigurationError("This adapter retries by itself: set patience, not max_retries.")
         super().__init__(**settings)
-        self._keyed = keyed or Keyed()
+        self._way = way
+
+    def _carried(self, request: Any, carrier: dict[str, Any]) -> None:
+        """Has the request carry its operation along."""
 
     def send(
         self,
@@ -39,16 +42,11 @@ class KeyedAdapter(requests.adapters.HTTPAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> Any:
-        name = self._keyed.dialect.header
-        if not self._keyed.wants(request.method):
-            # A redirect that became a GET carries what the POST carried.
-            request.headers.pop(name, None)
+        if not self._way.takes(_ours(request, b"")):
             return super().send(request, stream, timeout, verify, cert, proxies)
-        body = self._body(request)
-        ours = Request(request.method.upper(), request.url, tuple(_texts(request.headers)), body)
-        entry = begin(self._keyed, ours, current())
-        # Kept with the request, so that an auth hook that sends a copy of it does not begin another one.
-        request.headers[name] = self._keyed.dialect.spell(entry.key)
+        carrier: dict[str, Any] = {}
+        acts = self._way.acts(_ours(request, self._body(request)), carrier)
+        self._carried(request, carrier)
 
         def send(sent: Request, seconds: float) -> Answer:
             until = time.monotonic() + seconds
@@ -69,7 +67,7 @@ class KeyedAdapter(requests.adapters.HTTPAdapter):
                 answer.close()
             return _answer(answer, b"".join(parts))
 
-        finished = run(carriage(self._keyed, ours, entry), send, _thrown)
+        finished = run(acts, send, _thrown)
         given = finished.answer.native or _made(finished.answer)
         given.request, given.connection, given.samekey = request, self, finished.told
         given.url = request.url
@@ -87,12 +85,30 @@ class KeyedAdapter(requests.adapters.HTTPAdapter):
             parts = bytearray()
             for part in iter(lambda: read(64 * 1024), b"") if read is not None else body:
                 parts += part.encode() if isinstance(part, str) else part
-                self._keyed.check_size(parts)
+                check_size(self._way, parts)
             body = bytes(parts)
             request.body = body
             request.headers.pop("Transfer-Encoding", None)
             request.headers["Content-Length"] = str(len(body))
         return bytes(body)
+
+
+class KeyedAdapter(Adapter):
+    """For ``session.mount(url, …)``."""
+
+    def __init__(self, keyed: Keyed | None = None, **settings: Any) -> None:
+        self._keyed = keyed or Keyed()
+        super().__init__(self._keyed, **settings)
+
+    def send(self, request: Any, *args: Any, **options: Any) -> Any:
+        if request.method.upper() not in self._keyed.methods:
+            # A redirect that became a GET carries what the POST carried.
+            request.headers.pop(self._keyed.dialect.header, None)
+        return super().send(request, *args, **options)
+
+    def _carried(self, request: Any, carrier: dict[str, Any]) -> None:
+        # An auth hook that sends a copy of the request does not begin another operation.
+        request.headers[self._keyed.dialect.header] = self._keyed.dialect.spell(carrier[ENTRY].key)
 
 
 class Session(requests.Session):
@@ -123,6 +139,10 @@ class Session(requests.Session):
         settings = self.merge_environment_settings(entry.url, {}, None, None, None)
         with going_on_with(entry):
             return self.send(prepared, **{**settings, **options})
+
+
+def _ours(request: Any, body: bytes) -> Request:
+    return Request(request.method.upper(), request.url, tuple(_texts(request.headers)), body)
 
 
 def _texts(headers: Mapping[Any, Any]) -> list[tuple[str, str]]:

@@ -9,16 +9,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Self
 
-from .carry import Finished, Keyed, begin, carriage, run, run_async
+from .carry import Finished, Keyed, Way, check_size, run, run_async
 from .course import Failed, Moment
 from .entry import Entry
 from .pending import Pending, listed
-from .scope import current, going_on_with
+from .scope import going_on_with
 from .wire import Answer, Pairs, Request
 
-ENTRY = "samekey.entry"
 TOLD = "samekey"
-"""Where a request and an answer carry what we know of them: their ``extensions``."""
+"""Where an answer carries what we know of it: in its ``extensions``."""
 
 
 class Shell:
@@ -26,23 +25,17 @@ class Shell:
 
     _library: ClassVar[Any]
 
-    def __init__(self, inner: Any, keyed: Keyed) -> None:
+    def __init__(self, inner: Any, way: Way) -> None:
         self._inner = inner
-        self._keyed = keyed
+        self._way = way
 
-    def _ours(self, native: Any, body: bytes) -> tuple[Request, Entry]:
-        """The request as we have it, and its operation. One request object is one operation: whoever adds
-        credentials and sends it once more (an auth flow after a 401) does not begin another."""
+    def _ours(self, native: Any, body: bytes | None) -> Request:
+        """The request as we have it; None: its body is not read yet."""
         headers = _pairs(native.headers.raw)
-        if any(
-            name.lower() == "transfer-encoding" for name, _ in headers
-        ):  # it was streamed, and is whole now
+        if body is not None and any(name.lower() == "transfer-encoding" for name, _ in headers):
             rest = ((name, value) for name, value in headers if name.lower() != "transfer-encoding")
-            headers = (*rest, ("Content-Length", str(len(body))))
-        request = Request(native.method.upper(), str(native.url), headers, body)
-        entry = begin(self._keyed, request, native.extensions.get(ENTRY) or current())
-        native.extensions[ENTRY] = entry
-        return request, entry
+            headers = (*rest, ("Content-Length", str(len(body))))  # it was streamed, and is whole now
+        return Request(native.method.upper(), str(native.url), headers, body or b"")
 
     def _native(self, request: Request, seconds: float, extensions: dict[str, Any]) -> Any:
         limits = dict(extensions.get("timeout") or {})
@@ -110,9 +103,9 @@ class SyncShell(Shell):
     """``handle_request`` with keys."""
 
     def handle_request(self, request: Any) -> Any:
-        if not self._keyed.wants(request.method):
+        if not self._way.takes(self._ours(request, None)):
             return self._inner.handle_request(request)
-        ours, entry = self._ours(request, self._read(request))
+        ours = self._ours(request, self._read(request))
 
         def send(sent: Request, seconds: float) -> Answer:
             until = time.monotonic() + seconds
@@ -127,7 +120,7 @@ class SyncShell(Shell):
             finally:
                 answer.close()
 
-        return self._given(run(carriage(self._keyed, ours, entry), send, self._thrown))
+        return self._given(run(self._way.acts(ours, request.extensions), send, self._thrown))
 
     def __enter__(self) -> Self:
         self._inner.__enter__()
@@ -144,7 +137,7 @@ class SyncShell(Shell):
         body = bytearray()
         for part in request.stream:
             body += part
-            self._keyed.check_size(body)
+            check_size(self._way, body)
         request.stream = self._library.ByteStream(bytes(body))
         return bytes(body)
 
@@ -156,29 +149,28 @@ class AsyncShell(Shell):
         import anyio
         import anyio.to_thread
 
-        if not self._keyed.wants(request.method):
+        if not self._way.takes(self._ours(request, None)):
             return await self._inner.handle_async_request(request)
-        ours, entry = self._ours(request, await self._read(request))
+        ours = self._ours(request, await self._read(request))
 
-        async def send(sent: Request, seconds: float) -> Answer:
-            until = time.monotonic() + seconds
+        async def exchange(sent: Request, seconds: float) -> Answer:
             answer = await self._inner.handle_async_request(self._native(sent, seconds, request.extensions))
             try:
-                parts = []
-                async for part in answer.stream:
-                    parts.append(part)
-                    if time.monotonic() > until:
-                        raise self._late()
-                return self._answer(answer, b"".join(parts))
+                return self._answer(answer, b"".join([part async for part in answer.stream]))
             finally:
                 await answer.aclose()
+
+        async def send(sent: Request, seconds: float) -> Answer:
+            with anyio.move_on_after(seconds):
+                return await exchange(sent, seconds)
+            raise self._late()
 
         async def here(call: Callable[[], Any]) -> Any:
             return call()
 
         block: Callable[[Callable[[], Any]], Awaitable[Any]]
-        block = anyio.to_thread.run_sync if self._keyed.journal.in_threads else here
-        acts = carriage(self._keyed, ours, entry)
+        block = anyio.to_thread.run_sync if self._way.in_threads else here
+        acts = self._way.acts(ours, request.extensions)
         return self._given(await run_async(acts, send, self._thrown, pause=anyio.sleep, block=block))
 
     async def __aenter__(self) -> Self:
@@ -195,7 +187,7 @@ class AsyncShell(Shell):
         body = bytearray()
         async for part in request.stream:
             body += part
-            self._keyed.check_size(body)
+            check_size(self._way, body)
         request.stream = self._library.ByteStream(bytes(body))
         return bytes(body)
 

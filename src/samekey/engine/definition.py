@@ -108,6 +108,8 @@ class Effect:
         self.source = source
         self.timeout = timeout
         """Seconds that are left for the call when it begins: the longest time-out to give your client."""
+        self.window: float | None = None
+        """Seconds for which the provider knows the key, as the phase was told; None: it was told nothing."""
 
     def __repr__(self) -> str:
         return f"<Effect {self.key}>"

@@ -33,6 +33,7 @@ NAMES: Final = frozenset(
         "dead_letter",  # the machine gave up on an operation or a job
         "worker.trouble",  # a background service failed and will look again
         "worker.hanging",  # a function of the user's hangs in a worker and cannot be stopped
+        "outgoing.keyless",  # a call that changes something left without a key, or would have
         "ledger.difference",  # the ledgers differ; value: in how many entries
     }
 )

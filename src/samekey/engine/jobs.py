@@ -98,6 +98,8 @@ class Envelope:
     step: str
     tenant: str
     payload: Any
+    delay_ms: int = 0
+    """For so long after it was written it was not to be begun."""
 
     def encode(self) -> bytes:
         value = {
@@ -105,6 +107,7 @@ class Envelope:
             "step": self.step,
             "tenant": self.tenant,
             "payload": self.payload,
+            "delay_ms": self.delay_ms,
         }
         return encode_value(value, "The payload of the job")
 
@@ -121,7 +124,8 @@ class Envelope:
             version = value["version"]
             if isinstance(version, int) and version > ENVELOPE_VERSION:
                 raise NotForUs(f"It was written by a newer version of samekey ({version})")
-            return Envelope(str(value["step"]), str(value["tenant"]), value["payload"])
+            delay_ms = int(value.get("delay_ms", 0))
+            return Envelope(str(value["step"]), str(value["tenant"]), value["payload"], delay_ms)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotSerialisable(f"The payload cannot be read: {type(error).__name__}: {error}") from None
 
@@ -165,8 +169,8 @@ def enqueue_program(
     registry.require(name)
     place, operation_id = running.operation.places_taken, running.operation.id
     step = step_of(name, place)
-    envelope = Envelope(step, running.tenant, payload).encode()
     delay_ms = _delay_ms(name, delay)
+    envelope = Envelope(step, running.tenant, payload, delay_ms).encode()
     running.operation.places_taken += 1
 
     def written() -> Program[None]:
@@ -219,6 +223,8 @@ class JobContext:
         self.id = job.id
         self.operation_id = job.operation_id
         self.tenant = envelope.tenant
+        self.age = max(job.taken_at - job.created_at - envelope.delay_ms, 0) / 1000
+        """Seconds since it could first have been begun, by the store's clock, when this attempt began."""
         self.attempts = job.attempts
         """How often this job has been tried, this time included."""
         self.key = downstream_key(job.scope, job.key, envelope.step)
@@ -237,8 +243,9 @@ class JobContext:
         self._registry.require(name)
         count = sum(one.name == name for one in self._next)
         step = step_of(name, count, after=self._step)
-        envelope = Envelope(step, self.tenant, payload).encode()
-        self._next.append(Next(name, step, envelope, _delay_ms(name, delay), self._registry.source_of(name)))
+        delay_ms = _delay_ms(name, delay)
+        envelope = Envelope(step, self.tenant, payload, delay_ms).encode()
+        self._next.append(Next(name, step, envelope, delay_ms, self._registry.source_of(name)))
 
     def enqueue_next(self, jobs: Jobs) -> Program[None]:
         """Writes those jobs, inside the transaction that ends this one."""

@@ -74,9 +74,12 @@ class Operation:
 
     @provider_id.setter
     def provider_id(self, value: str | None) -> None:
+        self.note_provider_id(value, next(reversed(self._sent), ""))
+
+    def note_provider_id(self, value: str | None, step: str) -> None:
+        """The same for the call of this step, whichever was asked for last: several may be under way."""
         self._must_go_on()
         self._boundary.may_act()
-        step = next(reversed(self._sent), "")
         if value is not None:
             self._noted.append((step, checked_provider_id(value)))
         elif self._noted and self._noted[-1][0] == step:

@@ -18,6 +18,7 @@ from .definition import NOT_FOUND, EffectRules, effect_rules
 from .flow import Flow
 from .rules import seconds
 from .said import FoundWord
+from .sending import sends
 from .within import Binding, inside
 
 T = TypeVar("T")
@@ -154,7 +155,7 @@ class AsyncPhasedOperation(_Operation):
         with run.step(name, PhaseKind.EFFECT) as (position, phase):
             if phase is not None and phase.done:
                 return decode_value(phase.result)
-            effect = run.effect(name, rules.source)
+            effect = run.effect(name, rules)
             todo = await drive(run.prepare(position, name, phase, rules))
             if isinstance(todo, FoundWord):
                 return await drive(run.adopt(position, name, effect, todo))
@@ -171,7 +172,8 @@ class AsyncPhasedOperation(_Operation):
                     return await drive(run.adopt(position, name, effect, told))
             effect.timeout = await drive(run.may_call(position, name, rules, first=phase is None))
             try:
-                result = await _within(effect.timeout, call(effect, *args, **kwargs))
+                with sends(effect):
+                    result = await _within(effect.timeout, call(effect, *args, **kwargs))
             except BaseException as error:
                 await drive(run.failed(position, name, effect, error, rules, first=phase is None))
                 raise
@@ -230,7 +232,7 @@ class PhasedOperation(_Operation):
         with run.step(name, PhaseKind.EFFECT) as (position, phase):
             if phase is not None and phase.done:
                 return decode_value(phase.result)
-            effect = run.effect(name, rules.source)
+            effect = run.effect(name, rules)
             todo = drive(run.prepare(position, name, phase, rules))
             if isinstance(todo, FoundWord):
                 return drive(run.adopt(position, name, effect, todo))
@@ -247,7 +249,8 @@ class PhasedOperation(_Operation):
                     return drive(run.adopt(position, name, effect, told))
             effect.timeout = drive(run.may_call(position, name, rules, first=phase is None))
             try:
-                result = call(effect, *args, **kwargs)
+                with sends(effect):
+                    result = call(effect, *args, **kwargs)
             except BaseException as error:
                 drive(run.failed(position, name, effect, error, rules, first=phase is None))
                 raise

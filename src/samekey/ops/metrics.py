@@ -79,6 +79,7 @@ _COUNTED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "dead_letter": ("Operations and jobs that were given up", ("mode",)),
     "worker.trouble": ("Looks of a background service that failed; it looks again", ("service",)),
     "worker.hanging": ("Functions that ran past their time in a worker and cannot be stopped", ("service",)),
+    "outgoing.keyless": ("Calls to a provider that change something and had no key", ("reason",)),
     "ledger.difference": ("Entries in which two ledgers differ", ()),
 }
 

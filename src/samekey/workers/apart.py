@@ -7,6 +7,8 @@ A thread cannot be stopped: one that goes on after its time is counted as hangin
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
 import logging
 import threading
@@ -101,7 +103,9 @@ class Apart:
             except RuntimeError:
                 pass  # the loop is gone: nobody waits any more
 
-        thread = threading.Thread(target=work, name=name, daemon=True)
+        # With the context of its caller, as a task would have it: what it sends is the job's.
+        target = functools.partial(contextvars.copy_context().run, work)
+        thread = threading.Thread(target=target, name=name, daemon=True)
         thread.start()
         try:
             return await future

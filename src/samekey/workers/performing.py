@@ -30,6 +30,7 @@ from ..engine.belated import Belated
 from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import Keeper
+from ..engine.sending import sends
 from ..engine.within import SharedTransaction, inside
 from ..errors import EscapedTransaction, FailedTransaction, LeaseLost, NotSerialisable
 from ..response import answer_of
@@ -112,7 +113,8 @@ class Performer:
                 payload,
                 late=lambda result: self._hear_late(job, definition, context, result),
             )
-            result, awaited = await self._apart.at_most(longest, name_of(job), work)
+            with sends(context):
+                result, awaited = await self._apart.at_most(longest, name_of(job), work)
         except TooLong:
             await self._failed(
                 job, definition, context, f"It took longer than {longest.total_seconds():g} s."

@@ -1,0 +1,236 @@
+"""One call to a provider from inside an operation: the key of its step, and what its end means.
+
+The course is the client's own (``samekey.client.course``). Here it is told whose call it is, and its end is
+said in the engine's words: an answer, ``NotExecuted`` with proof, or ``OutcomeUnknown``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Final, Literal, assert_never
+from weakref import WeakKeyDictionary
+
+from ..client.carry import Act, Finished, Keyed, kept
+from ..client.course import SAFE_PART, NeverSent, Patience
+from ..client.entry import Entry
+from ..client.errors import KeyExpired, OperationChanged, RedirectRefused, Unsettled
+from ..client.journal import MemoryJournal
+from ..client.wire import Answer, Request
+from ..core.pointer import find, parse_pointer
+from ..engine.definition import Effect
+from ..engine.events import Events
+from ..engine.jobs import JobContext
+from ..engine.operation import Operation
+from ..engine.sending import Sender, sender
+from ..errors import ConfigurationError, NotExecuted, OutcomeUnknown
+from .profiles import Profile
+
+logger = logging.getLogger("samekey")
+
+_CHANGES: Final = frozenset({"POST", "PATCH"})
+"""Methods that change something each time. PUT and DELETE sent twice do what one of them does."""
+_IN_TRANSACTION: Final = frozenset({"atomic", "deferred"})
+_NOT_LOOKED_AT: Final = frozenset({408, 425, 429, 503})
+
+_step: ContextVar[str] = ContextVar("samekey_step", default="")
+
+
+class ProviderUnclear(OutcomeUnknown):
+    """Nobody can tell whether the provider has done it: no answer, half of one, or a gateway's."""
+
+    def __init__(self, sentence: str, answer: Answer | None = None) -> None:
+        super().__init__(sentence)
+        self.answer = answer
+        """The last answer, if there was one."""
+
+
+class KeylessCall(NotExecuted):
+    """A call that changes something was refused because no key would have gone with it. Nothing was sent."""
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Names the calls inside, in a leased handler that makes several: each step has a key of its own."""
+    token = _step.set(name)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """How calls go out to one provider."""
+
+    profile: Profile
+    provider_id: str | Callable[[Answer], str | None] | None = None
+    """Where an answer has the provider's own id: a JSON Pointer, or a function. None: as in the profile."""
+    keys: Literal["add", "check"] = "add"
+    """``check``: your own code sets the key. Where it forgot, that is reported, and the key is added."""
+    strict: bool = False
+    """Refuses what would be reported."""
+    events: Events | None = None
+    """``idempotency.events``: they hear ``outgoing.keyless``, which is counted in the metrics."""
+    patience: Patience = field(default_factory=lambda: Patience(deadline=timedelta(seconds=30), attempts=1))
+    """One attempt by default; more of them go out under the same key, within the deadline."""
+    max_body: int = 10 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if isinstance(self.provider_id, str):
+            parse_pointer(self.provider_id)  # what is none is said now, not after the first payment
+
+    @property
+    def in_threads(self) -> bool:
+        return False  # what is kept is kept in memory, for as long as the operation runs
+
+    def takes(self, request: Request) -> bool:
+        """Only what changes something, and is sent from inside an operation."""
+        if request.method not in _CHANGES | self.profile.methods:
+            return False
+        if sender() is None:
+            if request.header(self.profile.dialect.header) is None:
+                self._report(
+                    "no_operation",
+                    "outside any operation that can be seen: perhaps in a thread that was started without "
+                    "its context (contextvars.copy_context())",
+                    request,
+                )
+            return False
+        return True
+
+    def acts(self, request: Request, _carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
+        who, name = sender(), _step.get()
+        assert who is not None  # it takes nothing else
+        key = self._key(who, name, request)
+        self._check_window(who)
+        patience = self.patience
+        if isinstance(who, Effect) and who.timeout > 0:
+            patience = replace(patience, deadline=min(patience.deadline, timedelta(seconds=who.timeout)))
+        keyed = Keyed(dialect=self.profile.dialect, patience=patience, journal=_sent_by(who))
+        entry = Entry.of(request, name or "the only call", key, time.time())
+        finished = yield from self._said(kept(keyed, request, entry), name)
+        self._note_id(who, name, finished.answer)
+        return finished
+
+    def _key(self, who: Sender, name: str, request: Request) -> str:
+        if isinstance(who, Operation):
+            if who.mode in _IN_TRANSACTION:
+                self._report("transaction", f"inside the transaction of {who.mode} work", request)
+            if who.mode == "phased":
+                self._report("outside_effect", "outside the effects of phased work: use op.effect", request)
+        elif name:
+            raise ConfigurationError(
+                f"The step {name!r} is named inside an effect or a job, which makes one call and has its own "
+                "key. Nothing was sent. Give each call an effect or a job of its own."
+            )
+        own = self.profile.dialect.own_key(request)
+        if own is not None:
+            return own
+        if self.keys == "check":
+            self._report("forgotten", f"without {self._where()}", request)
+        match who:
+            case Operation():
+                who.source = self.profile.name
+                return who.downstream_key(name)
+            case Effect():
+                who.source = who.source or self.profile.name
+                return who.key
+            case JobContext():
+                return who.key
+            case _:
+                assert_never(who)
+
+    def _check_window(self, who: Sender) -> None:
+        """The provider must still know the key, if it may have had it before."""
+        window = self.profile.window
+        if window is None:
+            return
+        longest = window.total_seconds()
+        if isinstance(who, Effect) and who.window is not None and who.window > longest:
+            raise ConfigurationError(
+                f"The effect's provider_window is {who.window:g} s, but {self.profile.name} knows a key for "
+                f"{longest:g} s. Nothing was sent. Give op.effect a provider_window that is no longer."
+            )
+        if isinstance(who, JobContext) and who.attempts > 1 and who.age >= longest * SAFE_PART:
+            raise ProviderUnclear(
+                f"An earlier attempt at this job may have reached {self.profile.name}, which does not know "
+                f"its key any more after {longest:g} s: a call now could be a second one. Nothing was sent."
+            )
+
+    def _said(self, acts: Generator[Act, Any, Finished], name: str) -> Generator[Act, Any, Finished]:
+        """The end of a call in the engine's words."""
+        provider = self.profile.name
+        try:
+            finished = yield from acts
+        except NeverSent as never:
+            raise NotExecuted(f"{provider} could not be reached, and nothing was sent.") from never.error
+        except Unsettled as unsettled:
+            raise ProviderUnclear(f"{provider}: {unsettled.why}", unsettled.answer) from unsettled
+        except (KeyExpired, RedirectRefused) as unsettled:
+            raise ProviderUnclear(f"{provider}: {unsettled}") from unsettled
+        except OperationChanged:
+            called = f"in the step {name!r}" if name else "under one key"
+            raise ConfigurationError(
+                f"This operation makes two different calls to {provider} {called}; the second was not sent. "
+                'Name each: with step("authorise"): …; in phased work and jobs, give each an effect or a job.'
+            ) from None
+        status = finished.answer.status
+        if not finished.told.happened and status in _NOT_LOOKED_AT:
+            raise NotExecuted(f"{provider} has not looked at the call: {status}.")
+        return finished
+
+    def _note_id(self, who: Sender, name: str, answer: Answer) -> None:
+        """Before the handler goes on: if it fails now, what the provider made can be found by this."""
+        if not 200 <= answer.status < 300:
+            return
+        place = self.provider_id or self.profile.provider_id
+        if place is None:
+            return
+        try:
+            found = place(answer) if callable(place) else _at(place, answer.body)
+            if found is None:
+                logger.warning("The answer of %s has no id where it was looked for.", self.profile.name)
+            elif isinstance(who, Operation):
+                who.note_provider_id(found, name)
+            else:
+                who.provider_id = found
+        except Exception as error:  # it has happened: what is wrong with its id must not hide that
+            logger.error("The id that %s gave could not be noted: %s", self.profile.name, error)
+
+    def _where(self) -> str:
+        dialect = self.profile.dialect
+        return dialect.header if dialect.member is None else f"the member {dialect.member!r}"
+
+    def _report(self, reason: str, how: str, request: Request) -> None:
+        """The query and the body are not told: they may hold anything."""
+        sentence = f"A call to {self.profile.name} ({request.method}) that changes something was made {how}."
+        if self.events is not None:
+            self.events.emit("outgoing.keyless", reason=reason)
+        if self.strict:
+            raise KeylessCall(f"{sentence} Nothing was sent, because strict=True.")
+        logger.error("%s A retry of it may do it twice.", sentence)
+
+
+_senders: WeakKeyDictionary[Any, MemoryJournal] = WeakKeyDictionary()
+
+
+def _sent_by(who: Sender) -> MemoryJournal:
+    """What this run of an operation, effect or job has sent: a call that is made again, and may have
+    arrived, is no longer proof of anything; and another call under the same key is noticed."""
+    return _senders.setdefault(who, MemoryJournal())
+
+
+def _at(place: str, body: bytes) -> str | None:
+    """What a JSON Pointer points to, as text."""
+    try:
+        found = find(json.loads(body), parse_pointer(place))
+    except (ValueError, RecursionError):
+        return None
+    return str(found[0]) if found is not None and isinstance(found[0], str | int) else None

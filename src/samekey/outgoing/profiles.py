@@ -1,0 +1,44 @@
+"""Providers, as they publish how they honour keys: where a key stands, how long it may be, for how long it
+is known, and where an answer has the provider's own id. docs/outgoing.md names the pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from ..client.dialect import Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One provider. Make your own, or change one: ``replace(PAYPAL, window=timedelta(days=45))``."""
+
+    name: str
+    """The ``source`` of its ids and events."""
+    dialect: Dialect
+    window: timedelta | None = None
+    """For so long it knows a key, at least. None: it does not say."""
+    methods: frozenset[str] = frozenset({"POST"})
+    """Those with which it takes a key."""
+    provider_id: str | None = "/id"
+    """Where an answer has its own id: a JSON Pointer."""
+
+    def sent_key(self, downstream_key: str) -> str:
+        """A downstream key as this provider sees it: for lookups, where a long one is sent as its digest."""
+        return self.dialect.spell(downstream_key)
+
+
+STRIPE: Final = Profile("stripe", Dialect(quoted=False), timedelta(hours=24))
+STRIPE_V2: Final = Profile(
+    "stripe", Dialect(quoted=False), timedelta(days=30), methods=frozenset({"POST", "DELETE"})
+)
+ADYEN: Final = Profile(
+    "adyen", Dialect(quoted=False, longest=64), timedelta(days=7), provider_id="/pspReference"
+)
+PAYPAL: Final = Profile(
+    "paypal", Dialect(header="PayPal-Request-Id", quoted=False, longest=108), timedelta(hours=3)
+)
+SQUARE: Final = Profile(
+    "square", Dialect(quoted=False, member="idempotency_key", longest=45), provider_id="/payment/id"
+)
