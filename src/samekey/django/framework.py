@@ -36,9 +36,10 @@ class DjangoFramework(Framework):
     def own_status(self, value: Any, noted: Any) -> int | None:
         return value.status_code if isinstance(value, HttpResponseBase) else None
 
-    def watch(self, value: Any, running: Running) -> None:
+    def watch(self, value: Any, running: Running) -> Any:
         if isinstance(value, StreamingHttpResponse) and value.is_async:
             value.streaming_content = watched(value.streaming_content, running)
+        return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return asked(arguments)

@@ -205,7 +205,7 @@ class LitestarFramework(Framework):
         status = value.status_code if isinstance(value, self._responses) else None
         return None if status is None else int(status)
 
-    def watch(self, value: Any, running: Running) -> None:
+    def watch(self, value: Any, running: Running) -> Any:
         if isinstance(value, self._streams):
             pieces = value.iterator
             if callable(pieces) and not isinstance(pieces, Iterable | AsyncIterable):
@@ -213,6 +213,7 @@ class LitestarFramework(Framework):
             if not isinstance(pieces, AsyncIterable):
                 pieces = sys.modules["litestar.utils.sync"].AsyncIteratorWrapper(pieces)
             value.iterator = watched(pieces, running)
+        return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))
