@@ -246,6 +246,33 @@ def test_two_functions_in_one_request_and_options_of_their_own(
     assert "is decorated with options of its own" in caplog.text
 
 
+@pytest.mark.parametrize("decorated", [True, False])
+@pytest.mark.parametrize("mode", ["atomic", "leased"])
+def test_what_is_refused_with_a_key_is_refused_without_one(shop: Shop, mode: str, decorated: bool) -> None:
+    """So that it is seen before the first client sends one."""
+    guard: Any = getattr(shop.idempotency, mode)
+
+    @guard(required=False)  # type: ignore[untyped-decorator]
+    async def charge() -> None:
+        shop.charge()
+        if mode == "atomic":
+            await current_operation().connection.execute(shop.store.insert, (shop.world.name, 1))
+
+    async def pay() -> dict[str, int]:
+        await charge()
+        return {}
+
+    app = FastAPI()
+    app.post("/pay")(shop.idempotency.leased(required=False)(pay) if decorated else pay)
+    app.post("/charge")(charge)
+    made = shop.guard(app)
+    (got,) = shop.send(made, times=1, keys=())
+    refused = mode == "atomic"
+    assert isinstance(got.error, ConfigurationError) == refused and shop.charges == (0 if refused else 1)
+    (itself,) = shop.send(made, times=1, keys=(), path="/charge")
+    assert itself.error is None and itself.status == 200
+
+
 def test_the_key_stays_taken_while_the_function_is_reached(shop: Shop) -> None:
     """A second request that comes between the view's effect and the function meets the claim of the first."""
     entered, goes_on = threading.Event(), threading.Event()

@@ -17,7 +17,14 @@ import asyncpg
 from asyncpg.exceptions import ClientConfigurationError, TargetServerAttributeNotMatched
 
 from ..core.program import Row, Statement
-from ..errors import ConfigurationError, ConnectionLost, ReadOnlyStore, SamekeyError, StoreUnavailable
+from ..errors import (
+    ConfigurationError,
+    ConnectionLost,
+    ReadOnlyStore,
+    SamekeyError,
+    StoreUnavailable,
+    StoreUnreachable,
+)
 from .asyncpg_session import CONNECTION_ERRORS, AsyncpgSession, bounded, translate, words_of
 from .homes import Homes, Pools, end_without_loop
 from .pool import AsyncPool
@@ -110,10 +117,21 @@ class AsyncpgDriver:
 
     async def _connect(self, asking: asyncio.Lock) -> asyncpg.Connection:
         if self._cache is None:
-            async with asking:  # one asks, and the others of a crowd wait for its answer
+            await self._wait_for(asking)  # one asks, and the others of a crowd wait for its answer
+            try:
                 if self._cache is None:
                     self._cache = 100 if await self._is_direct() else 0
+            finally:
+                asking.release()
         return await self._reach(self._cache)
+
+    async def _wait_for(self, asking: asyncio.Lock) -> None:
+        """A server that says nothing says it to one after the other: nobody waits for all of them."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                await asking.acquire()
+        except TimeoutError:
+            raise StoreUnreachable("PostgreSQL cannot be reached: it did not answer in time.") from None
 
     async def _is_direct(self) -> bool:
         """Whether no pooler is in between.

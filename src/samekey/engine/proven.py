@@ -31,7 +31,7 @@ from ..errors import (
     TransactionGone,
 )
 from ..stores.sql.keys import SqlKeys
-from .atomic import SETTLE_PAUSES, ClaimedAtomic
+from .atomic import ClaimedAtomic, settling
 from .deferred import ClaimedDeferred
 from .flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
 from .keeper import Keeper
@@ -158,7 +158,7 @@ class ProvenAtomic(ClaimedAtomic):
         no longer ours to give back, it was committed, and the record shows our attempt.
         """
         policy = running.rules.policy
-        for pause in SETTLE_PAUSES:
+        for pause in settling():
             try:
                 if (yield from ask(lambda: self._keys.release(lease))):
                     return Finished(unavailable(policy, StoreError("rolled back")))

@@ -91,6 +91,7 @@ def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
         )
     running = exchange.running
     if running is None or not running.boundary.runs:
+        _refuse_without_key(guarded, exchange, mark.rules)
         return exchange
     if exchange.at_edge:
         if mark.rules.mode not in _HELD:
@@ -104,6 +105,19 @@ def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
     if not _are_alike(running.rules, mark.rules):
         _tell_once(guarded.__qualname__, exchange.endpoint)
     return Part(exchange, running, mark.rules)
+
+
+def _refuse_without_key(guarded: Any, exchange: Exchange, rules: Rules) -> None:
+    """What would be refused in the middle of a handler that holds a key is refused without one as well: else
+    it is found out by the first client that sends one."""
+    caller = _current.get()
+    runs = caller is not None and caller._boundary.runs and any(one is caller for one in exchange.anonymous)
+    if caller is not None and runs and caller._claim.mode in _HELD and rules.mode not in _HELD:
+        raise ConfigurationError(
+            f"{guarded.__qualname__} is {rules.mode}, but was called by a handler that is "
+            f"{caller._claim.mode}, so it was not run: with a key the handler would hold it, and this "
+            "function could not. Declare the handler so, or take the decorator off the function."
+        )
 
 
 def is_part_of_the_handler(exchange: Exchange) -> bool:
