@@ -98,13 +98,18 @@ async def create_payment(wanted: PaymentRequest, account: Account) -> HTTPRespon
     max_attempts=MAX_ATTEMPTS,
     backoff=BACKOFF,
 )
-async def charge(job: JobContext, payload: Mapping[str, Any]) -> Response:
+async def charge(job: JobContext, payload: Mapping[str, Any], *, found: Any = None) -> Response:
     """Runs in a worker, perhaps more than once: its key is the same each time, so it charges once."""
     payment = Payment(**payload)
-    made = await provider.move(
-        "charge", amount=payment.amount, reference=payment.reference, customer=payment.account
-    )
-    payment = payment.settled(None if isinstance(made, Refused) else made.id)
+    if isinstance(found, Executed) and found.provider_id is not None:
+        # A webhook came first: only the books are left to do.
+        job.provider_id = found.provider_id
+        payment = payment.settled(found.provider_id)
+    else:
+        made = await provider.move(
+            "charge", amount=payment.amount, reference=payment.reference, customer=payment.account
+        )
+        payment = payment.settled(None if isinstance(made, Refused) else made.id)
     job.write(lambda connection: settle(database.within(connection), payment))
     return payment.response()
 

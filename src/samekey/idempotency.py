@@ -212,6 +212,9 @@ class Idempotency:
     ) -> Callable[[Handler], Handler]:
         """A function of ``(job, payload)`` that does the jobs of this name. What it returns is the answer.
 
+        If it has a parameter ``found``, that is None, or the ``Executed`` or ``Declined`` that a provider's
+        event told of this job meanwhile: then the call was made, and the function does the rest of its work.
+
         ``source`` names the provider that it calls, as ``resolve`` does: only within that is the provider's
         id looked for.
         """

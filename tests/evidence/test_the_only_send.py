@@ -39,6 +39,27 @@ def test_a_word_about_the_only_send_counts_by_whichever_of_the_providers_ids(nod
     assert node.state("k") is State.COMPLETED and len(sent) == 1
 
 
+@pytest.mark.parametrize("evidence", [NotExecuted, Declined("no")], ids=["not executed", "declined"])
+def test_a_no_that_names_nothing_is_not_about_an_attempt_that_has_made_something(
+    node: Node, evidence: Evidence
+) -> None:
+    """The handler tried twice under its key: the first try failed, of which the event tells late."""
+    sent: list[str] = []
+
+    def pay() -> None:
+        operation = current_operation()
+        operation.source = "cards"
+        sent.append(operation.downstream_key())
+        operation.provider_id = "ch_2"
+        raise OutcomeUnknown
+
+    with pytest.raises(OutcomeUnknown):
+        node.idempotency.once(tenant="acme", key="k", run=pay, name="pay")
+    assert node.tell(evidence, downstream_key=sent[0]) in WAITS
+    assert node.state("k") is State.UNKNOWN
+    assert node.tell(evidence, "e2", provider_id="ch_2", tenant="acme") is Resolution.RESOLVED
+
+
 def test_of_two_sends_a_no_by_an_unknown_id_waits(node: Node) -> None:
     sent: list[str] = []
     ends = iter([NotExecuted, OutcomeUnknown])

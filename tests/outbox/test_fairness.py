@@ -389,13 +389,40 @@ def test_a_blip_of_the_database_makes_no_suspects(
             outbox.close()
 
 
+def test_what_ran_out_in_a_stall_of_the_database_is_left_to_its_holder(
+    postgres_url: str, loop: LoopThread, threads: ThreadPoolExecutor
+) -> None:
+    """A stall is no error: the look is asked in it and answered at its end, before the holder can renew."""
+    with FaultProxy.before(postgres_url) as proxy:
+        outbox = Outbox(proxy.url_for(postgres_url), loop, threads)
+        direct = Outbox(postgres_url, loop, threads)
+        try:
+            for each in (outbox, direct):
+                each.idempotency.job("hung")(lambda job, _: None)
+            direct.place("hung")
+            worker = outbox.worker(lease=timedelta(seconds=1))
+            outbox.run(worker.run_once())  # which sees that all is well
+            outbox.run(worker.drain())
+            direct.place("hung")
+            (held,) = direct.take(lease_ms=1000)
+            proxy.stall()
+            look = loop.start(worker.run_once())
+            wait_until(lambda: due_of(direct)[-1] < -600)
+            proxy.flow()
+            assert look.result(30) == 0 and worker.took == 0
+            assert [job.attempt for job in direct.jobs() if job.state == "live"] == [held.attempt]
+        finally:
+            direct.close()
+            outbox.close()
+
+
 def due_of(outbox: Outbox) -> list[int]:
     """For how long each job is still held."""
     clock = {
         "postgres": "(extract(epoch from clock_timestamp()) * 1000)::bigint",
         "mysql": "timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(3)) div 1000",
     }[outbox.dialect]
-    return [row[0] for row in outbox.ask(f"select due_at - {clock} from {{jobs}}")]
+    return [row[0] for row in outbox.ask(f"select due_at - {clock} from {{jobs}} order by created_at")]
 
 
 # ------------------------------------------------------------------ the places themselves

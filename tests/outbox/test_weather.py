@@ -84,3 +84,19 @@ def test_who_begins_does_not_know_what_was_before() -> None:
     weather.bad(1031)
     weather.good(1033)
     assert weather.patience(1033) == 2 + LEASE
+
+
+def test_an_answer_that_took_long_is_an_outage_from_before_it_was_asked_for() -> None:
+    """A store that stalls gives no error; nobody could renew anything in it."""
+    weather = seen()
+    weather.good(95)
+    weather.good(107, asked=100)
+    assert weather.patience(107) == 107 - 97.5 + LEASE
+    assert weather.patience(107 + LEASE) == 0
+
+
+def test_an_answer_that_took_no_longer_than_usual_is_none() -> None:
+    weather = seen()
+    weather.good(95)
+    weather.good(101, asked=100)
+    assert weather.patience(101) == 0

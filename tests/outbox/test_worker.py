@@ -571,12 +571,12 @@ def test_a_stop_gives_back_what_does_not_finish_and_does_not_count_it(outbox: Ou
     assert (row.state, row.attempts) == ("live", 0)
     assert (row.attempt is None) == (kind == "async"), "a thread cannot be stopped: its lease is left to it"
     assert kind == "sync" or cleaned.is_set()
-    release.set()
     # Another worker has all its attempts; at once, if nothing can still be at it.
     if kind == "sync":
         assert not outbox.take()
         outbox.make_due()
     (again,) = outbox.take()
+    release.set()
     assert (again.attempts, again.silences) == (1, 0)
 
 

@@ -479,12 +479,15 @@ def _about_now(
     """Whether a "no" is about the last send; None: nobody can tell. It tells nothing about one that began
     after it, nor does a "no" about what a former attempt has made. Where there was one send only, in the one
     life of its key, a word about this operation is about that, whatever the time and whichever of its objects
-    the provider names. What had a life before had the same downstream keys: there a "no" counts that names
-    what this life has made, or this life itself."""
+    the provider names; but where the attempt has noted one, it must name one, or the operation itself. What
+    had a life before had the same downstream keys: there a "no" counts that names what this life has made, or
+    this life itself."""
     named = word.provider_id
     known = named is not None and named == provider_id
     if named is not None and not known and named in former:
         return False
+    if named is None and provider_id is not None and not word.of_this_life:
+        return None  # something was made: perhaps this is about a try before it, under the same key
     this_life = known or record.life == 1 or word.of_this_life
     if sends <= 1:
         return True if this_life else None

@@ -28,6 +28,7 @@ logger = logging.getLogger("samekey")
 NOT_WHOLE: Final = (
     "the run that tells this could not make its own writes, nor the jobs after it: another one had the job"
 )
+MADE_TWICE: Final = "another run of the job has ended it, with another object of the provider's"
 OWN_VOICE: Final = "holder"
 """The source of what a holder tells whose handler has named no provider."""
 _OVER: Final = (State.COMPLETED, State.EXPIRED)
@@ -118,6 +119,21 @@ class Belated:
         if not whole:
             evidence = Executed(Unusable(NOT_WHOLE), step.provider_id)
         yield from self._tell(lease, operation_id, step, evidence, found[0])
+
+    def made_twice(self, lease: Lease, operation_id: str, step: SentStep) -> Program[None]:
+        """Another run of the job has ended it, with another object of the provider's: an operator must see
+        both."""
+        found = yield from self._keys.read_by_id(operation_id)
+        if found is None:
+            return
+        evidence = Executed(Unusable(MADE_TWICE), step.provider_id)
+        yield from self._resolver.note_ambiguous(_said(lease, step, evidence, found[0]), operation_id)
+        logger.error(
+            "Two runs of a job of operation %s have each made something at the provider; the later one is "
+            "%r. See samekey evidence list, and look whether it happened twice.",
+            operation_id,
+            step.provider_id,
+        )
 
     def _noted(self, lease: Lease, operation_id: str, sent: Sent) -> Program[tuple[int, Record] | None]:
         """The operation, with the provider's ids noted; None if it is gone."""

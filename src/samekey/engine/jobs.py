@@ -45,6 +45,14 @@ class JobDefinition:
     source: str | None = None
     """The provider that it calls."""
 
+    @property
+    def takes_found(self) -> bool:
+        """Whether it takes what others found out about it (``found``), and then does all but the call."""
+        try:
+            return "found" in inspect.signature(self.function).parameters
+        except (ValueError, TypeError):  # a built-in, say
+            return False
+
 
 class JobRegistry:
     """The jobs that this process knows."""
@@ -81,6 +89,9 @@ class JobRegistry:
     def source_of(self, name: str) -> str | None:
         """The provider that jobs of this name call."""
         return None if name not in self._known else self._known[name].source
+
+    def takes_found(self, name: str) -> bool:
+        return name in self._known and self._known[name].takes_found
 
     def require(self, name: str) -> None:
         if name not in self._known:
@@ -182,6 +193,7 @@ def enqueue_program(
             name,
             envelope,
             answers=place == 0 or not (yield from jobs.has_any(operation_id)),
+            goes_on=registry.takes_found(name),
             delay_ms=delay_ms,
             step=step,
             source=registry.source_of(name),
@@ -260,6 +272,7 @@ class JobContext:
                 one.name,
                 one.envelope,
                 answers=False,
+                goes_on=self._registry.takes_found(one.name),
                 delay_ms=one.delay_ms,
                 step=one.step,
                 source=one.source,

@@ -65,11 +65,16 @@ class Keeper:
     """
 
     def __init__(
-        self, driver: Driver, renew: Leases, held: Leases, heard: Callable[[bool], None] = lambda _there: None
+        self,
+        driver: Driver,
+        renew: Leases,
+        held: Leases,
+        heard: Callable[[bool, float], None] = lambda _there, _asked: None,
     ) -> None:
         self._driver = driver
         self._heard = heard
-        """Told after each renewal whether the store answered, in the keeper's own thread."""
+        """Told after each renewal whether the store answered, and when it was asked, in the keeper's own
+        thread."""
         self._renew = renew
         self._held = held
         self._late = LateOutcomes(driver)
@@ -193,14 +198,15 @@ class Keeper:
 
     def _ask(self, program: Leases, watches: list[_Watch]) -> set[str] | None:
         """None if the store did not answer."""
+        asked = time.monotonic()
         try:
             answer = run(self._driver, lambda: program([watch.lease for watch in watches]))
         except Exception as error:
             said = error if isinstance(error, SamekeyError) else repr(error)
             logger.warning("samekey could not renew its leases and will try again: %s", said)
-            self._heard(False)
+            self._heard(False, asked)
             return None
-        self._heard(True)
+        self._heard(True, asked)
         return answer
 
 

@@ -58,6 +58,11 @@ NOTHING_OPEN: Final = (
     "its run go on from its recovery point; an answer would leave the phases after that undone."
 )
 
+_NOT_GONE_ON: Final = (
+    "The dead job %s of operation %s is done, since a provider says what became of it. What its function "
+    "does beside that call was not done: have it take `found` if there is such a thing."
+)
+
 _UNSETTLED = (State.UNKNOWN, State.DEAD_LETTER)
 
 
@@ -250,6 +255,27 @@ class NotingResolver:
             return None  # it keeps its operation from sending all the same
         return FoundWord(finding_of(chosen), kept_as(chosen))
 
+    def told_about(self, operation_id: str, about: str) -> Program[Executed | Declined | None]:
+        """What is known of a job that is about to run, and that it need not send any more: what settled it
+        when it was dead, or a yes that waits."""
+        told = yield from self._effects.told_about(operation_id, about)
+        effects = (yield from self._effects.of(operation_id)) if told else ()
+        effect = next((one for one in effects if one.downstream_key == about), None)
+        found = (yield from self._effects.locked(operation_id)) if told else None
+        if effect is None or found is None:
+            return None
+        record, past = yield from self._past(found[1])
+        words = map(heard, told)
+        believed = [
+            word
+            for word in words
+            if kept_as(word).state == "used" or (is_usable(word) and choose([word], record, effect, past))
+        ]
+        for finding in map(finding_of, sorted(believed, key=lambda word: list(Says).index(word.says))):
+            if isinstance(finding, Executed | Declined):
+                return finding
+        return None
+
     def _past(self, record: Record) -> Program[tuple[Record, Sequence[str | None]]]:
         """The provider's ids that are those of former lives; None among them where some are forgotten. And
         the record, with the number of lives that its key has had."""
@@ -333,8 +359,12 @@ class NotingResolver:
             )
         if not isinstance(finding, Executed | Declined):
             raise ConfigurationError("A job that never happened is tried again: samekey dead retry.")
-        if not (yield from self._effects.found_job(effect, record, said, provider_id=finding.provider_id)):
+        provider_id = finding.provider_id
+        if (yield from self._effects.job_goes_on(effect, record, said, actor, provider_id=provider_id)):
+            return True
+        if not (yield from self._effects.found_job(effect, record, said, provider_id=provider_id)):
             return False
+        logger.warning(_NOT_GONE_ON, effect.step, record.id)
         if effect.job_answers and record.state is State.DEAD_LETTER:
             answer = answer_for(finding, record)
             return (

@@ -28,7 +28,7 @@ from .depths import Depths
 from .performing import Performer, name_of
 from .places import Room
 from .slots import Piece, Slots
-from .weather import Weather
+from .weather import GRANTED, Weather
 
 logger = logging.getLogger("samekey")
 
@@ -121,18 +121,21 @@ class OutboxWorker:
             self._weather.bad(time.monotonic())
             raise
 
-    def _heard(self, there: bool) -> None:
+    def _heard(self, there: bool, asked: float) -> None:
         """The keeper has asked the store: also while there is no room, and so no look."""
-        tell = self._weather.good if there else self._weather.bad
-        tell(time.monotonic())
+        if there:
+            self._weather.good(time.monotonic(), asked)
+        else:
+            self._weather.bad(time.monotonic())
 
     async def _look(self) -> int:
         self.next_due_ms, self.took = None, 0
         places = self.slots.places
         if not self.has_room:
             return 0
+        asked = time.monotonic()
         due = await run_async(self._driver, self._outbox.due)
-        self._weather.good(time.monotonic())
+        self._weather.good(time.monotonic(), asked)
         self._tell_strangers(name for name, ms in due.items() if ms <= 0)
         waiting = {name: ms for name, ms in due.items() if self._engine.jobs.get(name) is not None}
         begun = 0
@@ -163,13 +166,14 @@ class OutboxWorker:
 
     async def _take(self, name: str, room: Room, ahead: int) -> tuple[int, int]:
         """Gives how many were taken, and how many of them begun."""
+        patience = max(self._weather.patience(time.monotonic()), self._lease.total_seconds() * GRANTED)
         taking = Taking(
             name,
             room.places,
             room.full_tenants,
             here=[job.id for job in self._held.values()],
             suspects=not any(job.suspect for job in self._held.values()),
-            patience_ms=int(self._weather.patience(time.monotonic()) * 1000),
+            patience_ms=int(patience * 1000),
             ahead=ahead,
         )
         token = secrets.token_hex(16)

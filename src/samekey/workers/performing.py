@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from ..core.agreement import ERRORS_FROM
@@ -30,9 +31,11 @@ from ..engine.belated import Belated
 from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import Keeper
+from ..engine.reconcile import NotingResolver
 from ..engine.sending import sends
 from ..engine.within import SharedTransaction, inside
 from ..errors import EscapedTransaction, FailedTransaction, LeaseLost, NotSerialisable
+from ..evidence import Declined, Executed
 from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
 from ..stores.sql.operator import Operator
@@ -106,9 +109,12 @@ class Performer:
     async def _attempt(self, job: Job, definition: JobDefinition, context: JobContext, payload: Any) -> None:
         longest = definition.timeout
         try:
+            function = definition.function
+            if definition.takes_found:
+                function = partial(function, found=await self._found(job, context))
             work = self._apart.call_any(
                 name_of(job),
-                definition.function,
+                function,
                 context,
                 payload,
                 late=lambda result: self._hear_late(job, definition, context, result),
@@ -149,6 +155,12 @@ class Performer:
             sentence = f"The job was done, but that could not be recorded: {told(error)}"
             await self._failed(job, definition, context, sentence)
 
+    async def _found(self, job: Job, context: JobContext) -> Executed | Declined | None:
+        """What a provider has said about this job meanwhile: its function makes that call no more."""
+        resolver = self._engine.resolver
+        assert isinstance(resolver, NotingResolver)
+        return await run_async(self._driver, lambda: resolver.told_about(job.operation_id, context.key))
+
     def _hear_late(self, job: Job, definition: JobDefinition, context: JobContext, result: Any) -> None:
         """A thread that could not be stopped has ended well after its time: nobody else knows that."""
         if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -164,7 +176,11 @@ class Performer:
         try:
             answer, before = self._answer(result) if job.answers else None, context.mark()
             try:
-                await self._settle_late(job, definition, context, answer, False, before)
+                try:
+                    # It may still hold the job: its worker has stopped, or is yet to record its time-out.
+                    await self._settle(job, definition, context, answer, False, before)
+                except LeaseLost:
+                    await self._settle_late(job, definition, context, answer, False, before)
             except LeaseLost:
                 await self._tell(job, context, answer)
         except Exception as error:
@@ -194,6 +210,7 @@ class Performer:
         writes of its own, or jobs after it, its word alone would not be its end: nobody else makes them."""
         finding = self._engine.store.finding
         assert isinstance(finding, Operator)
+        lease, step = self._sent_by(job, context.provider_id)
         until = self._kept_until()
         found = await self._patiently(
             job, lambda: run_async(self._driver, lambda: finding.job(job.id)), until
@@ -201,8 +218,16 @@ class Performer:
         if found is not None and found.state == "done":
             # By this very run, whose commit was not acknowledged, or by the other one: all of it is there.
             await self._note(job, context.provider_id)
+            if None in (found.provider_id, context.provider_id) or found.provider_id == context.provider_id:
+                return
+            await self._patiently(
+                job,
+                lambda: run_async(
+                    self._driver, lambda: self._belated.made_twice(lease, job.operation_id, step)
+                ),
+                self._kept_until(),
+            )
             return
-        lease, step = self._sent_by(job, context.provider_id)
         whole = context.mark() == (0, 0)
 
         def done() -> Program[None]:

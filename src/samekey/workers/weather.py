@@ -15,6 +15,13 @@ LEASES_BEFORE = 9
 nobody has renewed for so long must be taken in the end, also by processes that live for less than a lease."""
 
 
+SLOW, AT_LEAST = 1 / 24, 0.5
+"""An answer that takes longer than this part of a lease, and than so many seconds, counts as an outage."""
+GRANTED = 1 / 6
+"""The part of a lease that is waited for after its end in the best of weathers: a holder whose renewal failed
+tries again after half of that, and a stall that ends with the lease is seen by nobody else."""
+
+
 class Weather:
     """Of one store. Times are seconds of a clock that never goes back. Safe in threads.
 
@@ -33,9 +40,12 @@ class Weather:
         self._good: float | None = None
         """When the store answered last."""
 
-    def good(self, now: float) -> None:
-        """The store has answered."""
+    def good(self, now: float, asked: float | None = None) -> None:
+        """The store has answered. One that took long to has been away from before it was ``asked``: a stall
+        is no error, and nobody could renew anything in it either."""
         with self._lock:
+            if asked is not None and now - asked > max(self._lease * SLOW, AT_LEAST):
+                self.bad(asked)
             if self._since is not None:
                 self._bad.append((self._since, now))
                 self._since = None

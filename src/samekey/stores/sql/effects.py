@@ -289,13 +289,40 @@ class Effects:
         provider_id: str | None,
         now: int | None = None,
     ) -> Program[bool]:
-        """A dead job is done after all."""
+        """A dead job is done after all, without what its function does beside the call."""
         rows = yield self._queries.statement("found_job", now, id=effect.place, provider_id=provider_id)
         if rows:
             yield from self.settle(
                 record.id, effect.step, said, provider_id=provider_id, source=None, now=now
             )
         return bool(rows)
+
+    def job_goes_on(
+        self,
+        effect: KnownEffect,
+        record: Record,
+        said: str,
+        actor: Actor,
+        *,
+        provider_id: str | None,
+        now: int | None = None,
+    ) -> Program[bool]:
+        """A dead job whose function takes what was found out is tried again, with that. False if it is none
+        of these."""
+        rows = yield self._queries.statement("job_goes_on", now, id=effect.place, provider_id=provider_id)
+        if not rows:
+            return False
+        yield from act_as(self._queries, actor)
+        if effect.job_answers and record.state is State.DEAD_LETTER:
+            yield self._queries.statement("pending_again", now, operation_id=record.id)
+        yield from act_end(self._queries)
+        yield from self.settle(record.id, effect.step, said, provider_id=provider_id, source=None, now=now)
+        return True
+
+    def told_about(self, operation_id: str, about: str) -> Program[list[ProviderEvent]]:
+        """What providers have said about one effect: what waits, and what was used."""
+        rows = yield self._queries.statement("told_about", None, operation_id=operation_id, about=about)
+        return [_event(row) for row in rows]
 
     def settle(
         self,

@@ -100,13 +100,14 @@ class Jobs:
         payload: bytes,
         *,
         answers: bool,
+        goes_on: bool = False,
         delay_ms: int = 0,
         step: str | None = None,
         source: str | None = None,
         now: int | None = None,
     ) -> Program[None]:
         """Writes one job, inside the transaction of whoever wants it done, and the downstream key that it
-        will send: that of ``step``, else of its name."""
+        will send: that of ``step``, else of its name. ``goes_on``: its function takes what was found out."""
         step = name if step is None else step
         yield self._queries.statement(
             "note_job",
@@ -129,6 +130,7 @@ class Jobs:
             name=name,
             payload=payload,
             answers=int(answers),
+            goes_on=int(goes_on),
             delay_ms=delay_ms,
         )
 

@@ -43,11 +43,11 @@ from proof left join written on true
 -- One job, in the transaction of whoever wants it done. The notification is delivered when that commits.
 with job as (
     insert into {jobs} (
-        id, operation_id, scope, key, tenant, name, payload, answers, state, attempts, due_at, created_at
+        id, operation_id, scope, key, tenant, name, payload, answers, goes_on, state, attempts, due_at, created_at
     )
     values (
         :id::text, :operation_id::text, :scope::text, :key::text, :tenant::text, :name::text,
-        :payload::bytea, :answers::bigint, 'live', 0, {now} + :delay_ms::bigint, {now}
+        :payload::bytea, :answers::bigint, :goes_on::bigint, 'live', 0, {now} + :delay_ms::bigint, {now}
     )
     returning id
 )

@@ -131,6 +131,25 @@ on conflict (operation_id, position) do update set
     where p.done = 0 and p.name = excluded.name
 returning position
 
+-- name: job_goes_on
+-- A dead job whose function takes what was found out: a worker has it do the rest, with all of its attempts.
+update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now},
+    run_at = max(run_at, done_at), done_at = null, provider_id = coalesce(:provider_id, provider_id)
+where id = :id and state = 'dead' and goes_on = 1
+returning id
+
+-- name: pending_again  event: requeue
+-- The operation of such a job, if that one answers. Its waiting time begins anew.
+update {keys} set state = {to:requeue}, error_code = null, last_run_at = {now}, expires_at = {now} + ttl_ms
+where id = :operation_id and mode = 'deferred' and state in ({from:requeue})
+returning {now}
+
+-- name: told_about
+-- What providers have said about one effect, and nobody has doubted.
+select {event} from {evidence}
+where operation_id = :operation_id and about = :about and state in ('waiting', 'used')
+order by received_at, source, event_id
+
 -- name: found_job
 -- Nobody's run has ended it: a worker that still has its own end in hand makes its writes, and the jobs after it.
 update {jobs} set state = 'done', attempt = null, done_at = {now}, provider_id = coalesce(:provider_id, provider_id)

@@ -10,10 +10,10 @@ returning {now}, expires_at, exists (select 1 from {jobs} as j where j.operation
 -- name: enqueue
 -- One job, in the transaction of whoever wants it done.
 insert into {jobs} (
-    id, operation_id, scope, key, tenant, name, payload, answers, state, attempts, due_at, created_at
+    id, operation_id, scope, key, tenant, name, payload, answers, goes_on, state, attempts, due_at, created_at
 )
 values (
-    :id, :operation_id, :scope, :key, :tenant, :name, :payload, :answers, 'live', 0, {now} + :delay_ms, {now}
+    :id, :operation_id, :scope, :key, :tenant, :name, :payload, :answers, :goes_on, 'live', 0, {now} + :delay_ms, {now}
 )
 
 -- name: has_jobs

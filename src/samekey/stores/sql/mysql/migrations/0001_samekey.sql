@@ -103,6 +103,8 @@ create table if not exists samekey_jobs (
     name          varbinary(512) not null,
     payload       longblob not null,
     answers       bigint not null,
+    -- Whether its function takes what was found out: then it goes on with that, and calls nobody.
+    goes_on       bigint not null default 0,
     state         varbinary(32) not null,
     attempt       varbinary(512),
     attempts      bigint not null,

@@ -97,6 +97,8 @@ create table {schema}.jobs (
     name          text not null,
     payload       bytea not null,
     answers       bigint not null,
+    -- Whether its function takes what was found out: then it goes on with that, and calls nobody.
+    goes_on       bigint not null default 0,
     state         text not null constraint jobs_state check (state in (
         'live', 'done', 'dead', 'cancelled', 'discarded'
     )),

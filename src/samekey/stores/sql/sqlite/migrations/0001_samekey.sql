@@ -97,6 +97,8 @@ create table samekey_jobs (
     name          text not null,
     payload       blob not null,
     answers       integer not null,
+    -- Whether its function takes what was found out: then it goes on with that, and calls nobody.
+    goes_on       integer not null default 0,
     state         text not null check (state in (
         'live', 'done', 'dead', 'cancelled', 'discarded'
     )),
