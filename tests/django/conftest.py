@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.chosen import stores
+from tests.django.world import project
+
+project()  # what is imported below may look for settings
 
 
 @pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))

@@ -54,14 +54,23 @@ def doctor_command(
     if app is None and url is None:
         raise typer.BadParameter("which store? Give --url or --app.")
     with sentences(), _opened(url, app, schema, timeout) as (store, idempotency):
-        symptoms = _read(store, idempotency)
-        findings = examine(symptoms)
-        if as_json:
-            _print_json(symptoms, findings)
-        else:
-            _print(symptoms, findings)
-        if any(finding.level == "problem" for finding in findings):
+        if not _tell(store, idempotency, as_json=as_json):
             raise typer.Exit(REFUSED)
+
+
+def tell_about(idempotency: Idempotency, *, as_json: bool = False) -> bool:
+    """The same for an ``Idempotency`` that is there already. Whether all is well."""
+    return _tell(OperatorStore(idempotency.engine.store, DIGEST_SECRET), idempotency, as_json=as_json)
+
+
+def _tell(store: OperatorStore, idempotency: Idempotency | None, *, as_json: bool) -> bool:
+    symptoms = _read(store, idempotency)
+    findings = examine(symptoms)
+    if as_json:
+        _print_json(symptoms, findings)
+    else:
+        _print(symptoms, findings)
+    return not any(finding.level == "problem" for finding in findings)
 
 
 @contextmanager

@@ -165,7 +165,7 @@ def worker_command(
     try:
         idempotency = load(target)
         with _metrics(idempotency, metrics_port):
-            code = asyncio.run(_serve(idempotency, services))
+            code = asyncio.run(serve(idempotency, services))
     except SamekeyError as error:
         typer.echo(f"samekey: {error}", err=True)
         raise typer.Exit(1) from None
@@ -181,7 +181,8 @@ def _metrics(idempotency: Idempotency, port: int | None) -> AbstractContextManag
     return serve(idempotency, port)
 
 
-async def _serve(idempotency: Idempotency, services: Services) -> int:
+async def serve(idempotency: Idempotency, services: Services) -> int:
+    """Runs the services until a signal; gives the exit code of the process."""
     log = logging.getLogger("samekey")
     log.info("The worker is running; stop it with SIGTERM or Ctrl-C.")
     code = 1

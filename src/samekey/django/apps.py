@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.core.checks import Tags, register
 from django.core.signals import request_finished
 
 
@@ -15,6 +16,10 @@ class SamekeyConfig(AppConfig):  # type: ignore[misc]
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from .checks import check, check_views
+
+        register(check, Tags.compatibility)
+        register(check_views, Tags.urls)
         request_finished.connect(_leave_the_test_database, dispatch_uid="samekey")
 
 

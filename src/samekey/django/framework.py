@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 from ..core.record import Answer
 from ..engine.exchange import Asked, Framework
 from ..engine.operation import Running
-from ..engine.streams import watched
+from ..engine.streams import watched, watched_sync
 
 _REFUSALS: tuple[tuple[Any, int], ...] = (
     (Http404, 404),
@@ -37,8 +37,11 @@ class DjangoFramework(Framework):
         return value.status_code if isinstance(value, HttpResponseBase) else None
 
     def watch(self, value: Any, running: Running) -> Any:
-        if isinstance(value, StreamingHttpResponse) and value.is_async:
-            value.streaming_content = watched(value.streaming_content, running)
+        if isinstance(value, StreamingHttpResponse):
+            pieces = value.streaming_content
+            value.streaming_content = (
+                watched(pieces, running) if value.is_async else watched_sync(iter(pieces), running)
+            )
         return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:

@@ -51,7 +51,7 @@ class IdempotencyMiddleware:
         idempotency = the_idempotency()
         tenant = said.function("TENANT")
         if tenant is None:
-            raise ConfigurationError(_NO_TENANT)
+            raise ConfigurationError(NO_TENANT)
         self._tenant, self._binding = tenant, said.function("BINDING")
         self._engine = idempotency.engine
         self._policy = self._engine.policy
@@ -221,6 +221,11 @@ class IdempotencyMiddleware:
             )
             self._guards.guard_all(state_changing(views))
             stand_in_transactions(urlconf, self._alias)
+            if not self._is_async:
+                from .checks import async_in_transactions
+
+                for sentence in async_in_transactions():
+                    logger.warning("%s", sentence)
             self._walked[id(resolver)] = resolver, wrong.logged()
             return wrong
 
@@ -288,7 +293,7 @@ class IdempotencyMiddleware:
         return None if self._engine.abandon(running) else running
 
 
-_NO_TENANT: Final = (
+NO_TENANT: Final = (
     "SAMEKEY['TENANT'] is missing: a key belongs to a caller, and nobody may get another's answer. "
     "Give the dotted path of a function of the request, 'samekey.django.by_user' say."
 )

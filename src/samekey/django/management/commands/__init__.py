@@ -1,0 +1,1 @@
+"""``samekey_worker``, ``samekey_sweep``, ``samekey_doctor``."""
