@@ -96,8 +96,16 @@ LAYERS = {
     "django": Layer(ANY, frozenset({"asgiref", "django", "rest_framework"})),
     # One framework each, for those who have it: nothing else of samekey imports these.
     "litestar": Layer(
-        frozenset({"core", "edges", "idempotency", "tenants", "errors"}), frozenset({"litestar"})
+        frozenset({"core", "edges", "idempotency", "openapi", "tenants", "errors"}), frozenset({"litestar"})
     ),
+    "fastapi": Layer(
+        frozenset({"core", "edges", "engine", "idempotency", "openapi", "tenants", "errors"}),
+        frozenset({"fastapi"}),
+    ),
+    "flask": Layer(
+        frozenset({"core", "edges", "idempotency", "openapi", "errors"}), frozenset({"flask", "werkzeug"})
+    ),
+    "openapi": Layer(frozenset({"edges", "errors", "idempotency", "ops", "tenants"}), frozenset({"django"})),
     "workers": Layer(frozenset({"engine", "core", "stores", "drivers", "response", "evidence", "errors"})),
     "ops": Layer(ANY, frozenset({"opentelemetry", "prometheus_client", "rich"})),
     # It knows nothing of samekey's own way of doing it: it looks at any server, from outside.
@@ -108,7 +116,19 @@ LAYERS = {
 }
 """By the first name below ``samekey``; ``samekey`` itself is ``__init__.py``, the public names."""
 
-MAY_IMPORT_EDGES = {"asgi", "wsgi", "django", "litestar", "edges", "cli", "ops", "testing"}
+MAY_IMPORT_EDGES = {
+    "asgi",
+    "wsgi",
+    "django",
+    "fastapi",
+    "flask",
+    "litestar",
+    "openapi",
+    "edges",
+    "cli",
+    "ops",
+    "testing",
+}
 
 MODULES = sorted(ROOT.rglob("*.py"))
 

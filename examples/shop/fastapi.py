@@ -7,7 +7,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from samekey import Idempotency
-from samekey.asgi import IdempotencyMiddleware
+from samekey.fastapi import install
 from samekey.tenants import by_state
 
 from . import SLOW, account_of, policy
@@ -27,7 +27,7 @@ Account = Annotated[str, Depends(account)]
 
 def make(url: str) -> FastAPI:
     idempotency, books, app = Idempotency(url, policy=policy()), Books(url), FastAPI(title="The shop")
-    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=by_state("account"))
+    install(app, idempotency, tenant=by_state("account"))
 
     @app.post("/orders", status_code=201, response_model=Order)
     @idempotency.atomic

@@ -7,8 +7,7 @@ from flask import Flask, abort, g, jsonify, request
 from werkzeug.datastructures import WWWAuthenticate
 
 from samekey import Idempotency
-from samekey.tenants import by_state
-from samekey.wsgi import IdempotencyMiddleware
+from samekey.flask import Samekey
 
 from . import SLOW, SOLD_OUT, account_of, order_of, policy
 from .books import Books, prepare
@@ -17,7 +16,7 @@ __all__ = ["make", "prepare"]
 
 
 def received() -> None:
-    g.account = request.environ["shop.account"] = account_of(request.headers.get("Authorization"))
+    g.account = account_of(request.headers.get("Authorization"))
     if g.account is None:
         abort(401, www_authenticate=WWWAuthenticate("bearer"))
     try:
@@ -30,8 +29,7 @@ def make(url: str) -> Flask:
     idempotency, books = Idempotency(url, policy=policy()), Books(url)
     app = Flask("shop")
     app.before_request(received)
-    guard = IdempotencyMiddleware(app.wsgi_app, idempotency=idempotency, tenant=by_state("shop.account"))
-    app.wsgi_app = guard  # type: ignore[method-assign]
+    Samekey(idempotency, app, tenant=lambda: g.account)
 
     @app.post("/orders")
     @idempotency.atomic

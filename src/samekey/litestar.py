@@ -28,6 +28,7 @@ from .edges.litestar import is_known
 from .edges.messages import PATH
 from .errors import ConfigurationError
 from .idempotency import Idempotency
+from .openapi import describe
 from .tenants import Tenant
 
 __all__ = ["SamekeyPlugin"]
@@ -107,6 +108,8 @@ class SamekeyPlugin(InitPlugin, ReceiveRoutePlugin):
         found = "\n".join(self.samekey_middleware.look())
         if found:
             raise ConfigurationError(found)
+        if self._behind.app.openapi_config is not None:
+            describe(self._behind.app, self.idempotency)
 
 
 class _Behind:

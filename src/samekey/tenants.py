@@ -15,6 +15,8 @@ from uuid import UUID
 from .errors import ConfigurationError
 
 Tenant = Callable[[Any], str | None]
+_SECURITY = "__samekey_security__"
+"""The attribute of a resolver that says what it asks for."""
 _IDENTITIES = ("identity", "id", "pk", "user_id", "username")
 """Where a user object keeps what identifies it. Not its display name: two users may share one."""
 
@@ -66,7 +68,9 @@ def by_api_key(keys: Iterable[str], *, secret: bytes, header: str = "Authorizati
         matches = [key for key in known if hmac.compare_digest(key, sent)]
         return hmac.new(secret, matches[0], hashlib.sha256).hexdigest() if matches else None
 
-    return resolve
+    if header.lower() == "authorization":
+        return _asks_for(resolve, {"type": "http", "scheme": "bearer"})
+    return _asks_for(resolve, {"type": "apiKey", "in": "header", "name": header})
 
 
 def single_tenant(name: str = "single") -> Tenant:
@@ -77,6 +81,20 @@ def single_tenant(name: str = "single") -> Tenant:
     def resolve(_context: Any) -> str | None:
         return name
 
+    return _asks_for(resolve, None)
+
+
+def security_of(tenant: Any, challenge: str) -> dict[str, str] | None:
+    """What a caller must send for a resolver to know it, as a security scheme of OpenAPI; None: nothing.
+    Where the resolver does not say, it is by what a 401 asks for (the policy's ``challenge``)."""
+    scheme: dict[str, str] | None = getattr(
+        tenant, _SECURITY, {"type": "http", "scheme": challenge.split(maxsplit=1)[0].lower()}
+    )
+    return scheme
+
+
+def _asks_for(resolve: Tenant, scheme: dict[str, str] | None) -> Tenant:
+    setattr(resolve, _SECURITY, scheme)
     return resolve
 
 

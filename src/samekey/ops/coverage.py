@@ -60,6 +60,8 @@ class RouteCoverage:
     """What it is guarded by, where it is."""
     edge: Policy | None = field(default=None, repr=False, compare=False)
     """The policy of the middleware around it, which reads the header and the body."""
+    tenant: Any = field(default=None, repr=False, compare=False)
+    """How that middleware finds whose key it is."""
 
     @property
     def ok(self) -> bool:
@@ -224,6 +226,7 @@ def _row(
         why,
         rules,
         edge,
+        reached.guards[-1].middleware._tenant if reached.guards else None,
     )
 
 
