@@ -269,7 +269,7 @@ def test_a_claim_is_given_back_however_long_the_store_says_nothing(monkeypatch: 
     assert len(asked) == 4 and not late._items
 
 
-def test_what_waits_is_tried_for_a_while_when_the_process_stops() -> None:
+def test_what_waits_is_tried_for_a_while_when_the_process_stops(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
     tries: list[int] = []
@@ -290,10 +290,11 @@ def test_what_waits_is_tried_for_a_while_when_the_process_stops() -> None:
     keeper.record_later(lease("later", 60_000), record_another)
     keeper.stop()
     assert len(tries) >= 4 and another
+    assert caplog.text.count("will be tried again: away") == 1
 
 
 AT_EXIT = """
-from samekey.engine.late import Late
+from samekey.engine.late import LateOutcomes
 from samekey.errors import StoreUnavailable
 
 tries = []
@@ -305,7 +306,7 @@ def record():
         raise StoreUnavailable("away")
     print("recorded", flush=True)
 
-late = Late(None)
+late = LateOutcomes(None)
 late.record(record, 60)
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import subprocess
 import sys
@@ -15,14 +16,16 @@ from typing import Any
 import pytest
 
 from lab.processes import wait_until
-from samekey import Idempotency
+from samekey import ConfigurationError, Idempotency, current_operation
 from samekey.core.states import Mode
 from samekey.drivers.sqlite import SQLiteDriver, SQLiteSession
 from samekey.drivers.sqlite_async import AsyncSQLiteDriver
+from samekey.drivers.sqlite_lent import USED
 from samekey.engine.operation import Running
 from samekey.engine.rules import rules_from
 from samekey.engine.way import Handled
 from samekey.errors import CommitRefused, OperationOver
+from samekey.stores.sql import queries
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of
 
 INSERT = "insert into t values (1)"
@@ -245,14 +248,14 @@ def test_what_a_handler_set_meets_nobody(driver: SQLiteDriver) -> None:
     session = driver.open()
     session.connection.row_factory = sqlite3.Row
     session.connection.text_factory = bytes
-    session.connection.create_function("julianday", 1, lambda _: 0)
+    session.connection.create_function("hex", 1, lambda _: "0")
     session.connection.execute("create temp table mine (a)")
     session.connection.execute("pragma foreign_keys = on")
     session.commit()
     again = driver.open()
     assert again.connection.row_factory is None and again.connection.text_factory is str
     assert again.connection.execute("pragma foreign_keys").fetchone() == (0,)
-    assert again.connection.execute("select julianday('now') > 0").fetchone() == (1,)
+    assert again.connection.execute("select hex('a')").fetchone() == ("61",)
     assert again.connection.execute("select count(*) from sqlite_temp_master").fetchone() == (0,)
     again.rollback()
 
@@ -375,14 +378,15 @@ for close in (True, False):
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert os.path.exists(idempotency.engine.drivers.sync.path), close
-folder = os.path.dirname(idempotency.engine.drivers.sync.path)
+print(os.path.dirname(idempotency.engine.drivers.sync.path))
 idempotency.close()
-assert not os.path.exists(folder)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder.is_absolute() and not folder.exists()  # it goes with its process
 
 
 @pytest.mark.parametrize("moment", range(12))
@@ -469,3 +473,62 @@ def test_a_handler_that_runs_too_long_does_not_keep_the_write_lock(url: str, sty
     assert answer is not None and answer.status == 503
     assert effects(url, "slow") == 0 and effects(url, "following") == 1
     asyncio.run(idempotency.aclose())
+
+
+LEFT: dict[str, Callable[[sqlite3.Connection], Any]] = {
+    "a deadline": lambda connection: connection.set_progress_handler(lambda: 1, 1),
+    "read only": lambda connection: connection.execute("pragma query_only = on"),
+    "nothing": lambda connection: None,
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_what_a_handler_leaves_on_its_connection_does_not_reach_the_record(url: str, what: str) -> None:
+    idempotency = Idempotency(url)
+
+    def pay() -> str:
+        connection = current_operation().connection
+        connection.execute("insert into effects values (?)", (f"left-{what}",))
+        LEFT[what](connection)
+        return "paid"
+
+    assert [idempotency.once(tenant="t", key=what, run=pay, mode="atomic") for _ in range(2)] == ["paid"] * 2
+    assert effects(url, f"left-{what}") == 1
+    idempotency.close()
+
+
+def test_a_function_that_our_statements_use_cannot_be_replaced(url: str) -> None:
+    """As tests freeze a clock: the record would be born at that time."""
+    idempotency = Idempotency(url)
+
+    def pay() -> str:
+        connection = current_operation().connection
+        connection.execute("insert into effects values ('frozen')")
+        for name in ("julianday", "JulianDay"):
+            with pytest.raises(ConfigurationError, match="another name"):
+                connection.create_function(name, -1, lambda *given: 0)
+        with pytest.raises(ConfigurationError, match="another name"):
+            connection.create_aggregate("max", 1, object)
+        connection.create_function("fee", 1, lambda cents: cents // 10)
+        return str(connection.execute("select fee(100)").fetchone()[0])
+
+    assert idempotency.once(tenant="t", key="frozen", run=pay, mode="atomic") == "10"
+    idempotency.close()
+
+
+def test_every_function_of_our_statements_is_known() -> None:
+    folder = Path(queries.__file__).parent / "sqlite"
+    texts = " ".join(one.read_text() for one in folder.rglob("*.sql"))
+    known = sqlite3.connect(":memory:").execute("select distinct name from pragma_function_list").fetchall()
+    called = set(re.findall(r"\b([a-z_]+) ?\(", texts)) & {name for (name,) in known}
+    assert called - {"raise"} <= USED
+
+
+def test_a_store_in_memory_lives_on_after_a_close() -> None:
+    """As with two test clients, one after the other: each begins and ends the application."""
+    idempotency = Idempotency("sqlite:///:memory:")
+    idempotency.migrate()
+    for _ in range(2):
+        assert idempotency.once(tenant="t", key="k", run=lambda: 1) == 1
+        asyncio.run(idempotency.aclose())
+    idempotency.close()

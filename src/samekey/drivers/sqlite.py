@@ -61,12 +61,11 @@ class SQLiteDriver:
                 "newer. Use a Python that was built with it."
             )
         self.busy_seconds = busy_seconds
-        self._temporary: weakref.finalize[..., Any] | None = None
         if path == ":memory:":
             # A memory database belongs to one connection, or else locks whole tables among several. A
-            # private file that goes with the process behaves like the real thing.
+            # private file that goes with this driver behaves like the real thing, also after a close.
             folder = tempfile.mkdtemp(prefix="samekey-")
-            self._temporary = weakref.finalize(self, _remove, folder, os.getpid())
+            weakref.finalize(self, _remove, folder, os.getpid())
             path = os.path.join(folder, "memory.db")
         self.path = path
         self._statements: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=128), _close)
@@ -101,8 +100,6 @@ class SQLiteDriver:
     def close(self) -> None:
         self._statements.close()
         self._pool.close()
-        if self._temporary is not None:
-            self._temporary()
 
     def _connect(self, *, cached: int) -> HandlerConnection:
         try:
@@ -195,6 +192,7 @@ class SQLiteSession:
             if gone(held):
                 self._loan.lose()  # by a way that went past our own classes
                 raise TransactionGone
+            held.put_back()
             return _execute(held, statement)
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:

@@ -15,9 +15,9 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from ..errors import CommitRefused, OperationOver, TransactionGone
+from ..errors import CommitRefused, ConfigurationError, OperationOver, TransactionGone
 from .loan import Loan
 from .threaded_session import COMMIT_REFUSED
 
@@ -89,6 +89,12 @@ def gone(connection: sqlite3.Connection) -> bool:
         return False  # it was closed behind our back; the next statement says so
 
 
+USED: Final = frozenset(
+    {"coalesce", "count", "datetime", "json_extract", "julianday", "max", "min", "nullif", "sqlite_version"}
+)
+"""Functions of SQLite's that our statements use. What replaces one cannot be taken away again."""
+
+
 class HandlerConnection(sqlite3.Connection):
     """A connection of ours, which may be lent."""
 
@@ -108,6 +114,12 @@ class HandlerConnection(sqlite3.Connection):
         super().set_authorizer(authorize)
         self.loan = loan
         self.lent_cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+
+    def put_back(self) -> None:
+        """What a handler may have set that would reach a statement of ours."""
+        if self.loan is not None:
+            super().set_progress_handler(None, 0)
+            sqlite3.Cursor(self).execute("pragma query_only = off")
 
     def seal(self) -> None:
         """From here on only this thread can do anything on it.
@@ -163,6 +175,21 @@ class HandlerConnection(sqlite3.Connection):
     def set_authorizer(self, callback: Any) -> None:
         self._refuse_if_lent()  # it is what refuses COMMIT as SQL text
         super().set_authorizer(callback)
+
+    def create_function(self, name: str, *arguments: Any, **options: Any) -> None:
+        self._refuse_in_the_place_of_ours(name)
+        super().create_function(name, *arguments, **options)
+
+    def create_aggregate(self, name: str, *arguments: Any, **options: Any) -> None:
+        self._refuse_in_the_place_of_ours(name)
+        super().create_aggregate(name, *arguments, **options)
+
+    def _refuse_in_the_place_of_ours(self, name: str) -> None:
+        if self.loan is not None and name.lower() in USED:
+            raise ConfigurationError(
+                f"samekey's own statements use {name}(), and what replaces it would decide about the record. "
+                "Give your function another name."
+            )
 
     def blobopen(self, *arguments: Any, **options: Any) -> Any:
         if self.loan is not None and not options.get("readonly"):

@@ -76,6 +76,8 @@ class LateOutcomes:
         self._stopping = False
         self._away = FIRST_PAUSE
         """How long a store that could not be reached is left alone."""
+        self._told: str | None = None
+        """Why the last try did not work."""
 
     def record(
         self,
@@ -196,7 +198,9 @@ class LateOutcomes:
         try:
             done = run(self._driver, item.factory)
         except TRANSIENT as error:
-            logger.warning("An outcome could not be recorded and will be tried again: %s", error)
+            if str(error) != self._told:  # once, and not at each try
+                self._told = str(error)
+                logger.warning("An outcome could not be recorded and will be tried again: %s", error)
             if isinstance(error, StoreUnavailable) and not isinstance(error, StoreBusy):
                 return False
             item.later()
@@ -208,6 +212,7 @@ class LateOutcomes:
             else:
                 logger.exception("The store refused an outcome for good; it is left to its lease's end")
         else:
+            self._told = None
             if item.gives_back and not done:
                 if not item.looked_for:
                     item.looked_for, item.until = True, time.monotonic() + SETTLE
