@@ -11,6 +11,7 @@ from ..core.policy import NEVER_REMEMBERED
 from ..core.states import State
 from .coverage import RouteCoverage
 from .spec import Section, body_of, lines, openapi_path, personal, sections, shown_code, size, span
+from .spec_callers import callers
 
 __all__ = ["markdown"]
 
@@ -18,10 +19,8 @@ __all__ = ["markdown"]
 def markdown(app: Any) -> str:
     """The specification as a page of Markdown."""
     found = sections(app)
-    return (
-        "\n".join([*_opening(found), *(line for section in found for line in _section(section, found))])
-        + "\n"
-    )
+    rules = (line for section in found for line in _section(section, found))
+    return "\n".join([*_opening(found), *rules, *callers(found)])
 
 
 def _opening(found: list[Section]) -> Iterator[str]:

@@ -1,0 +1,55 @@
+package orders
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"math/rand"
+	"net/http"
+	"regexp"
+	"strconv"
+	"time"
+)
+
+var openCodes = regexp.MustCompile(`"(@CODES@)"`)
+
+// Send sends the body under its key until there is a final answer, or ctx ends. The key (a random UUID) was
+// made once for the operation, and saved with the body before the first call.
+func Send(ctx context.Context, client *http.Client, url, key string, body []byte) (*http.Response, []byte, error) {
+	for attempt := 0; ; attempt++ {
+		wait := time.Duration(rand.Float64() * math.Min(20, 0.5*math.Pow(2, float64(attempt))) * float64(time.Second))
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+		if err != nil {
+			return nil, nil, err
+		}
+		request.Header.Set("Content-Type", "application/json")
+		request.Header.Set("@HEADER@", "@EQ@"+key+"@EQ@")
+		if answer, err := client.Do(request); err == nil {
+			text, cut := io.ReadAll(answer.Body)
+			answer.Body.Close()
+			if cut == nil && !isOpen(answer, text) {
+				return answer, text, nil
+			}
+			if asked, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && asked > 0 {
+				wait = time.Duration(asked) * time.Second
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, fmt.Errorf("no final answer yet, keep the key and send the same again later: %w", ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+func isOpen(answer *http.Response, text []byte) bool {
+	switch answer.StatusCode {
+	case http.StatusConflict:
+		return openCodes.Match(text)
+	case @STATUSES@:
+		return true
+	}
+	return answer.StatusCode >= 500 && answer.Header.Get("@REPLAYED@") != "true"
+}

@@ -1,0 +1,146 @@
+"""The programs for callers in other languages, as ``samekey spec`` writes them: those that can be run are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import lab
+from samekey import Idempotency, Policy, ietf, stripe
+from samekey.asgi import IdempotencyMiddleware
+from samekey.ops.spec_page import markdown
+from samekey.tenants import single_tenant
+
+from .scripted import Cut, Say, problem, scripted
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def programs(tmp_path: Path, policy: Policy, mode: str = "leased") -> dict[str, str]:
+    """By language, for an API of this policy with one route."""
+    idempotency = Idempotency(f"sqlite:///{tmp_path / 'spec.db'}", policy=policy)
+
+    async def pay(_request: Any) -> JSONResponse:
+        return JSONResponse({}, 201)
+
+    app = Starlette(routes=[Route("/payments", getattr(idempotency, mode)(pay), methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant())
+    page = markdown(app)
+    idempotency.close()
+    found = {language: code for language, code in _FENCE.findall(page) if language != "json"}
+    assert found.keys() == {"sh", "js", "go", "java", "php"}
+    for code in found.values():
+        assert "@" not in code.replace("@order-17.json", "") and "https://api.example.com" not in code[:40]
+    return found
+
+
+def run(*command: str, directory: Path) -> str:
+    environment = lab.environment(PATH=f"{directory}{os.pathsep}{os.environ['PATH']}")
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+TROUBLE = (
+    Cut(),
+    Say(503, b""),
+    Say(429, b"", (("retry-after", "0"),)),
+    problem(409, "in_progress"),
+    problem(409, "outcome_unknown"),
+    Say(201, b'{"half": "' + b"x" * 900 + b'"}', cut_body=True),
+    Say(201, b'{"done": true}', (("Idempotent-Replayed", "true"),)),
+)
+
+
+def needs(program: str) -> str:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    return program
+
+
+def quickly(code: str) -> str:
+    """The same program with pauses that a test can wait for."""
+    quick = code.replace("500 * 2 **", "5 * 2 **").replace("0.5 * Math.pow", "0.005 * Math.pow")
+    assert quick != code
+    return quick
+
+
+def test_the_javascript(tmp_path: Path) -> None:
+    node = needs("node")
+    (tmp_path / "send.mjs").write_text(quickly(programs(tmp_path, ietf())["js"]))
+    (tmp_path / "main.mjs").write_text(
+        'import { send } from "./send.mjs";\n'
+        "const [url, key, deadline] = process.argv.slice(2);\n"
+        "const body = JSON.stringify({ cents: 450 });\n"
+        "try { console.log(JSON.stringify(await send(url, { key, body, deadline: Number(deadline) }))); }\n"
+        'catch (error) { console.log("still open: " + error.message); }\n'
+    )
+    with scripted(*TROUBLE) as server:
+        told = json.loads(run(node, "main.mjs", f"{server.url}/payments", "k-1", "60", directory=tmp_path))
+        assert told == {"status": 201, "body": '{"done": true}', "replayed": True}
+        assert len(server.seen) == len(TROUBLE) and server.keys == {'"k-1"'}
+        assert {one.body for one in server.seen} == {b'{"cents":450}'}
+        for final in (problem(422, "reused"), Say(409, b'{"detail": "sold out"}'), Say(402)):
+            server.script[:] = [final]
+            told = json.loads(run(node, "main.mjs", server.url, "k-2", "60", directory=tmp_path))
+            assert told["status"] == final.status
+        server.script[:] = [Cut()]
+        assert "Keep the key" in run(node, "main.mjs", server.url, "k-3", "0.3", directory=tmp_path)
+
+
+def test_the_java(tmp_path: Path) -> None:
+    needs("javac")
+    main = (
+        "public final class Main {\n"
+        "  public static void main(String[] given) throws Exception {\n"
+        "    var client = java.net.http.HttpClient.newHttpClient();\n"
+        '    var answer = Sender.send(client, given[0], "k-1", "{}", java.time.Duration.ofSeconds(60));\n'
+        '    System.out.println(answer.statusCode() + " " + answer.body());\n'
+        "  }\n}\n"
+    )
+    (tmp_path / "Sender.java").write_text(quickly(programs(tmp_path, ietf())["java"]))
+    (tmp_path / "Main.java").write_text(main)
+    run("javac", "Sender.java", "Main.java", directory=tmp_path)
+    with scripted(*TROUBLE) as server:
+        told = run("java", "Main", f"{server.url}/payments", directory=tmp_path)
+    assert told.strip() == '201 {"done": true}' and server.keys == {'"k-1"'}
+    assert len(server.seen) == len(TROUBLE)
+
+
+def test_the_commands_of_curl(tmp_path: Path) -> None:
+    needs("curl")
+    code = programs(tmp_path, ietf())["sh"].replace("--retry 8", "--retry 8 --retry-delay 1")
+    if shutil.which("uuidgen") is None:
+        (tmp_path / "uuidgen").write_text(f"#!/bin/sh\necho {uuid4()}\n")
+        (tmp_path / "uuidgen").chmod(0o755)
+    (tmp_path / "order-17.json").write_text('{"cents": 450}')
+    with scripted(Cut(), Say(503, b""), Say()) as server:
+        local = code.replace("https://api.example.com", server.url)
+        for _ in range(2):  # the second call of the whole script finds the key of the first
+            assert '{"done": true}' in run("sh", "-c", local, directory=tmp_path)
+    key = (tmp_path / "order-17.key").read_text().strip()
+    assert server.keys == {f'"{key}"'} and len(server.seen) == 4
+
+
+def test_the_programs_are_for_the_users_own_api(tmp_path: Path) -> None:
+    plain = programs(tmp_path, ietf(header="X-Key"))
+    assert all("X-Key" in code and "outcome_unknown" in code for name, code in plain.items() if name != "sh")
+    assert '"X-Key": `"${key}"`' in plain["js"] and "X-Key" in plain["sh"]
+    of_stripe = programs(tmp_path, stripe())
+    assert "idempotency_key_in_use" in of_stripe["go"] and "`${key}`" in of_stripe["js"]
+    assert '"X-Key", "\\"" + key' in plain["java"] and '"Idempotency-Key", "" + key' in of_stripe["java"]
+    later = programs(tmp_path, ietf(on_in_progress="accept"))
+    assert "[202, 408, 425, 429]" in later["js"] and "[408, 425, 429]" in plain["js"]
