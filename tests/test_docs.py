@@ -536,12 +536,14 @@ RUN_HERE = {
 }
 RUN_ELSEWHERE = {
     "check.md": "tests/check/test_reports.py",
+    "clients.md": "tests/client/test_docs.py",
     "coverage.md": "tests/ops/test_coverage.py",
     "deferred.md": "tests/outbox/test_docs_deferred.py",
     "ledger.md": "tests/ops/test_ledger_cli.py",
     "metrics.md": "tests/ops/test_metrics.py",
     "once.md": "tests/phased/test_docs_phased.py",
     "operations.md": "tests/operator/test_operations_docs.py",
+    "outgoing.md": "tests/client/test_docs_outgoing.py",
     "phased.md": "tests/phased/test_docs_phased.py",
     "spec.md": "tests/ops/test_spec.py",
     "sqlalchemy.md": "tests/sqlalchemy/test_docs_sqlalchemy.py",

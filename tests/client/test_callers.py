@@ -39,7 +39,7 @@ def programs(tmp_path: Path, policy: Policy, mode: str = "leased") -> dict[str, 
     page = markdown(app)
     idempotency.close()
     found = {language: code for language, code in _FENCE.findall(page) if language != "json"}
-    assert found.keys() == {"sh", "js", "go", "java", "php"}
+    assert found.keys() == {"bash", "js", "go", "java", "php"}
     for code in found.values():
         assert "@" not in code.replace("@order-17.json", "") and "https://api.example.com" not in code[:40]
     return found
@@ -122,7 +122,7 @@ def test_the_java(tmp_path: Path) -> None:
 
 def test_the_commands_of_curl(tmp_path: Path) -> None:
     needs("curl")
-    code = programs(tmp_path, ietf())["sh"].replace("--retry 8", "--retry 8 --retry-delay 1")
+    code = programs(tmp_path, ietf())["bash"].replace("--retry 8", "--retry 8 --retry-delay 1")
     if shutil.which("uuidgen") is None:
         (tmp_path / "uuidgen").write_text(f"#!/bin/sh\necho {uuid4()}\n")
         (tmp_path / "uuidgen").chmod(0o755)
@@ -137,8 +137,8 @@ def test_the_commands_of_curl(tmp_path: Path) -> None:
 
 def test_the_programs_are_for_the_users_own_api(tmp_path: Path) -> None:
     plain = programs(tmp_path, ietf(header="X-Key"))
-    assert all("X-Key" in code and "outcome_unknown" in code for name, code in plain.items() if name != "sh")
-    assert '"X-Key": `"${key}"`' in plain["js"] and "X-Key" in plain["sh"]
+    assert all("X-Key" in code and "outcome_unknown" in code for name, code in plain.items() if name != "bash")
+    assert '"X-Key": `"${key}"`' in plain["js"] and "X-Key" in plain["bash"]
     of_stripe = programs(tmp_path, stripe())
     assert "idempotency_key_in_use" in of_stripe["go"] and "`${key}`" in of_stripe["js"]
     assert '"X-Key", "\\"" + key' in plain["java"] and '"Idempotency-Key", "" + key' in of_stripe["java"]

@@ -112,7 +112,7 @@ def _style_of(found: Sequence[Section]) -> _Style:
 
 
 _PROGRAMS: Final = (
-    ("curl", "sh", "send.sh"),
+    ("curl", "bash", "send.sh"),
     ("JavaScript", "js", "send.js"),
     ("Go", "go", "send.go"),
     ("Java", "java", "Sender.java"),
