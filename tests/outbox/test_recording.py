@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -18,6 +19,7 @@ from samekey import JobContext
 from samekey.drivers.run import run_async
 from samekey.errors import EscapedTransaction, LeaseLost, NotSerialisable, StoreUnavailable
 from samekey.workers import performing
+from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.test_fairness import serving
 from tests.outbox.world import NO_PAUSE, Outbox
@@ -247,6 +249,73 @@ def test_a_failure_is_recorded_when_the_store_is_back_with_its_reason_and_the_pr
             proxy.accept()
             direct.close()
             outbox.close()
+
+
+@KINDS
+@pytest.mark.parametrize("store", stores("postgres", "mariadb", first=1))
+def test_a_result_outlives_an_outage_of_many_leases(
+    request: pytest.FixtureRequest,
+    store: str,
+    kind: str,
+    loop: LoopThread,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its worker lives and knows it; nobody else can take the job while the store is away."""
+    monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.05,))
+    url: str = request.getfixturevalue(f"{store}_url")
+    calls: list[float] = []
+    with FaultProxy.before(url) as proxy:
+        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 0.3})
+        direct = Outbox(url, loop, threads)
+
+        def charge(job: JobContext) -> None:
+            calls.append(time.monotonic())
+            job.provider_id = "ch_77"
+            proxy.refuse()
+            proxy.cut_all()
+
+        try:
+            declare(outbox, kind, charge, max_attempts=1, timeout=0.5)
+            declare(direct, kind, charge)
+            direct.place("charge")
+            with serving(outbox, lease=timedelta(seconds=1)):
+                # Its time-out, and a lease each for the result and for the failure to record it, are over.
+                wait_until(lambda: bool(calls) and time.monotonic() > calls[0] + 4, 30)
+                proxy.accept()
+                wait_until(lambda: direct.job().state != "live", 30)
+            job = direct.job()
+            assert (job.state, job.provider_id, len(calls)) == ("done", "ch_77", 1)
+            assert direct.ask("select state from {keys}") == [("completed",)]
+        finally:
+            proxy.accept()
+            direct.close()
+            outbox.close()
+
+
+@KINDS
+def test_a_write_that_is_refused_at_commit_ends_its_attempt_at_once(
+    postgres_outbox: Outbox, kind: str
+) -> None:
+    """A constraint that is checked at COMMIT, as Django's foreign keys are: it will last, and is the write's."""
+    outbox, writes = postgres_outbox, list[int]()
+    outbox.ask("create table parents (id int primary key)")
+    outbox.ask("create table children (parent int references parents deferrable initially deferred)")
+
+    def write(connection: Any) -> Any:
+        writes.append(1)
+        return connection.execute("insert into children values (99)")
+
+    def charge(job: JobContext) -> None:
+        job.write(write)
+
+    declare(outbox, kind, charge, max_attempts=1)
+    outbox.place("charge")
+    outbox.work()
+    job = outbox.job()
+    assert len(writes) == 1, "it is not tried for as long as the job can be kept"
+    assert job.state == "dead" and job.error is not None
+    assert "a write of its own failed" in job.error and "children_parent_fkey" in job.error
 
 
 @KINDS

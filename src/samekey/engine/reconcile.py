@@ -321,6 +321,8 @@ class NotingResolver:
             0,
         )
         yield from self._effects.note(event)
+        if state in ("conflict", "ambiguous"):
+            yield from self._effects.keep_for_now(record.id)
         if state in ("waiting", "ambiguous") and isinstance(said.evidence, Executed):
             yield from self._effects.dispute(record)
         elif isinstance(said.evidence, Executed):

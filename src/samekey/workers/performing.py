@@ -30,11 +30,17 @@ from ..drivers.run import run_async, run_in, run_in_async
 from ..engine.belated import Belated
 from ..engine.engine import Engine
 from ..engine.jobs import Envelope, JobContext, JobDefinition
-from ..engine.keeper import Keeper
+from ..engine.keeper import TRIED_FOR, Keeper
 from ..engine.reconcile import NotingResolver
 from ..engine.sending import sends
 from ..engine.within import SharedTransaction, inside
-from ..errors import EscapedTransaction, FailedTransaction, LeaseLost, NotSerialisable
+from ..errors import (
+    EscapedTransaction,
+    FailedTransaction,
+    LeaseLost,
+    NotSerialisable,
+    StoreUnavailable,
+)
 from ..evidence import Declined, Executed
 from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
@@ -330,7 +336,8 @@ class Performer:
         return time.monotonic() + longest.total_seconds() + self._lease_ms / 1000
 
     async def _patiently(self, job: Job, once: Callable[[], Awaitable[T]], until: float) -> T:
-        """Has something recorded, again and again if need be, for as long as the lease can be kept.
+        """Has something recorded, again and again if need be, for as long as the lease can be kept; and for
+        much longer while the store is away: then nobody else can take the job, and nobody else knows.
 
         What came of the job must not be lost because a store, or whatever encrypts for it, is away for a
         moment. A write that fails is tried for a while too, unless its error will last: it may have met a
@@ -349,7 +356,8 @@ class Performer:
                 hopeless = isinstance(error, WriteFailed | Aborted) and tries > len(SETTLE_PAUSES)
                 if isinstance(error, WriteFailed) and will_last(error):
                     raise
-                if hopeless or time.monotonic() + shorter >= until:
+                longest = TRIED_FOR if isinstance(error, StoreUnavailable) else 0.0
+                if hopeless or time.monotonic() + shorter >= until + longest:
                     raise
                 logger.warning("What came of the %s will be recorded again: %s", name_of(job), told(error))
                 await asyncio.sleep(shorter)

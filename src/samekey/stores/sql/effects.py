@@ -129,6 +129,10 @@ class Effects:
         other again."""
         yield self._queries.statement("undispute", None, operation_id=operation_id)
 
+    def keep_for_now(self, operation_id: str) -> Program[None]:
+        """Nobody takes a locked operation for over who had not seen the word that is noted now."""
+        yield self._queries.statement("keep_for_now", None, operation_id=operation_id)
+
     def mark(self, event: ProviderEvent, state: str) -> Program[None]:
         """What became of an event, of an operation that is locked."""
         yield self._queries.statement(

@@ -204,6 +204,12 @@ where id = :operation_id::text and disputed = 1 and not exists (
     where v.operation_id = :operation_id::text and v.state in ('waiting', 'ambiguous') and v.says = 'executed'
 ) and {durable}
 
+-- name: keep_for_now
+-- A word that somebody must see to keeps its operation, also from a reuse or a reaper that waits for this row and has
+-- looked for such words before: what has not expired is looked at again.
+update {keys} set expires_at = {now} + 60000
+where id = :operation_id::text and expires_at < {now} + 60000 and {durable}
+
 -- name: effect_settled
 -- An effect has its result, whoever told it: a yes that waits about it has nothing more to say, nor has one that fits
 -- others too and names the same object. Nor has one that names no effect, once every effect that was sent has one.
