@@ -265,6 +265,13 @@ class Idempotency:
         rules = rules_from(self.engine.policy, mode, options)
         self.engine.store.must_carry(mode, rules.policy)
 
+        if self.engine.binding is not None and rules.connection is not None:
+            raise ConfigurationError(
+                "This Idempotency was given an engine: what its sessions write goes through samekey's own "
+                "connection, and not through the one that connection=… gives. Leave that out, or give it the "
+                "URL and write through current_operation().connection."
+            )
+
         def declare(function: Any) -> Any:
             if mode in (Mode.ATOMIC, Mode.DEFERRED):
                 self._must_fit(function)

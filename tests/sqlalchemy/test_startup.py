@@ -150,3 +150,10 @@ def test_a_listener_that_fails_is_told_and_nothing_runs(tmp_path: Path) -> None:
 )
 def test_urls_of_sqlalchemys_kind_are_understood(theirs: str, ours: str) -> None:
     assert plain_url(theirs) == ours
+
+
+def test_a_connection_of_the_handlers_own_and_an_engine_exclude_each_other(tmp_path: Path) -> None:
+    idempotency = Idempotency(create_engine(f"sqlite:///{tmp_path}/app.db"))
+    with pytest.raises(ConfigurationError, match="was given an engine"):
+        idempotency.atomic(connection=lambda scope: scope["connection"])
+    idempotency.close()

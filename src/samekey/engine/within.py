@@ -6,6 +6,7 @@ is first used, and at the end of the function it is asked to send what it still 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -63,6 +64,8 @@ class SharedTransaction:
         self.guests: list[Guest] = []
         self.shared: Any = None
         """What the guests share."""
+        self.joining = threading.Lock()
+        """Around the making of that."""
         self._made: Any = None
 
     @property

@@ -37,11 +37,12 @@ _DRIVERS: Final = {
 """By database, and whether the engine is async: SQLAlchemy's dialects that speak with connections of ours."""
 
 _LEVELS: Final = {
-    "postgresql": frozenset({"READ COMMITTED"}),
-    "mysql": frozenset({"REPEATABLE READ", "READ COMMITTED"}),
-    "mariadb": frozenset({"REPEATABLE READ", "READ COMMITTED"}),
-    "sqlite": frozenset({"SERIALIZABLE"}),
+    "postgresql": "READ COMMITTED",
+    "mysql": "READ COMMITTED",
+    "mariadb": "READ COMMITTED",
+    "sqlite": "SERIALIZABLE",
 }
+"""Of samekey's transactions."""
 
 _OURS_TO_SAY: Final = frozenset(
     {
@@ -127,10 +128,10 @@ class EngineBinding:
                     "commit together with an answer. Give Idempotency an engine without it, and keep this "
                     'one for what needs it (engine.execution_options(isolation_level="AUTOCOMMIT")).'
                 )
-            if said and said not in _LEVELS[self.database]:
+            if said and said != _LEVELS[self.database]:
                 raise ConfigurationError(
                     f"This engine's isolation level is {said}, and samekey's transactions on {self.database} "
-                    f"are {' or '.join(sorted(_LEVELS[self.database]))}: your handlers would run with less "
+                    f"are {_LEVELS[self.database]}: your handlers would run with less "
                     "than they were declared for. Give Idempotency an engine without isolation_level."
                 )
 

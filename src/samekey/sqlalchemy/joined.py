@@ -160,10 +160,18 @@ class Part:
                         self._shared.refuse()
                     self._release(savepoint)  # it has only read, so there is nothing to undo
                 else:
-                    self._shared.command(f"rollback to savepoint {savepoint.name}")
-                    self._shared.drop(savepoint)
-                    self._shared.command(f"release savepoint {savepoint.name}")
+                    self._undo(savepoint)
         self.wrote = False
+
+    def _undo(self, savepoint: _Savepoint) -> None:
+        self._shared.drop(savepoint)
+        try:
+            self._shared.command(f"rollback to savepoint {savepoint.name}")
+            self._shared.command(f"release savepoint {savepoint.name}")
+        except (OperationOver, FailedTransaction) as error:
+            # There is no transaction any more, or nothing is sent in it and it will not commit. A rollback
+            # often stands in the way out of an error, which says more.
+            self.transaction.broken = self.transaction.broken or error
 
     def close(self) -> None:
         """The connection is samekey's."""

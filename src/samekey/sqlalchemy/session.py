@@ -7,7 +7,7 @@ A session looks for its operation when it first needs a connection, not when it 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import orm
 from sqlalchemy.engine import Engine
@@ -20,6 +20,8 @@ from ..engine.within import Binding, SharedTransaction, current_transaction
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
 from .engines import EngineBinding
 from .joined import OVER, Part, Shared
+
+Entity = TypeVar("Entity")
 
 _SELECT: Final = re.compile(r"\s*select\b", re.IGNORECASE)
 
@@ -85,17 +87,18 @@ class Joins:
         part.wrote = part.wrote or not reads
         return part.connection
 
-    def add(self, instance: Any, *args: Any, **kwargs: Any) -> None:
+    def add(self, instance: object, *args: Any, **kwargs: Any) -> None:
         self._samekey_note()
         super().add(instance, *args, **kwargs)  # type: ignore[misc]
 
-    def delete(self, instance: Any) -> None:
+    def delete(self, instance: object) -> None:
         self._samekey_note()
         super().delete(instance)  # type: ignore[misc]
 
-    def merge(self, *args: Any, **kwargs: Any) -> Any:
+    def merge(self, instance: Entity, **kwargs: Any) -> Entity:
         self._samekey_note()
-        return super().merge(*args, **kwargs)  # type: ignore[misc]
+        merged: Entity = super().merge(instance, **kwargs)  # type: ignore[misc]
+        return merged
 
     def flush(self, objects: Any = None) -> None:
         if not self._is_clean():  # type: ignore[attr-defined]
@@ -158,8 +161,9 @@ class Joins:
             raise OperationOver(OVER)
         binding = _binding_of(transaction)
         self._samekey_end_before()
-        if transaction.shared is None:
-            transaction.shared = Shared(transaction, binding.engine)
+        with transaction.joining:
+            if transaction.shared is None:
+                transaction.shared = Shared(transaction, binding.engine)
         self._samekey_part = part = Part(transaction.shared)
         self._samekey_note()
         return part
