@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from samekey import Idempotency
 from samekey.errors import FailedTransaction, OperationOver
 from samekey.sqlalchemy import AsyncSession, Session
 from tests.chosen import whole
-from tests.sqlalchemy.stacks import Base, Got, Note, Stack, url_for, write
+from tests.sqlalchemy.stacks import DRIVERS, Base, Got, Note, Stack, url_for, write
 
 
 def at_once(post: Callable[..., Got], keys: list[str]) -> list[Got]:
@@ -43,10 +44,11 @@ def test_duplicates_at_once_write_one_row(stack: Stack) -> None:
 
 
 @whole
+@pytest.mark.parametrize(
+    "make", [f"{kind}-{store}" for kind in ("sync", "async") for store in DRIVERS], indirect=True
+)
 def test_others_at_once_write_a_row_each(stack: Stack) -> None:
     """More than the engine's pool has connections, each with a session that has read before its claim."""
-    if stack.kind == "flask":
-        pytest.skip("its client is for one at a time")
     keys = [f"k{number}" for number in range(6)]
     names = (f"tea {number}" for number in range(100))
     stack.before = lambda session: session.scalars(select(Note)).all()
@@ -204,3 +206,26 @@ def test_a_commit_whose_acknowledgement_is_lost_is_settled_by_proof(
             assert (got.status, got.replayed) == (201, False)
             assert post().replayed
         assert (stack.runs, stack.rows()) == (2, ["first", "tea"])
+
+
+def test_statements_stay_prepared_for_the_next_operation(postgres_url: str) -> None:
+    """And what one operation has prepared is of no use to its own left-overs."""
+
+    async def work(engine: Any, idempotency: Idempotency) -> Any:
+        counts = []
+
+        async def handler(name: str) -> None:
+            async with AsyncSession(engine) as session:
+                session.add(Note(text=name))
+                await session.commit()
+                prepared = (
+                    "select count(*) from pg_prepared_statements where statement like 'INSERT INTO notes%'"
+                )
+                counts.append(await session.scalar(text(prepared)))
+
+        for number in range(4):
+            name = f"tea {number}"
+            await idempotency.once_async(tenant="ann", key=name, run=partial(handler, name), mode="atomic")
+        return counts
+
+    assert in_a_loop(postgres_url, work)[0] == [1, 1, 1, 1]

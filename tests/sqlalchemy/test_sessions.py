@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import insert, orm, select, text
 from sqlalchemy.exc import IntegrityError
 
 from samekey import current_operation
-from samekey.errors import OperationOver
+from samekey.errors import ConfigurationError, OperationOver
 from samekey.sqlalchemy import Session
 from tests.sqlalchemy.stacks import Note, Stack, write
 
@@ -246,4 +246,19 @@ def test_after_its_handler_a_session_reads_and_writes_no_more(stack: Stack) -> N
     stack.teardown = teardown
     with stack.served() as post:
         assert post().status == 201
+    assert stack.rows() == ["tea"]
+
+
+def test_a_session_that_does_not_join_cannot_write_past_the_operation(stack: Stack) -> None:
+    def act(session: Session) -> str:
+        write("tea")(session)
+        with orm.Session(stack.engine) as plain:
+            assert plain.scalar(select(1)) == 1
+            with pytest.raises(ConfigurationError, match="past its transaction"):
+                plain.execute(insert(Note).values(text="outside"))
+        return "went on"
+
+    stack.act = act
+    with stack.served() as post:
+        assert post().body["made"] == "went on"
     assert stack.rows() == ["tea"]

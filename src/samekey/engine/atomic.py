@@ -90,7 +90,8 @@ STREAMED = (
 _NOTHING_WRITTEN = (
     "The atomic handler answered {status} but wrote nothing on current_operation().connection. Work on "
     "another connection does not commit with the answer, and a crash between the two runs it twice. Write "
-    "through current_operation().connection, or declare the handler leased."
+    "through current_operation().connection (or a session of samekey.sqlalchemy), or declare the handler "
+    "leased."
 )
 _ESCAPED = (
     "The atomic handler ended its own transaction (COMMIT or ROLLBACK), so its writes may stand without "

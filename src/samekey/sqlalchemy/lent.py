@@ -7,6 +7,7 @@ it is made here, since samekey runs their sync drivers in threads.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.util import await_only
 
 from ..engine.within import SharedTransaction
+from .prepared import prepared_on
 
 T = TypeVar("T")
 
@@ -24,7 +26,13 @@ def adapted_asyncpg(engine: Engine, connection: Any) -> Any:
 
     dialect: Any = engine.dialect
     adapter: Any = asyncpg.AsyncAdapt_asyncpg_connection
-    return adapter(dialect.dbapi, connection)
+    # Each by a name of its own: behind a pooler a usual one may be that of somebody else's statement.
+    return adapter(
+        dialect.dbapi,
+        connection,
+        prepared_statement_cache_size=0,
+        prepared_statement_name_func=lambda: f"__samekey_{uuid.uuid4().hex}__",
+    )
 
 
 def lent_connection(transaction: SharedTransaction, engine: Engine) -> Any:
@@ -35,6 +43,7 @@ def lent_connection(transaction: SharedTransaction, engine: Engine) -> Any:
     if engine.dialect.name == "postgresql":
         adapted = adapted_asyncpg(engine, connection)
         adapted.isolation_level = "autocommit"  # else it would begin a savepoint that we know nothing of
+        adapted._prepared_statement_cache = prepared_on(connection)
         return adapted
     return ThreadedConnection(connection, engine)
 
