@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 # One more than there are cores: many tests wait for a lease or a process. More than four gain nothing.
 WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: demo test test-all test-rest torture check format docs bench dist walk mutants clean
+.PHONY: demo test test-all test-rest torture check format docs bench dist walk peers mutants clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -60,6 +60,10 @@ bench: $(VENV)/.installed
 walk: $(VENV)/.installed
 	$(BIN)/python -m lab.walk
 
+# samekey check against servers that are not samekey's, installed into an environment of their own; writes docs/check.md.
+peers: $(VENV)/.installed
+	$(BIN)/python -m lab.peers
+
 # Builds wheel and sdist, and uses the wheel as a new user would, from an empty environment.
 dist: $(VENV)/.installed
 	$(BIN)/python -m lab.dist
@@ -70,4 +74,4 @@ mutants: $(VENV)/.installed
 	$(BIN)/python -m lab.mutation --sample $(SAMPLE) --seed 7
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutation
+	rm -rf $(VENV) .peers dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutation

@@ -41,6 +41,15 @@ class ReplaysAndRuns(Server):
         return super().meet(record, asked)
 
 
+@leads_to("replay.ran-again")
+class RunsAgainAndEchoesTheKey(IgnoresKeys):
+    """The key in the answer is the same each time; the operation is not."""
+
+    def guarded(self, asked: Asked, tenant: str, key: str) -> Reply:
+        reply = super().guarded(asked, tenant, key)
+        return replace(reply, body=json.dumps({"key": key, **reply.document}).encode())
+
+
 @leads_to("replay.conflict")
 class ConflictForEver(Server):
     def finish(self, scope: Any, reply: Reply) -> Reply:
@@ -108,6 +117,31 @@ class RunsWhatIsReordered(Server):
 class NoFingerprint(Server):
     def content(self, body: bytes) -> str:
         return ""
+
+
+@leads_to("misuse.body")
+class ComparesNothing(Server):
+    """Answers by the key alone, before anything else is looked at."""
+
+    def guarded(self, asked: Asked, tenant: str, key: str) -> Reply:
+        found = self.records.get((tenant, key))
+        return self.meet(found, asked) if found is not None else super().guarded(asked, tenant, key)
+
+    def route(self, asked: Asked) -> None:
+        if asked.method == "GET":
+            super().route(asked)
+
+
+@leads_to("misuse.body")
+class ComparesNothingAndClaimsFirst(ComparesNothing):
+    def guarded(self, asked: Asked, tenant: str, key: str) -> Reply:
+        found = self.claim((tenant, key), "")
+        if found is not None:
+            return self.meet(found, asked)
+        try:
+            return self.finish((tenant, key), self.attempt((tenant, key), self.validate(asked), tenant))
+        except Refusal as refusal:
+            return self.finish((tenant, key), refusal.reply)
 
 
 @leads_to("misuse.ran")

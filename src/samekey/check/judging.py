@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -86,19 +87,25 @@ def _values(answer: RawAnswer) -> dict[str, Any]:
     return {leaf.name: leaf.value for leaf in leaves(document)} if isinstance(document, dict | list) else {}
 
 
-def identity_of(first: RawAnswer, second: RawAnswer, same: str | None) -> Identity:
-    """From the answers of two operations that are known to be two."""
+def identity_of(first: RawAnswer, second: RawAnswer, same: str | None, sent: Collection[Any]) -> Identity:
+    """From the answers of two operations that are known to be two.
+
+    ``sent``: what an answer may merely repeat, such as the key; it would name a second run by the same name.
+    """
     if same is not None:
         return Identity(members=frozenset({same}))
     one, two = _values(first), _values(second)
     members = {
-        name for name in one.keys() & two.keys() if one[name] != two[name] and not _is_coarse(one[name], name)
+        name
+        for name in one.keys() & two.keys()
+        if one[name] != two[name] and one[name] not in sent and not _is_coarse(one[name], name)
     }
     telling = {name for name in members if _names_it(name)}
     location = first.header("location"), second.header("location")
+    echoed = any(isinstance(word, str) and word and word in (location[0] or "") for word in sent)
     return Identity(
         members=frozenset(telling or members),
-        location=None not in location and location[0] != location[1],
+        location=None not in location and location[0] != location[1] and not echoed,
         whole=not one and not two and first.body != second.body,
     )
 

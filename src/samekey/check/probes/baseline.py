@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from ...errors import ConfigurationError
 from ..bench import Bench, CannotGoOn, Incident, Stop, Trial
 from ..counting import Counter
-from ..endpoint import check_url
+from ..endpoint import ABSENT, check_url
 from ..judging import identity_of, is_marked
+from ..variants import leaves
 from ..wire import RawExchange, RawRequest, Unreachable
 
 REDIRECTS = frozenset({307, 308})
@@ -46,7 +48,9 @@ def baseline(bench: Bench) -> None:
         ) from None
     assert operation.exchange.answer is not None and second.exchange.answer is not None
     bench.operations = [operation, second]
-    bench.identity = identity_of(operation.exchange.answer, second.exchange.answer, bench.endpoint.same)
+    bench.identity = identity_of(
+        operation.exchange.answer, second.exchange.answer, bench.endpoint.same, _sent(operation)
+    )
     _tell(bench)
     if is_marked(operation.exchange.answer):
         bench.report.find(
@@ -54,6 +58,16 @@ def baseline(bench: Bench) -> None:
         )
     else:
         bench.report.hold("replay.marker")
+
+
+def _sent(operation: Trial) -> list[Any]:
+    """What an answer may repeat of its request: the key in both spellings, and texts of the body."""
+    said = leaves(operation.document) if operation.document is not ABSENT else ()
+    return [
+        operation.key,
+        f'"{operation.key}"',
+        *(leaf.value for leaf in said if isinstance(leaf.value, str)),
+    ]
 
 
 def _counter(bench: Bench) -> Counter | None:

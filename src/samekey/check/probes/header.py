@@ -6,7 +6,7 @@ from ..bench import Bench
 from ..judging import Sight, seen
 from ..wire import RawExchange
 
-MALFORMED = ('"unterminated-{}', '"{}" trailing', "{}\\", '"{}";=')
+MALFORMED = ('"unterminated-{}', '"{}" trailing', '"{}";=')
 """Neither a String of RFC 9651 nor a plain word."""
 
 

@@ -11,6 +11,11 @@ from ..wire import RawExchange
 
 def another_place(bench: Bench) -> None:
     """Refused, unknown there, or another operation: all is well but the old answer."""
+    if bench.report.found("misuse.body"):
+        bench.report.cannot_tell(
+            "not even bodies are compared", "misuse.path", "misuse.query", "misuse.method"
+        )
+        return
     operation = bench.operations[1]
     path, query = _elsewhere(operation.request.url)
     others = [method for method in ("PATCH", "PUT", "POST") if method != bench.endpoint.method][:2]

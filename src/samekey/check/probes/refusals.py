@@ -63,7 +63,9 @@ def _corrected(bench: Bench, first: RawExchange) -> None:
         return
     misuse = bench.refusals.get("misuse")
     if _alike(first, exchange):
-        if misuse is not None and _alike(first, misuse):
+        if report.found("misuse.body"):
+            report.cannot_tell("bodies are not compared", *RULES)
+        elif misuse is not None and _alike(first, misuse):
             report.cannot_tell("the server refuses everything in the same words", *RULES)
         else:
             report.find(

@@ -101,7 +101,8 @@ def _compare(bench: Bench, first: RawExchange, retry: RawExchange) -> None:
 
 
 def _media(value: str | None) -> str | None:
-    return value.replace(" ", "").lower() if value is not None else None
+    """Without its parameters: how a charset is written does not matter."""
+    return value.partition(";")[0].strip().lower() if value is not None else None
 
 
 def _cookies(bench: Bench, first: RawExchange, retry: RawExchange) -> None:
