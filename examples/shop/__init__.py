@@ -1,6 +1,6 @@
 """One small shop in every framework: the same requests, the same answers, the same promises.
 
-    python -m examples.shop fastapi --port 8000 [--url postgresql://…] [--workers 4]
+    python -m examples.shop fastapi --port 8000 [--url postgresql://…] [--workers 4] [--profile stripe]
 
 Every request names its account by a bearer token; without one it gets 401. An account sees its own orders.
 
@@ -26,7 +26,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from samekey import Policy, ietf
+from samekey import Policy, ietf, stripe, stripe_v2
 
 SHOPS = {
     "starlette": "asgi",
@@ -42,8 +42,10 @@ SHOPS = {
 }
 """Every shop by its name, with the kind of server that it needs."""
 
-NAME, URL = "SHOP_NAME", "SHOP_URL"
+NAME, URL, PROFILE = "SHOP_NAME", "SHOP_URL", "SHOP_PROFILE"
 """The environment by which server processes know what to serve."""
+
+PROFILES = {"ietf": ietf, "stripe": stripe, "stripe_v2": stripe_v2}
 
 SLOW = 1.0
 """Seconds that ``POST /orders/slow`` takes."""
@@ -73,7 +75,12 @@ def application() -> Any:
 def policy() -> Policy:
     """The settings of every shop. A process that was killed is given up after three seconds, not sixty: on
     SQLite and MySQL that is how long a retry of its request is told to wait."""
-    return ietf(lease=3)
+    return PROFILES[profile()](lease=3)
+
+
+def profile() -> str:
+    """Whose rules the shop follows: the draft's, unless the environment says otherwise."""
+    return os.environ.get(PROFILE, "ietf")
 
 
 def account_of(authorization: str | None) -> str | None:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import NAME, SHOPS, URL, NoSuchShop, module_of
+from . import NAME, PROFILE, PROFILES, SHOPS, URL, NoSuchShop, module_of, profile
 
 HOST = "127.0.0.1"
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -18,7 +18,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--url", help="of the database; a SQLite file in a directory of its own if left out")
     parser.add_argument("--workers", type=int, default=1, help="server processes")
+    parser.add_argument("--profile", choices=PROFILES, default=profile(), help="whose rules it follows")
     asked = parser.parse_args()
+    os.environ[PROFILE] = asked.profile
     url = asked.url or f"sqlite:///{tempfile.mkdtemp(prefix='samekey-shop-')}/shop.db"
     try:
         module_of(asked.name).prepare(url)

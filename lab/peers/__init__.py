@@ -1,1 +1,1 @@
-"""Servers that are not samekey's, for ``samekey check`` to be held against; each in an environment of its own."""
+"""Servers that are not samekey's, for ``samekey check``, in an environment of their own."""

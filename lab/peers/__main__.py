@@ -1,7 +1,7 @@
-"""``python -m lab.peers``: checks servers that are not samekey's, and writes what was seen into docs/check.md.
+"""``python -m lab.peers``: checks servers that are not samekey's; writes what was seen into docs/check.md.
 
-It installs two packages into an environment of their own (.peers), which is made anew if it is not there. It is no
-part of the tests: packages change, and nothing here depends on them.
+It installs two packages into an environment of their own (.peers), which is made if it is not there. It is
+no part of the tests: packages change, and nothing here depends on them.
 """
 
 from __future__ import annotations

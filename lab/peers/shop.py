@@ -1,7 +1,7 @@
 """A shop for a middleware of somebody else's: ``python shop.py NAME PORT``, in an environment that has it.
 
-Authentication comes before the middleware, and each is set up as its own documentation has it, with its store in
-memory. Nothing of this project is imported, so that it runs where this project is not installed.
+Authentication comes before the middleware, and each is set up as its own documentation has it, with its store
+in memory. Nothing of this project is imported, so that it runs where this project is not installed.
 """
 
 import contextlib

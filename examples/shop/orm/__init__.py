@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from .. import account_of
+from .. import account_of, profile
 
 
 def configure(url: str, urls: str, *apps: str) -> None:
@@ -20,6 +20,7 @@ def configure(url: str, urls: str, *apps: str) -> None:
             "TENANT": "examples.shop.orm.tenant",
             # A process that was killed is given up after three seconds, as in every shop.
             "POLICY": {"lease": 3},
+            "PROFILE": profile(),
         },
         ROOT_URLCONF=urls,
         ALLOWED_HOSTS=["*"],
