@@ -224,6 +224,10 @@ class HandlerError(SamekeyError):
     """Raised by a handler, or because of what a handler did."""
 
 
+_NEVER = 1 << 62
+"""Later than anything."""
+
+
 class NotExecuted(HandlerError):
     """Raise this when nothing happened: the operation becomes ``failed_retryable``.
 
@@ -241,6 +245,11 @@ class NotExecuted(HandlerError):
         if self._said_by[1] <= began:
             self._said_by = (operation, now)
         return self._said_by[0] == operation
+
+    def __setstate__(self, state: dict[str, Any] | None, /) -> None:
+        super().__setstate__(state)
+        if self._said_by[0]:  # another process has heard it: what it counts says nothing here
+            self._said_by = (self._said_by[0], _NEVER)
 
 
 class OutcomeUnknown(HandlerError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pickle
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -451,6 +452,25 @@ def test_an_id_that_was_taken_back_says_nothing(shop: Shop) -> None:
 
     got = shop.send(shop.guard(Starlette(routes=[Route("/pay", pay, methods=["POST"])])))
     assert [one.status for one in got] == [503, 503] and shop.charges == 2
+
+
+def test_not_executed_of_another_process_says_nothing_about_this_one(shop: Shop) -> None:
+    """The function gives a part of its work to another process, which guards that with a key of its own."""
+    tenant = shop.world.name
+
+    def inner() -> None:
+        raise NotExecuted("the provider is closed")
+
+    with pytest.raises(NotExecuted) as heard:
+        shop.idempotency.once(tenant=tenant, key="inner", run=inner, mode="leased")
+
+    def outer() -> None:
+        raise pickle.loads(pickle.dumps(heard.value))
+
+    with pytest.raises(NotExecuted):
+        shop.idempotency.once(tenant=tenant, key="outer", run=outer, mode="leased")
+    with pytest.raises(OutcomeUnknown):
+        shop.idempotency.once(tenant=tenant, key="outer", run=lambda: 1, mode="leased")
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["", "inside of another"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pymysql  # type: ignore[import-untyped]
 import pytest
+import wrapt
 from pymysql.cursors import SSCursor  # type: ignore[import-untyped]
 
 from lab.processes import wait_until
@@ -192,6 +193,23 @@ def test_a_deadlock_on_the_users_own_connection_frees_the_key(
         once()
     assert effects(url, label) == 0
     assert once() == "paid"
+    assert effects(url, label) == 1
+
+
+def test_a_tracer_around_the_users_own_connection(url: str, idempotency: Idempotency, label: str) -> None:
+    """As ddtrace has it: a proxy, which says that it is a connection."""
+    with connected(url, autocommit=False) as own:
+        traced = wrapt.ObjectProxy(own)
+
+        def pay() -> str:
+            traced.cursor().execute(INSERT, (label,))
+            return "paid"
+
+        for _ in range(2):
+            once = idempotency.once(
+                tenant="t", key=label, run=pay, mode="atomic", connection=lambda _: traced
+            )
+            assert once == "paid"
     assert effects(url, label) == 1
 
 

@@ -213,11 +213,11 @@ def setup(version: str, *, short: bool) -> str:
 def as_found(version: str, *, own: bool) -> str:
     """Takes back what would reach our statements of all that a session can be set to: the clock that a record
     is born by, a limit of rows or time, how texts are sent. ``own``: a user's, whose texts are theirs."""
-    clock = "set timestamp = default, sql_select_limit = default"
+    clock = "timestamp = default, sql_select_limit = default"
     if own:
-        return clock
+        return f"set {clock}"
     longest = "max_statement_time" if "mariadb" in version.lower() else "max_execution_time"
-    return f"{clock}, {longest} = default, names utf8mb4"
+    return f"set names utf8mb4, {clock}, {longest} = default"
 
 
 def _isolation_variable(version: str) -> str:

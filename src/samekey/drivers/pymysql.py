@@ -31,7 +31,7 @@ from .mysql_errors import unreachable
 from .pool import Pool
 from .protocol import Ready
 from .pymysql_lent import OurConnection, PyMySQLFace, sever
-from .pymysql_watched import Ended, Watched, leave_alone, watch
+from .pymysql_watched import Ended, Watched, leave_alone, unwrapped, watch
 from .pymysql_wire import (
     Connection,
     check_own,
@@ -83,7 +83,7 @@ class PyMySQLDriver:
                     "On MySQL, atomic work takes a connection of PyMySQL's; in async code samekey runs it in "
                     f"threads. This one is a {type(connection).__name__}. Nothing was run."
                 )
-            return PyMySQLSession(connection, self, pool=None)
+            return PyMySQLSession(unwrapped(connection), self, pool=None)
         try:
             return self._open()
         except ConnectionLost:

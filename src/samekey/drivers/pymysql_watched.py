@@ -129,6 +129,13 @@ class OwnWatched(Watched):
 _WATCHED: Final[dict[type, type]] = {}
 
 
+def unwrapped(connection: Any) -> Any:
+    """The connection itself, where a tracer has put a proxy around it."""
+    while not issubclass(type(connection), PlainConnection):
+        connection = connection.__wrapped__
+    return connection
+
+
 def watch(connection: Any, patience: float) -> Watched:
     """The user's own connection, watched until ``leave_alone``. It stays the same object: others hold it."""
     kind: type = type(connection)
