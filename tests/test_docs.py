@@ -539,7 +539,10 @@ RUN_ELSEWHERE = {
     "clients.md": "tests/client/test_docs.py",
     "coverage.md": "tests/ops/test_coverage.py",
     "deferred.md": "tests/outbox/test_docs_deferred.py",
+    "fastapi.md": "tests/frames/test_docs_frames.py",
+    "flask.md": "tests/frames/test_docs_frames.py",
     "ledger.md": "tests/ops/test_ledger_cli.py",
+    "litestar.md": "tests/frames/test_docs_frames.py",
     "metrics.md": "tests/ops/test_metrics.py",
     "once.md": "tests/phased/test_docs_phased.py",
     "operations.md": "tests/operator/test_operations_docs.py",
@@ -572,7 +575,7 @@ def _has_python(page: Path) -> bool:
 
 # ------------------------------------------------------------------ commands
 
-OTHERS = {"curl", "pip", "uvicorn"}
+OTHERS = {"curl", "gunicorn", "pip", "uvicorn"}
 """Programs that are not ours."""
 
 
