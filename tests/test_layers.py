@@ -304,7 +304,10 @@ def test_no_two_public_classes_have_one_name() -> None:
 # --- what importing samekey brings along ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["samekey", "samekey.asgi", "samekey.wsgi", "samekey.tenants"])
+@pytest.mark.parametrize(
+    "module",
+    ["samekey", "samekey.asgi", "samekey.wsgi", "samekey.tenants", "samekey.client", "samekey.outgoing"],
+)
 def test_importing_brings_no_framework_and_no_database_driver_but_sqlite3(module: str) -> None:
     script = (
         "import sys, json\n"

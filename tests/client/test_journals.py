@@ -208,3 +208,20 @@ def test_the_folder_is_for_its_owner_only(tmp_path: Path) -> None:
     assert (tmp_path / "operations").stat().st_mode & 0o077 == 0
     assert json.loads((next((tmp_path / "operations").glob("*.operation"))).read_text().split("\n")[1])
     assert os.listdir(tmp_path) == ["operations"]
+
+
+def test_a_journal_in_memory_does_not_grow_for_ever() -> None:
+    journal = MemoryJournal(remembered=3)
+    for number in range(10):
+        one = entry(f"order {number}")
+        journal.begin(one)
+        for _ in range(2):
+            journal.finish(one, NOW)
+    open_one = entry("still open")
+    journal.begin(open_one)
+    assert journal.pending() == [open_one]
+    assert [number for number in range(10) if journal.begin(entry(f"order {number}")) is not None] == [
+        7,
+        8,
+        9,
+    ]

@@ -343,6 +343,34 @@ def test_a_handler_that_forgets_its_providers_key_is_reported(
     assert len(server.seen) == 1 and heard == ["forgotten", "forgotten"]
 
 
+def test_a_key_that_the_handler_has_asked_for_itself_has_the_id(idempotency: Idempotency) -> None:
+    @idempotency.leased
+    async def careful(_request: Any) -> JSONResponse:
+        operation = current_operation()
+        operation.source = "stripe"
+        key = {"Idempotency-Key": operation.downstream_key("pay")}
+        async with httpx2.AsyncClient(transport=AsyncProviderTransport(Outgoing(STRIPE))) as client:
+            await client.post(server.url, json={}, headers=key)
+        return JSONResponse({}, 201)
+
+    with scripted(MADE) as server:
+        service = Service(idempotency, careful)
+        assert service.post().status_code == 201
+    record = idempotency.find(provider_id="ch_1", tenant="single", source="stripe")
+    assert record is not None and sent_key(server) == record.downstream_key("pay")
+    assert service.record(sent_key(server)) == record
+
+
+def test_a_key_in_the_body_is_seen_outside_an_operation_too(
+    idempotency: Idempotency, heard: list[str]
+) -> None:
+    outgoing = Outgoing(SQUARE, strict=True, events=idempotency.events)
+    with scripted(MADE) as server:
+        for call in (_httpx2, _requests):
+            assert call(server.url, outgoing, {"idempotency_key": "mine"}).status_code == 200
+    assert heard == [] and len(server.seen) == 2
+
+
 def test_a_handler_that_remembers_it_is_not(idempotency: Idempotency, heard: list[str]) -> None:
     outgoing = Outgoing(STRIPE, keys="check", strict=True, events=idempotency.events)
 

@@ -42,7 +42,7 @@ class Way(Protocol):
     def in_threads(self) -> bool: ...
 
     def takes(self, request: Request) -> bool:
-        """Whether it is sent in this way at all. Its body is not read yet."""
+        """Whether it is sent in this way at all. A body that is streamed is not there yet."""
 
     def acts(self, request: Request, carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
         """What to do, in order. ``carrier`` stays with the request object."""

@@ -6,6 +6,7 @@ A journal's methods may block, and each is atomic, also between processes where 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
@@ -43,13 +44,18 @@ class Journal(Protocol):
 
 
 class MemoryJournal:
-    """In this process only: keys are kept across retries, not across restarts."""
+    """In this process only: keys are kept across retries, not across restarts.
+
+    ``remembered``: of so many named operations that are done the names are kept, the latest ones.
+    """
 
     in_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: int = 10_000) -> None:
         self._lock = threading.Lock()
         self._kept: dict[str, Entry] = {}
+        self._done: deque[str] = deque()
+        self._remembered = remembered
 
     def begin(self, entry: Entry) -> Entry | None:
         with self._lock:
@@ -65,9 +71,16 @@ class MemoryJournal:
 
     def finish(self, entry: Entry, now: float) -> None:
         with self._lock:
-            self._kept.pop(entry.label, None)
-            if entry.name is not None:
-                self._kept[entry.label] = entry.finished(now)
+            before = self._kept.pop(entry.label, None)
+            if entry.name is None:
+                return
+            self._kept[entry.label] = entry.finished(now)
+            if before is None or before.finished_at is None:
+                self._done.append(entry.label)
+            while len(self._done) > self._remembered:
+                oldest = self._kept.get(label := self._done.popleft())
+                if oldest is not None and oldest.finished_at is not None:
+                    del self._kept[label]
 
     def drop(self, entry: Entry) -> None:
         with self._lock:

@@ -42,7 +42,8 @@ class Adapter(requests.adapters.HTTPAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> Any:
-        if not self._way.takes(_ours(request, b"")):
+        seen = request.body.encode() if isinstance(request.body, str) else request.body
+        if not self._way.takes(_ours(request, seen if isinstance(seen, bytes) else b"")):
             return super().send(request, stream, timeout, verify, cert, proxies)
         carrier: dict[str, Any] = {}
         acts = self._way.acts(_ours(request, self._body(request)), carrier)

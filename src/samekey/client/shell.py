@@ -37,6 +37,14 @@ class Shell:
             headers = (*rest, ("Content-Length", str(len(body))))  # it was streamed, and is whole now
         return Request(native.method.upper(), str(native.url), headers, body or b"")
 
+    def _seen(self, native: Any) -> bytes | None:
+        """The body, if it is there already."""
+        try:
+            content: bytes = native.content
+        except self._library.RequestNotRead:
+            return None
+        return content
+
     def _native(self, request: Request, seconds: float, extensions: dict[str, Any]) -> Any:
         limits = dict(extensions.get("timeout") or {})
         for part in ("connect", "read", "write", "pool"):
@@ -103,7 +111,7 @@ class SyncShell(Shell):
     """``handle_request`` with keys."""
 
     def handle_request(self, request: Any) -> Any:
-        if not self._way.takes(self._ours(request, None)):
+        if not self._way.takes(self._ours(request, self._seen(request))):
             return self._inner.handle_request(request)
         ours = self._ours(request, self._read(request))
 
@@ -149,7 +157,7 @@ class AsyncShell(Shell):
         import anyio
         import anyio.to_thread
 
-        if not self._way.takes(self._ours(request, None)):
+        if not self._way.takes(self._ours(request, self._seen(request))):
             return await self._inner.handle_async_request(request)
         ours = self._ours(request, await self._read(request))
 

@@ -110,10 +110,11 @@ class TableJournal:
             connection.execute("begin immediate")
             try:
                 yield
+                connection.execute("commit")
             except BaseException:
-                connection.execute("rollback")
+                if connection.in_transaction:
+                    connection.execute("rollback")
                 raise
-            connection.execute("commit")
         else:
             with connection.transaction():
                 yield

@@ -95,7 +95,7 @@ class Outgoing:
         if request.method not in _CHANGES | self.profile.methods:
             return False
         if sender() is None:
-            if request.header(self.profile.dialect.header) is None:
+            if self.profile.dialect.own_key(request) is None:
                 self._report(
                     "no_operation",
                     "outside any operation that can be seen: perhaps in a thread that was started without "
@@ -108,7 +108,8 @@ class Outgoing:
     def acts(self, request: Request, _carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
         who, name = sender(), _step.get()
         assert who is not None  # it takes nothing else
-        key = self._key(who, name, request)
+        own = self.profile.dialect.own_key(request)
+        key = self._key(who, name, request, own)
         self._check_window(who)
         patience = self.patience
         if isinstance(who, Effect) and who.timeout > 0:
@@ -116,10 +117,11 @@ class Outgoing:
         keyed = Keyed(dialect=self.profile.dialect, patience=patience, journal=_sent_by(who))
         entry = Entry.of(request, name or "the only call", key, time.time())
         finished = yield from self._said(kept(keyed, request, entry), name)
-        self._note_id(who, name, finished.answer)
+        # Whoever has asked for the key itself has told the operation which step it is.
+        self._note_id(who, name if own is None else None, finished.answer)
         return finished
 
-    def _key(self, who: Sender, name: str, request: Request) -> str:
+    def _key(self, who: Sender, name: str, request: Request, own: str | None) -> str:
         if isinstance(who, Operation):
             if who.mode in _IN_TRANSACTION:
                 self._report("transaction", f"inside the transaction of {who.mode} work", request)
@@ -130,7 +132,6 @@ class Outgoing:
                 f"The step {name!r} is named inside an effect or a job, which makes one call and has its own "
                 "key. Nothing was sent. Give each call an effect or a job of its own."
             )
-        own = self.profile.dialect.own_key(request)
         if own is not None:
             return own
         if self.keys == "check":
@@ -186,7 +187,7 @@ class Outgoing:
             raise NotExecuted(f"{provider} has not looked at the call: {status}.")
         return finished
 
-    def _note_id(self, who: Sender, name: str, answer: Answer) -> None:
+    def _note_id(self, who: Sender, name: str | None, answer: Answer) -> None:
         """Before the handler goes on: if it fails now, what the provider made can be found by this."""
         if not 200 <= answer.status < 300:
             return
@@ -197,7 +198,7 @@ class Outgoing:
             found = place(answer) if callable(place) else _at(place, answer.body)
             if found is None:
                 logger.warning("The answer of %s has no id where it was looked for.", self.profile.name)
-            elif isinstance(who, Operation):
+            elif isinstance(who, Operation) and name is not None:
                 who.note_provider_id(found, name)
             else:
                 who.provider_id = found
