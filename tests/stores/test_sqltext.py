@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samekey.drivers.sqltext import SideEffect, effect_of
+from samekey.drivers.sqltext import SideEffect, effect_of, may_change_role
 
 ENDS = [
     "commit",
@@ -104,3 +104,31 @@ def test_a_session_in_which_backslashes_escape_in_every_string() -> None:
 @pytest.mark.parametrize("text", TRACES)
 def test_a_text_that_stays_in_the_session(text: str) -> None:
     assert effect_of(text) is SideEffect.TRACES
+
+
+@pytest.mark.parametrize(
+    ("text", "may"),
+    [
+        ("insert into payments (id, cents) values ($1, $2) returning id", False),
+        ("INSERT INTO shop.payments(id) SELECT coalesce(max(id), 0) + 1 FROM shop.payments", False),
+        ("insert into t (a) values (%s) on conflict (a) do update set a = (excluded.a)", False),
+        ("update accounts set cents = cents - $1 where id = any($2) and (cents >= $1)", False),
+        ("with gone as (delete from t where id in (1, 2) returning *) select count(*) from gone", False),
+        ("select * from t where exists (select 1 from u) for update", False),
+        ("select app.log_in($1)", True),
+        ("select log_in ($1)", True),
+        ('select "Log in"($1)', True),
+        ("select set_config($1, $2, true)", True),
+        ("call log_in()", True),
+        ("do $$ begin perform f(); end $$", True),
+        ("set role alice", True),
+        ("select " + "x" * 3000, True),
+    ],
+)
+def test_what_may_change_the_role(text: str, may: bool) -> None:
+    assert may_change_role(text) is may
+
+
+def test_a_text_without_end_is_looked_at_in_no_time() -> None:
+    for text in ("a" * 2000, " " * 2000, "a " * 1000, "(" * 2000, "into " * 400, '"' * 2000):
+        may_change_role(text)  # linear: else this would take for ever

@@ -90,12 +90,13 @@ _FILLED: Final = re.compile(r"\binto\s+[\w.\"]+\s*(?=\()")
 _CALLED: Final = re.compile(r"(?<![\w.\"])([\w.\"]+)\s*\(")
 _HARMLESS: Final = re.compile(
     r"""all|and|any|array|as|between|by|cast|check|coalesce|conflict|distinct|else|except|exists|extract|filter|
-    from|greatest|group|in|interval|join|key|least|limit|not|nullif|on|or|order|over|partition|returning|row|
-    select|set|some|then|union|using|values|when|where|with|within|
-    abs|avg|char|char_length|count|current_setting|date_trunc|decimal|format|gen_random_uuid|json_agg|
-    json_build_object|jsonb_agg|jsonb_build_object|jsonb_set|length|lower|max|min|nextval|now|numeric|
-    octet_length|pg_sleep|random|round|string_agg|sum|timestamp|to_char|to_json|to_jsonb|trim|unnest|upper|
-    varchar""",
+    from|greatest|group|in|insert|intersect|interval|join|key|lateral|least|like|limit|not|nullif|on|or|order|
+    over|partition|returning|row|select|set|some|then|union|using|values|when|where|with|within|
+    abs|array_agg|avg|ceil|char|char_length|clock_timestamp|concat|concat_ws|count|current_setting|currval|
+    date_part|date_trunc|decimal|floor|format|gen_random_uuid|generate_series|json_agg|json_build_object|
+    jsonb_agg|jsonb_build_object|jsonb_set|lag|lead|length|lower|make_interval|max|md5|min|mod|nextval|now|
+    numeric|octet_length|pg_sleep|position|random|rank|regexp_replace|replace|round|row_number|split_part|
+    string_agg|substr|substring|sum|timestamp|to_char|to_json|to_jsonb|to_timestamp|trim|unnest|upper|varchar""",
     re.VERBOSE,
 )
 """What may stand before a parenthesis and takes no role: words of the language, and common functions."""
