@@ -297,7 +297,7 @@ def test_a_result_outlives_an_outage_of_many_leases(
 def test_a_write_that_is_refused_at_commit_ends_its_attempt_at_once(
     postgres_outbox: Outbox, kind: str
 ) -> None:
-    """A constraint that is checked at COMMIT, as Django's foreign keys are: it will last, and is the write's."""
+    """A constraint that is checked at COMMIT, as Django's foreign keys are, will last, and is the write's."""
     outbox, writes = postgres_outbox, list[int]()
     outbox.ask("create table parents (id int primary key)")
     outbox.ask("create table children (parent int references parents deferrable initially deferred)")
