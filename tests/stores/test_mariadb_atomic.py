@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import pymysql  # type: ignore[import-untyped]
 import pytest
 
 from lab.processes import wait_until
@@ -367,6 +368,30 @@ def test_what_a_handler_sets_does_not_reach_the_record(
         assert idempotency.once(tenant="t", key=label, run=pay, mode="atomic", **options) == "paid €"
     assert idempotency.once(tenant="t", key=label, run=pay, mode="atomic") == "paid €"
     assert effects(url, label) == 1
+
+
+def test_a_server_that_keeps_its_clock_from_everybody() -> None:
+    """There is nothing to put back then, and nobody may."""
+    server = MariaDBServer.start(settings={"secure-timestamp": "YES"})
+    try:
+        url = server.create_database()
+        prepare(url)
+        idempotency = Idempotency(url)
+
+        def pay() -> str:
+            connection = current_operation().connection
+            with pytest.raises(pymysql.err.MySQLError):
+                connection.execute("set timestamp = 1")
+            connection.execute(insert("kept"))
+            connection.execute("set sql_select_limit = 0")
+            return "paid"
+
+        for _ in range(2):
+            assert idempotency.once(tenant="t", key="k", run=pay, mode="atomic") == "paid"
+        assert effects(url, "kept") == 1
+        idempotency.close()
+    finally:
+        server.stop()
 
 
 def test_round_trips_are_what_the_page_says(url: str, label: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from ..errors import (
     OperationOver,
     ReadOnlyStore,
     SamekeyError,
+    StoreError,
     StoreUnavailable,
     TransactionConflict,
 )
@@ -229,9 +230,15 @@ class PyMySQLSession:
 
     def _put_back(self, wire: Connection) -> None:
         """What a handler, or a function that it called, may have set, and what our statements depend on."""
-        if self._touched and not is_handlers():
+        if not self._touched or is_handlers():
+            return
+        try:
             run(wire, as_found(str(wire.server_version), own=self._pool is None), self._bound)
-            self._touched = False
+        except (StoreError, ConfigurationError) as error:
+            # Who keeps a setting from us, a proxy say, has kept it from the handler, too.
+            if type(error) not in (StoreError, ConfigurationError):
+                raise
+        self._touched = False
 
     def _check(self) -> None:
         if self._ended:
