@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 from collections import Counter
 
@@ -16,6 +17,7 @@ from samekey.core.policy import ietf
 from samekey.core.states import Mode, State
 from samekey.drivers.run import run
 from samekey.engine.events import Event
+from samekey.errors import CorruptRecord
 from samekey.workers.sweeper import Sweeper
 from tests.operator import nodes
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World, claim_of
@@ -143,3 +145,31 @@ def test_phased_work_without_an_input_that_a_provider_speaks_of_holds_nobody_up(
     world.run(lambda: world.upkeep.sweep(batch=10, now=world.now))
     assert world.read(strange).state is State.UNKNOWN
     assert world.read(other).state is State.UNKNOWN
+
+
+@pytest.mark.parametrize("column", ["after_expiry", "ttl_from"])
+def test_one_record_of_a_newer_version_keeps_nobody_from_the_others(lite: World, column: str) -> None:
+    """It is written as this version never would, so the table's own checks are set aside."""
+    newer, record = lite.claim(at=-HOUR), lite.claim(at=-HOUR)
+    connection = sqlite3.connect(lite.url.removeprefix("sqlite:///"))
+    connection.execute("pragma ignore_check_constraints = on")
+    with connection:
+        connection.execute(f"update samekey_keys set {column} = 'archive' where id = ?", (newer.id,))
+    connection.close()
+    assert lite.serve(Sweeper(lite.engine.engine).run_once) == 1
+    assert lite.read(record).state == "unknown"
+
+
+@pytest.mark.parametrize("column", ["after_expiry", "ttl_from"])
+def test_the_completer_passes_by_what_a_newer_version_wrote(lite: World, column: str) -> None:
+    newer, record = lite.phased(at=-HOUR), lite.phased(at=-HOUR)
+    connection = sqlite3.connect(lite.url.removeprefix("sqlite:///"))
+    connection.execute("pragma ignore_check_constraints = on")
+    with connection:
+        connection.execute(f"update samekey_keys set {column} = 'archive' where id = ?", (newer.id,))
+    connection.close()
+    told: list[CorruptRecord] = []
+    taken = lite.run(
+        lambda: lite.phases.take_abandoned("token", ["ride/1"], lease_ms=MINUTE, batch=10, tell=told.append)
+    )
+    assert [one.id for one in taken] == [record.id] and len(told) == 1

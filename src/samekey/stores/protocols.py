@@ -185,8 +185,9 @@ class Searching(Protocol):
 class Tending(Protocol):
     """Upkeep: leases that ran out, operations that nobody started, records that are old."""
 
-    def sweep(self, *, batch: int, now: int | None = None) -> Program[list[Record]]:
-        """Moves records whose lease ran out, each by its mode; gives them as they are now."""
+    def sweep(self, *, batch: int, tell: Tell | None = None, now: int | None = None) -> Program[list[Record]]:
+        """Moves records whose lease ran out, each by its mode; gives them as they are now. ``tell`` hears of
+        those that this version cannot read: they are moved as well."""
 
     def to_sweep(self, *, now: int | None = None) -> Program[dict[str, int]]:
         """How many records a sweep would move, by mode. Changes nothing."""

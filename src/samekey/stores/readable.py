@@ -34,6 +34,11 @@ def readable(rows: Iterable[tuple[object, Row]], tell: Tell | None) -> list[tupl
     return found
 
 
+def records(rows: Iterable[Row], tell: Tell | None) -> list[Record]:
+    """The same of rows that begin with the store's clock."""
+    return [record for _, record in readable(((row[0], row[1:]) for row in rows), tell)]
+
+
 def never_empty(names: Sequence[str]) -> list[str]:
     """The same as a list that a statement can compare with."""
     return list(names) or [NONE_SUCH]

@@ -20,7 +20,7 @@ from ..drivers.run import run_async
 from ..engine.engine import Engine
 from ..engine.phased import Definition, PhasedRun, max_run_ms
 from ..engine.way import Finished
-from ..errors import SamekeyError
+from ..errors import CorruptRecord, SamekeyError
 from .apart import TooLong
 from .places import Room
 from .slots import Piece, Slots
@@ -86,6 +86,7 @@ class Completer:
                 lease_ms=lease_ms,
                 batch=room.places,
                 full_tenants=room.full_tenants,
+                tell=_unreadable,
             ),
         )
         for record in records:
@@ -133,3 +134,7 @@ class Completer:
 
     def _hangs(self) -> None:
         self._engine.events.emit("worker.hanging", service="completer")
+
+
+def _unreadable(error: CorruptRecord) -> None:
+    logger.error("An operation is left to a worker of the version that wrote it: %s", error)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from ..core.states import Mode, State
 from ..drivers.run import run_async
 from ..engine.engine import Engine
+from ..errors import CorruptRecord
 
 logger = logging.getLogger("samekey")
 
@@ -31,7 +32,9 @@ class Sweeper:
 
     async def run_once(self) -> int:
         """One batch; gives how many records were moved."""
-        moved = await run_async(self._engine.drivers.aio, lambda: self._upkeep.sweep(batch=self._batch))
+        moved = await run_async(
+            self._engine.drivers.aio, lambda: self._upkeep.sweep(batch=self._batch, tell=_unreadable)
+        )
         if len(moved) < self._batch:
             await self._tell_strangers()
         for record in moved:
@@ -60,3 +63,7 @@ class Sweeper:
                 count,
                 mode,
             )
+
+
+def _unreadable(error: CorruptRecord) -> None:
+    logger.error("The lease of an operation that this version cannot read ran out: %s", error)

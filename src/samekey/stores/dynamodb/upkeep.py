@@ -7,8 +7,9 @@ read.
 from __future__ import annotations
 
 from ...core.program import Program
-from ...core.record import Answer, Record, decode_record
+from ...core.record import Answer, Record
 from ..protocols import KEEP_MS
+from ..readable import Tell, records
 from ..statements import Statements
 
 
@@ -18,9 +19,9 @@ class DynamoUpkeep:
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
 
-    def sweep(self, *, batch: int, now: int | None = None) -> Program[list[Record]]:
+    def sweep(self, *, batch: int, tell: Tell | None = None, now: int | None = None) -> Program[list[Record]]:
         rows = yield self._statements.statement("sweep", now, batch=batch)
-        return [decode_record(row[1:]) for row in rows]
+        return records(rows, tell)
 
     def to_sweep(self, *, now: int | None = None) -> Program[dict[str, int]]:
         rows = yield self._statements.statement("count_sweep", now)

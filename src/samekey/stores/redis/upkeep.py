@@ -8,8 +8,9 @@ nobody comes.
 from __future__ import annotations
 
 from ...core.program import Program
-from ...core.record import Answer, Record, decode_record
+from ...core.record import Answer, Record
 from ..protocols import KEEP_MS
+from ..readable import Tell, records
 from .finding import due
 from .scripts import RedisStatements
 
@@ -20,13 +21,13 @@ class RedisUpkeep:
     def __init__(self, statements: RedisStatements) -> None:
         self._statements = statements
 
-    def sweep(self, *, batch: int, now: int | None = None) -> Program[list[Record]]:
+    def sweep(self, *, batch: int, tell: Tell | None = None, now: int | None = None) -> Program[list[Record]]:
         """Moves records whose lease ran out, each by its mode; gives them as they are now."""
         bases = yield from due(self._statements, "leases", batch, now)
         if not bases:
             return []
         rows = yield self._statements.statement("sweep", now, at=bases)
-        return [decode_record(row[1:]) for row in rows]
+        return records(rows, tell)
 
     def to_sweep(self, *, now: int | None = None) -> Program[dict[str, int]]:
         """How many records a sweep would move, by mode. Changes nothing."""

@@ -14,10 +14,10 @@ from ...core.claim import downstream_key
 from ...core.effects import Says
 from ...core.phases import Phase, decode_phases
 from ...core.program import BEGIN, Program, Value
-from ...core.record import Answer, Lease, Record, decode_record
+from ...core.record import Answer, Lease, Record
 from ...errors import CorruptRecord, EscapedTransaction, LeaseLost
 from ..protocols import Actor
-from ..readable import never_empty
+from ..readable import Tell, never_empty, records
 from .keys import SqlKeys
 from .operator import act_as, act_end
 from .queries import Queries
@@ -381,11 +381,12 @@ class Phases:
         lease_ms: int,
         batch: int,
         full_tenants: Sequence[str] = (),
+        tell: Tell | None = None,
         now: int | None = None,
     ) -> Program[list[Record]]:
         """Operations whose lease ran out, now under attempts of ours. ``known``: ``name/version``.
 
-        Those of ``full_tenants`` are left alone.
+        Those of ``full_tenants`` are left alone. ``tell`` hears of what this version cannot read.
         """
         full = never_empty(full_tenants)
         if self._queries.names_actor_apart:
@@ -403,7 +404,7 @@ class Phases:
             full_list=json.dumps(full),
         )
         yield from self._queries.act_no_more()
-        return [decode_record(row[1:]) for row in rows]
+        return records(rows, tell)
 
     def _may_send(self, lease: Lease, name: str, now: int | None) -> Program[None]:
         """The fence of what is sent: nothing is, and nothing is taken back, while a provider says that

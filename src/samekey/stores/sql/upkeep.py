@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 
 from ...core.program import BEGIN, Program
-from ...core.record import Answer, Record, decode_record
+from ...core.record import Answer, Record
 from ..keys import answer_values
 from ..protocols import KEEP_MS, Actor
+from ..readable import Tell, records
 from .keys import SqlKeys
 from .operator import act_as, act_end
 
@@ -30,7 +31,7 @@ class Upkeep:
     def __init__(self, keys: SqlKeys) -> None:
         self._queries = keys.queries
 
-    def sweep(self, *, batch: int, now: int | None = None) -> Program[list[Record]]:
+    def sweep(self, *, batch: int, tell: Tell | None = None, now: int | None = None) -> Program[list[Record]]:
         """Moves records whose lease ran out, each by its mode; gives them as they are now."""
         yield BEGIN
         yield from act_as(self._queries, SWEEPER)
@@ -38,7 +39,7 @@ class Upkeep:
         if len(rows) < batch:
             rows += yield self._queries.statement("sweep_unbegun", now, batch=batch - len(rows))
         yield from act_end(self._queries)
-        return [decode_record(row[1:]) for row in rows]
+        return records(rows, tell)
 
     def to_sweep(self, *, now: int | None = None) -> Program[dict[str, int]]:
         """How many records a sweep would move, by mode. Changes nothing."""
