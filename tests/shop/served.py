@@ -24,8 +24,11 @@ ORDER = {"sku": "tea", "quantity": 2}
 class Shop:
     """``python -m examples.shop`` in processes of its own: so many of them at each start."""
 
-    def __init__(self, name: str, url: str, processes: Sequence[int], directory: Path) -> None:
+    def __init__(
+        self, name: str, url: str, processes: Sequence[int], directory: Path, server: str | None = None
+    ) -> None:
         self.name, self.url, self._processes = name, url, iter(processes)
+        self._server = () if server is None else ("--server", server)
         self.port = free_port()
         self._log = directory / f"{name}-{self.port}.log"
         self.client = httpx2.Client(base_url=f"http://{LOOPBACK}:{self.port}", timeout=30)
@@ -34,7 +37,7 @@ class Shop:
     def start(self) -> None:
         """Returns when it answers."""
         options = ("--port", str(self.port), "--url", self.url, "--workers", str(next(self._processes)))
-        command = [sys.executable, "-m", "examples.shop", self.name, *options]
+        command = [sys.executable, "-m", "examples.shop", self.name, *options, *self._server]
         self._process = GuardedProcess(command, log=self._log, env=environment())
         wait_until(lambda: not self._process.running or self._answers(), timeout=60)
         assert self._process.running, self._process.output()
