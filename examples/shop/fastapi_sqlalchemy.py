@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from samekey import Idempotency
-from samekey.asgi import IdempotencyMiddleware
+from samekey.fastapi import install
 from samekey.sqlalchemy import AsyncSession
 from samekey.tenants import by_state
 
@@ -32,7 +32,7 @@ def make(url: str) -> FastAPI:
     engine = create_async_engine(async_url(url))
     idempotency, app = Idempotency(engine, policy=policy()), FastAPI(title="The shop")
     app.state.sessions = async_sessionmaker(engine, class_=AsyncSession, expire_on_commit=False)
-    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=by_state("account"))
+    install(app, idempotency, tenant=by_state("account"))
 
     @app.post("/orders", status_code=201, response_model=Order)
     @idempotency.atomic

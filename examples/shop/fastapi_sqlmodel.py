@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from sqlmodel import create_engine
 
 from samekey import Idempotency
-from samekey.asgi import IdempotencyMiddleware
+from samekey.fastapi import install
 from samekey.sqlmodel import Session
 from samekey.tenants import by_state
 
@@ -32,7 +32,7 @@ Database = Annotated[Session, Depends(get_session)]
 def make(url: str) -> FastAPI:
     engine, app = create_engine(sync_url(url)), FastAPI(title="The shop")
     app.state.engine, idempotency = engine, Idempotency(engine, policy=policy())
-    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=by_state("account"))
+    install(app, idempotency, tenant=by_state("account"))
 
     @app.post("/orders", status_code=201, response_model=Order)
     @idempotency.atomic

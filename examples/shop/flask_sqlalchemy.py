@@ -8,9 +8,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
 from samekey import Idempotency
+from samekey.flask import Samekey
 from samekey.sqlalchemy import Session
-from samekey.tenants import by_state
-from samekey.wsgi import IdempotencyMiddleware
 
 from . import SLOW, SOLD_OUT, policy
 from .flask import received
@@ -29,8 +28,7 @@ def make(url: str) -> Flask:
     app.before_request(received)
     app.before_request(lambda: setattr(g, "session", sessions()))
     app.teardown_request(lambda _: g.session.close() if "session" in g else None)
-    guard = IdempotencyMiddleware(app.wsgi_app, idempotency=idempotency, tenant=by_state("shop.account"))
-    app.wsgi_app = guard  # type: ignore[method-assign]
+    Samekey(idempotency, app, tenant=lambda: g.account)
 
     @app.post("/orders")
     @idempotency.atomic

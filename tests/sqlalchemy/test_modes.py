@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi import Depends, FastAPI
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import create_engine, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
@@ -199,3 +201,32 @@ def test_a_leased_handlers_session_is_an_ordinary_one(engine: Engine) -> None:
         idempotency.once(tenant="ann", key="k2", run=lambda: current_operation().session)
     assert texts(engine) == ["stands"]
     idempotency.close()
+
+
+def test_an_answer_that_is_made_of_an_object_loads_what_it_needs(engine: Engine) -> None:
+    """FastAPI makes the answer after the handler; by default a commit has expired the object by then."""
+    idempotency, sessions, app = Idempotency(engine), sessionmaker(engine, class_=Session), FastAPI()
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=lambda _: "ann")
+
+    def get_session() -> Iterator[Session]:
+        with sessions() as session:
+            yield session
+
+    @app.post("/", response_model=Shown, status_code=201)
+    @idempotency.atomic
+    def handler(session: Any = Depends(get_session)) -> Any:  # noqa: B008
+        session.add(note := Note(text="tea"))
+        session.commit()
+        return note
+
+    with TestClient(app) as client:
+        first, again = (client.post("/", headers={"Idempotency-Key": "k"}) for _ in range(2))
+        assert (first.status_code, first.json(), again.content) == (201, {"text": "tea"}, first.content)
+    assert texts(engine) == ["tea"]
+    idempotency.close()
+
+
+class Shown(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    text: str

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
-from sqlalchemy import insert, orm, select, text
+from sqlalchemy import event, insert, orm, select, text
 from sqlalchemy.exc import IntegrityError
 
 from samekey import current_operation
 from samekey.errors import ConfigurationError, OperationOver
 from samekey.sqlalchemy import Session
+from tests.chosen import whole
 from tests.sqlalchemy.stacks import Note, Stack, write
 
 
@@ -262,3 +264,29 @@ def test_a_session_that_does_not_join_cannot_write_past_the_operation(stack: Sta
     with stack.served() as post:
         assert post().body["made"] == "went on"
     assert stack.rows() == ["tea"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    ["async-postgres", *(pytest.param(f"sync-{one}", marks=whole) for one in ("postgres", "mariadb"))],
+    indirect=True,
+)
+def test_what_a_listener_sets_is_there_in_every_operation(stack: Stack) -> None:
+    """Also on a connection that was reset after the operation before."""
+    mariadb = stack.engine.dialect.name == "mysql"
+    sets = "set @shop = 'notes'" if mariadb else "set shop.name = 'notes'"
+    asks = "select @shop" if mariadb else "select current_setting('shop.name', true)"
+
+    @event.listens_for(stack.engine, "connect")
+    def connect(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute(sets)
+        cursor.close()
+
+    def act(session: Session) -> Any:
+        session.add(Note(text=f"tea {stack.runs}"))
+        return session.scalar(text(asks))
+
+    stack.act = act
+    with stack.served() as post:
+        assert [post(f"k{number}").body["made"] for number in range(3)] == ["notes"] * 3

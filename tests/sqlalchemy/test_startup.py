@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from samekey import Idempotency
 from samekey.drivers.url_kinds import plain_url
 from samekey.errors import ConfigurationError
 from samekey.sqlalchemy import Session
-from tests.sqlalchemy.stacks import Base, Note
+from tests.chosen import whole
+from tests.sqlalchemy.stacks import Base, Note, url_for
 
 POSTGRES = "postgresql+psycopg://ann:secret@localhost/shop"
 
@@ -157,3 +159,23 @@ def test_a_connection_of_the_handlers_own_and_an_engine_exclude_each_other(tmp_p
     with pytest.raises(ConfigurationError, match="was given an engine"):
         idempotency.atomic(connection=lambda scope: scope["connection"])
     idempotency.close()
+
+
+@whole
+def test_the_isolation_level_that_operations_have_may_be_said(postgres_url: str) -> None:
+    engine = create_engine(url_for(postgres_url, is_async=False), isolation_level="READ COMMITTED")
+    Base.metadata.create_all(engine)
+    idempotency = Idempotency(engine)
+    idempotency.migrate()
+
+    def write(number: int) -> None:
+        with Session(engine) as session:
+            session.add(Note(text=f"tea {number}"))
+            session.commit()
+
+    for number in range(3):
+        idempotency.once(tenant="ann", key=f"k{number}", run=partial(write, number), mode="atomic")
+    with Session(engine) as session:
+        assert session.query(Note).count() == 3
+    idempotency.close()
+    engine.dispose()

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import psycopg.conninfo
+from psycopg.pq import TransactionStatus
 
 from ..core.program import Row, Statement
 from ..errors import ConnectionLost, ReadOnlyStore, StoreUnavailable
@@ -73,6 +74,7 @@ class PsycopgDriver:
             if self._ready is not None:
                 with bounded(held, self._timeout):
                     self._ready.ready(held)
+                    _set_back(held)
             return PsycopgSession(held, pool=self._operations, bound=self._timeout)
         except BaseException:
             self._operations.give_back(held)
@@ -144,3 +146,12 @@ class PsycopgDriver:
                 row = connection.execute("select pg_backend_pid()").fetchone()
                 if row is not None and row[0] == connection.info.backend_pid:
                     connection.prepare_threshold = connection.usual_threshold = self._prepare
+
+
+def _set_back(connection: Connection) -> None:
+    """Whatever was set on it: our transactions are begun by us."""
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        connection.commit()
+    if not connection.autocommit:
+        connection.autocommit = True
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import sys
 import tempfile
 import time
 import weakref
@@ -127,7 +128,12 @@ class SQLiteDriver:
         """Before a transaction on it."""
         if self._ready is not None:
             self._ready.ready(connection)
-            connection.isolation_level = None  # whatever was set: our transactions are begun by us
+            # Whatever was set: our transactions are begun by us.
+            if connection.in_transaction:
+                sqlite3.Connection.commit(connection)
+            if sys.version_info >= (3, 12):
+                connection.autocommit = sqlite3.LEGACY_TRANSACTION_CONTROL
+            connection.isolation_level = None
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
         """Switching a new file to WAL does not wait for another process that does the same."""

@@ -191,6 +191,8 @@ class EngineBinding:
         try:
             for listener in listeners:
                 listener(adapted, entry)
+            if adapted is not connection:
+                adapted.commit()  # the adapter begins by itself: what was set shall stay
         except SamekeyError:
             raise
         except Exception as error:
