@@ -367,6 +367,14 @@ class LosersReopenTheRecord(Server):
         return super().attempt(scope, document, tenant)
 
 
+@leads_to("concurrency.answer")
+class SendsWhatIsNotThereYet(LosersReopenTheRecord):
+    """Whoever meets a running request gets its record, which is empty."""
+
+    def meet(self, record: Record, asked: Asked) -> Reply:
+        return said(201, {"status": "processing"}) if record.reply is None else self.replayed(record.reply)
+
+
 # ------------------------------------------------------------------ isolation
 
 
@@ -446,6 +454,18 @@ class FreesOnError(Server):
     def fail(self, document: Any, tenant: str) -> Reply:
         self.run(document, tenant)
         return super().fail(document, tenant)
+
+
+@leads_to("errors.ran-twice")
+class FreesOnEveryFirstError(FreesOnError):
+    """Each first attempt fails after its effect."""
+
+    def attempt(self, scope: Any, document: Any, tenant: str) -> Reply:
+        tried = self.__dict__.setdefault("tried", set())
+        if scope in tried:
+            return self.run(document, tenant)
+        tried.add(scope)
+        return self.fail(document, tenant)
 
 
 @leads_to("errors.stuck")

@@ -86,7 +86,7 @@ class Counter:
         return self.read()
 
     def calibrate(self, before: int) -> None:
-        """After the first operation: how much it has added, and after how long."""
+        """After an operation that is alone: how much it has added, and after how long."""
         began = time.monotonic()
         while True:
             self.unit = self.read() - before

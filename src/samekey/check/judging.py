@@ -44,6 +44,16 @@ def document_of(answer: RawAnswer | None) -> Any:
         return None
 
 
+def alike(one: RawExchange, two: RawExchange) -> bool:
+    """The same answer: status and bytes, or the same JSON in other bytes."""
+    if one.answer is None or two.answer is None or one.status != two.status:
+        return False
+    document = document_of(one.answer)
+    return one.answer.body == two.answer.body or (
+        document is not None and document == document_of(two.answer)
+    )
+
+
 def is_marked(answer: RawAnswer | None) -> bool:
     """Whether the answer says of itself that it is a replay."""
     values = [answer.header(name) for name in MARKERS] if answer is not None else []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import groupby
 
 from ..errors import ConfigurationError
 from .bench import Bench, Budget, CannotGoOn, Died, Stop
@@ -32,7 +35,12 @@ from .wire import is_loopback
 Progress = Callable[[str, int, int], None]
 """Is told what is being looked at, how much is done, and of how much."""
 
-PROBES: tuple[tuple[str, Callable[[Bench], None]], ...] = (
+Probe = Callable[[Bench], None]
+
+SLOW = 0.5
+"""Seconds for one answer, from which on probes that can be are side by side."""
+
+PROBES: tuple[tuple[str, Probe], ...] = (
     ("two plain operations", baseline),
     ("a retry", replay.replay),
     ("the same JSON, reordered", replay.reorder),
@@ -55,16 +63,31 @@ PROBES: tuple[tuple[str, Callable[[Bench], None]], ...] = (
     ("many at once", concurrency.identical),
     ("many at once, of two kinds", concurrency.mixed),
     ("a slow request", concurrency.slow),
+    ("failures so far", failures.incidents),
     ("half a request", loss.half_a_request),
     ("lost answers", loss.lost_answers),
     ("refused requests", refusals.refused_requests),
     ("failing requests", failures.failing),
-    ("failures by the way", failures.incidents),
+    ("failures since then", failures.incidents),
     ("redirects", redirects.redirects),
     ("what is advertised", lifetime.advertised),
     ("expiry", lifetime.expiry),
     ("how refusals are worded", documentation.refusals),
     ("OpenAPI", documentation.openapi),
+)
+
+SIDE_BY_SIDE = frozenset(
+    {
+        header.no_key,
+        header.empty_key,
+        header.malformed_key,
+        header.two_keys,
+        header.beyond_ascii,
+        keys.too_long,
+        keys.cut_short,
+        keys.case,
+        keys.spellings,
+    }
 )
 
 
@@ -100,15 +123,47 @@ def check(
     return report
 
 
-def _walk(bench: Bench, progress: Progress) -> None:
-    why = "it was not looked at"
-    for done, (name, probe) in enumerate(PROBES):
-        progress(name, done, len(PROBES))
+def _steps() -> Iterator[tuple[str, list[Probe]]]:
+    """One probe after the other, but for those that can be side by side."""
+    for beside, group in groupby(PROBES, key=lambda row: row[1] in SIDE_BY_SIDE):
+        if beside:
+            yield "keys of every kind", [probe for _, probe in group]
+        else:
+            yield from ((name, [probe]) for name, probe in group)
+
+
+def _look(bench: Bench, name: str, probes: Sequence[Probe]) -> str | None:
+    """The reason why something could not be told, if there was one.
+
+    Where each run takes its time, and answers tell operations apart, several probes go at once, and nobody
+    counts then.
+    """
+
+    def one(probe: Probe, bench: Bench = bench) -> str | None:
         try:
             probe(bench)
         except CannotGoOn as reason:
-            why = str(reason)
-            bench.report.facts.setdefault("not tried to the end", f"{name}: {why}")
+            bench.report.facts.setdefault("not tried to the end", f"{name}: {reason}")
+            return str(reason)
+        return None
+
+    if len(probes) > 1 and bench.duration > SLOW and bench.identity:
+        alone = replace(bench, counter=None)
+        with ThreadPoolExecutor(len(probes)) as threads:
+            reasons = list(threads.map(lambda probe: one(probe, alone), probes))
+    else:
+        reasons = [one(probe) for probe in probes]
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _walk(bench: Bench, progress: Progress) -> None:
+    why = "it was not looked at"
+    done = 0
+    for name, probes in _steps():
+        progress(name, done, len(PROBES))
+        done += len(probes)
+        try:
+            why = _look(bench, name, probes) or why
         except Stop as reason:
             why = str(reason)
             break

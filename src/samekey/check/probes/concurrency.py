@@ -7,12 +7,19 @@ import time
 
 from ..bench import Bench
 from ..endpoint import ABSENT, over
+from ..judging import alike
 from ..variants import Leaf, changed, encoded
 from ..wire import RawExchange, RawRequest, together
 
 FINE = frozenset({200, 201, 202, 204, 409, 423, 425, 429, 503})
 """What a request may get that meets another one with its key."""
-RULES = ("concurrency.ran-twice", "concurrency.stuck", "concurrency.failed", "concurrency.status")
+RULES = (
+    "concurrency.ran-twice",
+    "concurrency.stuck",
+    "concurrency.answer",
+    "concurrency.failed",
+    "concurrency.status",
+)
 
 
 def identical(bench: Bench) -> None:
@@ -34,6 +41,10 @@ def identical(bench: Bench) -> None:
         if not last.succeeded:
             said = f"After identical requests at once, a retry gets {last.status or last.silence}."
             bench.report.find("concurrency.stuck", said, [*answers[:2], last])
+            return
+        if (wrong := _unlike(bench, answers, last)) is not None:
+            said = "Of identical requests at once, one got a success that is not the answer of the others."
+            bench.report.find("concurrency.answer", said, [wrong, last])
             return
         failures += [exchange for exchange in answers if exchange.failed and exchange.status != 503][:1]
         _status(bench, answers)
@@ -127,6 +138,16 @@ def _burst(
 def _different(bench: Bench, answers: list[RawExchange]) -> bool:
     """Whether successful answers speak of more than one operation."""
     return len(_two(bench, answers)) == 2 and _are_two(bench, *_two(bench, answers))
+
+
+def _unlike(bench: Bench, answers: list[RawExchange], last: RawExchange) -> RawExchange | None:
+    """A success with another body than the settled answer has, where replays are known to be the same."""
+    if bench.report.found("replay") or 202 in (last.status, bench.operations[0].exchange.status):
+        return None
+    for exchange in answers:
+        if exchange.succeeded and exchange.status != 202 and not alike(exchange, last):
+            return exchange
+    return None
 
 
 def _are_two(bench: Bench, one: RawExchange, two: RawExchange) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..bench import Bench, Incident
 from ..endpoint import ABSENT, over
-from ..judging import document_of
-from ..wire import RawExchange
+from ..judging import alike
 
 RULES = ("errors.remembered-5xx", "errors.forgotten-5xx", "errors.ran-twice")
 
@@ -13,7 +12,7 @@ RULES = ("errors.remembered-5xx", "errors.forgotten-5xx", "errors.ran-twice")
 def incidents(bench: Bench) -> None:
     """What became of valid requests that got a 5xx by the way."""
     for incident in bench.incidents:
-        if not bench.report.found("errors.remembered-5xx"):
+        if not bench.report.found("errors.remembered-5xx", "errors.ran-twice"):
             _judge(bench, incident, once=True)
 
 
@@ -64,20 +63,11 @@ def _remembered(bench: Bench, incident: Incident) -> None:
     """The key fails still: so do others, or it is the key."""
     first = incident.exchanges[0]
     once_more = bench.answered(incident.request)
-    if once_more.status < 500 or not _alike(first, once_more):
+    if once_more.status < 500 or not alike(first, once_more):
         return
     plain = bench.fresh()
     bench.report.find(
         "errors.remembered-5xx",
         f"A key that once got {first.status} gets it for ever; new keys succeed.",
         [first, once_more, plain.exchange],
-    )
-
-
-def _alike(one: RawExchange, two: RawExchange) -> bool:
-    if one.answer is None or two.answer is None or one.status != two.status:
-        return False
-    document = document_of(one.answer)
-    return one.answer.body == two.answer.body or (
-        document is not None and document == document_of(two.answer)
     )

@@ -11,6 +11,9 @@ from ..wire import RawExchange, RawRequest, Unreachable, leave, leave_half_way
 
 def half_a_request(bench: Bench) -> None:
     """Nothing can have been carried out, and the whole request is a first one."""
+    if bench.report.found("errors"):
+        bench.report.cannot_tell("an earlier finding comes first", "loss.half-request")
+        return
     body = bench.body(bench.document())
     if body is None or len(body) < 2:
         bench.report.cannot_tell("the request has no body to be cut", "loss.half-request")
@@ -37,7 +40,11 @@ def half_a_request(bench: Bench) -> None:
 
 def lost_answers(bench: Bench) -> None:
     """All of the request was sent; the client is gone before the answer."""
-    for pause in (0.0, min(bench.duration / 2, 1.0)):
+    if bench.report.found("errors"):
+        bench.report.cannot_tell("an earlier finding comes first", "loss.ran-again", "loss.stuck")
+        return
+    pauses = (0.0, 0.0, bench.duration / 2) if bench.duration < 0.5 else (0.0, min(bench.duration / 2, 1.0))
+    for pause in pauses:
 
         def leaving(request: RawRequest, pause: float = pause) -> None:
             leave(request, bench.budget.timeout, pause)

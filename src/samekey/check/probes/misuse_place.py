@@ -17,10 +17,11 @@ def another_place(bench: Bench) -> None:
         )
         return
     operation = bench.operations[1]
-    path, query = _elsewhere(operation.request.url)
+    path, *queries = _elsewhere(operation.request.url)
     others = [method for method in ("PATCH", "PUT", "POST") if method != bench.endpoint.method][:2]
     _look(bench, "misuse.path", "at another path", [bench.again(operation, url=path)])
-    _look(bench, "misuse.query", "with another query", [bench.again(operation, url=query)])
+    others_asked = [bench.again(operation, url=query) for query in queries]
+    _look(bench, "misuse.query", "with another query", others_asked)
     _look(
         bench,
         "misuse.method",
@@ -29,12 +30,15 @@ def another_place(bench: Bench) -> None:
     )
 
 
-def _elsewhere(url: str) -> tuple[str, str]:
-    """Another path below this one, and this one with another query."""
+def _elsewhere(url: str) -> list[str]:
+    """Another path below this one, and this one with other queries: one more parameter, another value."""
     parts = urlsplit(url)
     path = parts._replace(path=f"{parts.path.rstrip('/')}/samekey-check")
     query = parts._replace(query=f"{parts.query}&samekey-check=1" if parts.query else "samekey-check=1")
-    return urlunsplit(path), urlunsplit(query)
+    found = [urlunsplit(path), urlunsplit(query)]
+    if "=" in parts.query:
+        found.append(urlunsplit(parts._replace(query=f"{parts.query}1")))
+    return found
 
 
 def _look(bench: Bench, rule: str, where: str, seen: list[tuple[RawExchange, Sight]]) -> None:

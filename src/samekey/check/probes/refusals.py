@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..bench import BUSY, Bench
 from ..endpoint import ABSENT
-from ..judging import document_of, is_marked
+from ..judging import alike, is_marked
 from ..variants import invalid
 from ..wire import RawExchange
 
@@ -51,21 +51,21 @@ def _corrected(bench: Bench, first: RawExchange) -> None:
     report = bench.report
     request = bench.request(_key_of(first), body=bench.body(bench.document()))
     exchange = bench.answered(request)
+    if exchange.failed or (exchange.status in BUSY and bench.incidents):
+        report.cannot_tell("requests fail here by the way, with 5xx", *RULES)
+        return
     if exchange.status in BUSY:
         _stuck(bench, first, exchange)
         return
     report.hold("errors.stuck")
-    if exchange.failed:
-        report.cannot_tell("the corrected request failed", *RULES)
-        return
     if exchange.succeeded:
         report.hold("errors.validation", "errors.validation-kept")
         return
     misuse = bench.refusals.get("misuse")
-    if _alike(first, exchange):
+    if alike(first, exchange):
         if report.found("misuse.body"):
             report.cannot_tell("bodies are not compared", *RULES)
-        elif misuse is not None and _alike(first, misuse):
+        elif misuse is not None and alike(first, misuse):
             report.cannot_tell("the server refuses everything in the same words", *RULES)
         else:
             report.find(
@@ -91,9 +91,9 @@ def _failed(bench: Bench, first: RawExchange) -> None:
         bench.report.find("errors.remembered-5xx", f"A {again.status} is marked as a replay.", [first, again])
     request = bench.request(_key_of(first), body=bench.body(bench.document()))
     exchange = bench.send(request)
-    if exchange.status >= 500 and bench.profile.errors_5xx == "rerun" and _alike(first, exchange):
+    if exchange.status >= 500 and bench.profile.errors_5xx == "rerun" and alike(first, exchange):
         last = bench.answered(request)
-        if last.status >= 500 and _alike(first, last) and bench.fresh():
+        if last.status >= 500 and alike(first, last) and bench.fresh():
             bench.report.find(
                 "errors.remembered-5xx", "The corrected request got the 5xx of the one before.", [first, last]
             )
@@ -109,13 +109,3 @@ def _stuck(bench: Bench, first: RawExchange, exchange: RawExchange) -> None:
 
 def _key_of(exchange: RawExchange) -> str | bytes:
     return next(value for name, value in exchange.request.headers if name == "Idempotency-Key")
-
-
-def _alike(one: RawExchange, two: RawExchange) -> bool:
-    """The same refusal, word for word."""
-    if one.answer is None or two.answer is None or one.status != two.status:
-        return False
-    document = document_of(one.answer)
-    return one.answer.body == two.answer.body or (
-        document is not None and document == document_of(two.answer)
-    )
