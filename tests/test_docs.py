@@ -548,6 +548,7 @@ RUN_ELSEWHERE = {
     "operations.md": "tests/operator/test_operations_docs.py",
     "outgoing.md": "tests/client/test_docs_outgoing.py",
     "phased.md": "tests/phased/test_docs_phased.py",
+    "rollout.md": "tests/ops/test_rollout.py",
     "spec.md": "tests/ops/test_spec.py",
     "sqlalchemy.md": "tests/sqlalchemy/test_docs_sqlalchemy.py",
     "tutorial.md": "tests/payments/test_docs_tutorial.py",

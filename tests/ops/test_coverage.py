@@ -566,6 +566,9 @@ def test_the_command(web: str) -> None:
             "All 3 state-changing routes are accounted for.\n"
         )
     assert run("coverage", f"{web}:guarded", "--all-methods").exit_code == 1
+    required = run("coverage", f"{web}:guarded", "--required")
+    assert required.exit_code == 1 and required.stdout.endswith("1 of 3 routes also run without a key.\n")
+    assert run("coverage", f"{web}:guarded", "--required", "--allow", "/login").exit_code == 0
     assert run("coverage", SAMEKEY_WEB_APP=f"{web}:guarded").exit_code == 0
 
 

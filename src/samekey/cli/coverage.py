@@ -43,6 +43,14 @@ def coverage_command(
             help="Fail for routes that only their method leaves unguarded, such as PUT and DELETE.",
         ),
     ] = False,
+    required: Annotated[
+        bool,
+        typer.Option(
+            "--required",
+            envvar="SAMEKEY_REQUIRED",
+            help="Fail for routes that also run without a key: the last step of a roll-out.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON for scripts.")] = False,
 ) -> None:
     """List how every state-changing route is guarded; fail if one is not. Nothing is run or changed."""
@@ -52,7 +60,9 @@ def coverage_command(
         typer.echo(f"samekey: {error}", err=True)
         raise typer.Exit(COULD_NOT_LOOK) from None
     allowed = allow or []
-    failing = [route for route in routes if _fails(route, all_methods) and not is_allowed(route, allowed)]
+    failing = [
+        route for route in routes if _fails(route, all_methods, required) and not is_allowed(route, allowed)
+    ]
     if as_json:
         typer.echo(json.dumps(_content(routes, allowed, failing), indent=2))
     else:
@@ -64,8 +74,9 @@ def coverage_command(
         raise typer.Exit(UNGUARDED)
 
 
-def _fails(route: RouteCoverage, all_methods: bool) -> bool:
-    return not route.ok or (all_methods and route.how is How.METHOD)
+def _fails(route: RouteCoverage, all_methods: bool, required: bool) -> bool:
+    only_by_key = required and route.guarded and not route.required
+    return not route.ok or only_by_key or (all_methods and route.how is How.METHOD)
 
 
 def _content(
@@ -101,7 +112,11 @@ def _print(routes: Sequence[RouteCoverage], allowed: Sequence[str], failing: Seq
     if not routes:
         typer.echo("The application has no state-changing route.")
     elif failing:
-        typer.echo(f"\n{len(failing)} of {len(routes)} routes may run twice, or not at all.")
+        optional = sum(route.ok and route.guarded for route in failing)
+        if len(failing) > optional:
+            typer.echo(f"\n{len(failing) - optional} of {len(routes)} routes may run twice, or not at all.")
+        if optional:
+            typer.echo(f"\n{optional} of {len(routes)} routes also run without a key.")
     else:
         typer.echo(f"\nAll {len(routes)} state-changing routes are accounted for.")
 
