@@ -96,6 +96,7 @@ ENDING: Final = frozenset(
 HARMLESS: Final = frozenset(
     {
         "timeline",
+        "former_lives",
         "stored_keys",
         "enqueue",
         "note_call",
