@@ -156,7 +156,8 @@ def begin_here(_turn: object, target: str, name: str) -> str:
     return (journal.begin(mine) or mine).key
 
 
-@pytest.mark.parametrize("kind", ["file", pytest.param("sqlite", marks=whole)])
+@whole
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_two_processes_that_begin_one_operation_have_one_key(kind: str, tmp_path: Path) -> None:
     target = str(tmp_path / "operations") if kind == "file" else f"sqlite:///{tmp_path / 'app.db'}"
     if kind == "sqlite":

@@ -147,6 +147,28 @@ def test_what_leaves_open_whether_it_happened_is_unknown(
     assert service.record(sent_key(server)).state is State.UNKNOWN
 
 
+def test_a_call_inside_before_effect_is_no_proof_that_nothing_happened(idempotency: Idempotency) -> None:
+    @idempotency.leased
+    async def hasty(_request: Any) -> JSONResponse:
+        with current_operation().before_effect():
+            await _async_post(server.url, Outgoing(STRIPE), {})
+        return JSONResponse({}, 201)
+
+    with scripted(Cut()) as server:
+        service = Service(idempotency, hasty)
+        assert [service.post().json()["code"] for _ in range(2)] == ["outcome_unknown"] * 2
+    assert len(server.seen) == 1
+
+
+def test_a_202_is_the_providers_answer(idempotency: Idempotency) -> None:
+    accepted = Say(202, b'{"id": "ch_1"}', (("location", "/charges/ch_1"), ("retry-after", "1")))
+    with scripted(accepted) as server:
+        service = leased(idempotency, server.url, Outgoing(STRIPE))
+        assert service.post().json() == {"status": 202}
+    assert len(server.seen) == 1
+    assert idempotency.find(provider_id="ch_1", tenant="single", source="stripe") is not None
+
+
 def test_a_provider_that_says_nothing_is_unknown_when_the_time_is_over(idempotency: Idempotency) -> None:
     outgoing = Outgoing(STRIPE, patience=Patience(deadline=timedelta(seconds=0.2), attempts=1))
     with scripted(Hang()) as server:

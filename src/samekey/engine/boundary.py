@@ -126,6 +126,10 @@ class Boundary:
         if not self._inside:
             self._close_window()
 
+    def acts(self) -> None:
+        """It acts, also where it says that nothing has happened yet."""
+        self._close_window()
+
     def _close_window(self) -> None:
         self.window_open = False
         self.proof = None

@@ -153,6 +153,10 @@ class Operation:
             self._sent[step] = replace(known, source=self.source)  # it is sent once more, perhaps elsewhere
         return key
 
+    def acts(self) -> None:
+        """A call goes out now: from here on something may have happened, whatever block it stands in."""
+        self._boundary.acts()
+
     def end(self) -> None:
         """It gives and takes no more. What it has started may go on, with a copy of its context, and serve
         others: under this operation's keys a provider would do the work of only one of them."""

@@ -111,11 +111,14 @@ class Outgoing:
         own = self.profile.dialect.own_key(request)
         key = self._key(who, name, request, own)
         self._check_window(who)
-        patience = self.patience
+        # A 202 is the provider's answer: what comes of it is the handler's to follow.
+        patience = replace(self.patience, follow=False)
         if isinstance(who, Effect) and who.timeout > 0:
             patience = replace(patience, deadline=min(patience.deadline, timedelta(seconds=who.timeout)))
         keyed = Keyed(dialect=self.profile.dialect, patience=patience, journal=_sent_by(who))
         entry = Entry.of(request, name or "the only call", key, time.time())
+        if isinstance(who, Operation):
+            who.acts()
         finished = yield from self._said(kept(keyed, request, entry), name)
         # Whoever has asked for the key itself has told the operation which step it is.
         self._note_id(who, name if own is None else None, finished.answer)
