@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.core.signals import request_finished
+from django.db.models.signals import post_migrate
 
 
 class SamekeyConfig(AppConfig):  # type: ignore[misc]
@@ -20,6 +21,7 @@ class SamekeyConfig(AppConfig):  # type: ignore[misc]
 
         register(check, Tags.compatibility)
         register(check_views, Tags.urls)
+        post_migrate.connect(_empty_the_test_database, sender=self, dispatch_uid="samekey")
         request_finished.connect(_leave_the_test_database, dispatch_uid="samekey")
 
 
@@ -32,3 +34,15 @@ def _leave_the_test_database(**_: object) -> None:
         driver = idempotency.engine.drivers.sync
         if isinstance(driver, DjangoDriver):
             driver.close()
+
+
+def _empty_the_test_database(using: str, **_: object) -> None:
+    """A ``TransactionTestCase`` empties the tables of models after each test; samekey's go with them."""
+    from ..drivers.run import run
+    from ..testing.kit_store import empty
+    from . import conf
+    from .driver import in_tests
+
+    if in_tests() and conf.read().alias == using:
+        engine = conf.the_idempotency().engine
+        run(engine.drivers.sync, lambda: empty(engine.queries))

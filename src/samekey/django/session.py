@@ -94,20 +94,22 @@ class SavepointSession:
         self._wrapper = wrapper
         self._execute = execute
         self._ended = False
-        self._hooks = len(wrapper.run_on_commit)
         self._is_outermost = not wrapper.in_atomic_block
         self._atomic = transaction.atomic(using=wrapper.alias)
         try:
             self._atomic.__enter__()
         except Error as error:
             raise StoreUnavailable(f"The database {wrapper.alias!r} cannot be used: {error}") from error
+        self._changes: int | None = getattr(wrapper.connection, "total_changes", None)  # SQLite's
 
     @property
     def connection(self) -> Any:
         return self._wrapper
 
-    def wrote(self) -> None:
-        return None
+    def wrote(self) -> bool | None:
+        if self._changes is None:
+            return None
+        return bool(self._wrapper.connection.total_changes != self._changes)
 
     def in_transaction(self) -> bool:
         return not self._ended and not self._wrapper.needs_rollback

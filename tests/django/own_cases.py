@@ -1,0 +1,66 @@
+"""A project's own tests, of each kind that Django has."""
+
+from typing import Any
+
+from django.test import TestCase, TransactionTestCase
+
+from tests.django.ledger.models import Entry
+from tests.django.own_urls import called
+
+KEY = {"Idempotency-Key": "k"}
+
+
+class Cases:
+    """The same for both kinds."""
+
+    client: Any
+    async_client: Any
+
+    def setUp(self) -> None:
+        called.clear()
+        Entry.objects.create(text="of the test")  # a transaction that has written before
+
+    def texts(self) -> list[str]:
+        return list(Entry.objects.order_by("id").values_list("text", flat=True))
+
+    def test_a_retry(self) -> None:
+        answers = [self.client.post("/pay", headers=KEY) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 201], answers[0].content
+        assert answers[1]["Idempotent-Replayed"] == "true"
+        assert self.client.post("/pay", {"other": "body"}, headers=KEY).status_code == 422
+        assert self.texts() == ["of the test", "paid"]
+
+    def test_a_failure(self) -> None:
+        self.client.raise_request_exception = False
+        assert self.client.post("/pay?fail=1", headers=KEY).status_code == 500
+        assert self.texts() == ["of the test"]
+        assert called == []
+        assert self.client.post("/swallows", headers={"Idempotency-Key": "k2"}).status_code == 500
+        assert self.texts() == ["of the test"]
+
+    def test_leased(self) -> None:
+        assert [self.client.post("/call", headers=KEY).status_code for _ in range(2)] == [201, 201]
+        assert self.texts() == ["of the test", "called"]
+
+    async def test_async(self) -> None:
+        answers = [await self.async_client.post("/pay_async", headers=KEY) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 201], answers[0].content
+        found = [entry.text async for entry in Entry.objects.order_by("id")]
+        assert found == ["of the test", "async"]
+
+
+class Wrapped(Cases, TestCase):  # type: ignore[misc]
+    """In a transaction that Django rolls back at the end."""
+
+    def test_what_runs_on_commit(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True) as callbacks:
+            assert self.client.post("/pay", headers=KEY).status_code == 201
+        assert (len(callbacks), called) == (1, ["paid"])
+
+
+class Real(Cases, TransactionTestCase):  # type: ignore[misc]
+    """With commits of its own."""
+
+    def test_what_runs_on_commit(self) -> None:
+        assert self.client.post("/pay", headers=KEY).status_code == 201
+        assert called == ["paid"]
