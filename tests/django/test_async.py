@@ -52,7 +52,7 @@ async def request(
     return (started[0]["status"] if started else None), body
 
 
-def test_async_views_are_atomic(database_url: str) -> None:
+def test_async_views_are_atomic(each_url: str) -> None:
     def urls(idempotency: Idempotency) -> list[Any]:
         class Pay(View):  # type: ignore[misc]
             @idempotency.atomic
@@ -83,7 +83,7 @@ def test_async_views_are_atomic(database_url: str) -> None:
         # A sync view in Django's thread, as it runs under ASGI.
         assert [await request(app, "/sync", "k2") for _ in range(2)] == [(201, b"done")] * 2
 
-    with world(database_url, urls, MIDDLEWARE=["samekey.django.IdempotencyMiddleware"]) as shop:
+    with world(each_url, urls, MIDDLEWARE=["samekey.django.IdempotencyMiddleware"]) as shop:
         asyncio.run(visit())
         assert shop.entries() == ["paid", "sync"]
 

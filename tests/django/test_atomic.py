@@ -22,7 +22,7 @@ def write(text: str) -> Any:
     return Entry.objects.create(text=text)
 
 
-def test_a_retry_gets_the_first_answer_and_the_row_is_there_once(database_url: str) -> None:
+def test_a_retry_gets_the_first_answer_and_the_row_is_there_once(each_url: str) -> None:
     def urls(idempotency: Idempotency) -> list[Any]:
         @idempotency.atomic
         def pay(request: Any) -> HttpResponse:
@@ -31,7 +31,7 @@ def test_a_retry_gets_the_first_answer_and_the_row_is_there_once(database_url: s
 
         return [path("pay", pay)]
 
-    with world(database_url, urls) as shop:
+    with world(each_url, urls) as shop:
         first, again = shop.post("/pay", "k", {"a": 1}), shop.post("/pay", "k", {"a": 1})
         other, missing = shop.post("/pay", "k", {"a": 2}), shop.post("/pay", None, {"a": 1})
         assert (first.status_code, again.status_code) == (201, 201)
@@ -80,7 +80,7 @@ def test_a_row_vanishes_when_its_view_fails(database_url: str, how: str) -> None
         assert connection.get_autocommit()
 
 
-def test_a_service_that_opens_a_transaction_of_its_own_writes_inside_of_ours(database_url: str) -> None:
+def test_a_service_that_opens_a_transaction_of_its_own_writes_inside_of_ours(each_url: str) -> None:
     called: list[str] = []
 
     def urls(idempotency: Idempotency) -> list[Any]:
@@ -100,7 +100,7 @@ def test_a_service_that_opens_a_transaction_of_its_own_writes_inside_of_ours(dat
 
         return [path("pay", pay), path("fail", pay)]
 
-    with world(database_url, urls) as shop:
+    with world(each_url, urls) as shop:
         assert shop.post("/fail", "k1").status_code == 500
         assert (shop.entries(), called) == ([], ["view"])
         assert shop.post("/pay", "k2").status_code == 201
@@ -129,7 +129,7 @@ def test_what_fails_on_commit_leaves_the_answer_as_it_is_recorded(
 
 @pytest.mark.parametrize("way", ["commit", "raw commit", "sql", "durable", "marked", "swallowed", "closed"])
 def test_a_view_cannot_end_its_transaction_and_is_told_so(
-    database_url: str, way: str, caplog: pytest.LogCaptureFixture
+    each_url: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sentences: list[str] = []
 
@@ -162,7 +162,7 @@ def test_a_view_cannot_end_its_transaction_and_is_told_so(
 
         return [path("pay", pay)]
 
-    with world(database_url, urls) as shop:
+    with world(each_url, urls) as shop:
         answer = shop.post("/pay", "k")
         known = shop.entries()
         # Either nothing stands and a retry may run, or what stands is known to be unknown: never free.
@@ -212,7 +212,7 @@ def test_a_duplicate_is_told_that_the_first_still_runs(database_url: str) -> Non
 
 
 @pytest.mark.parametrize("of_database", [{"ATOMIC_REQUESTS": True}, {"ATOMIC_REQUESTS": False}])
-def test_atomic_requests_is_handed_over(database_url: str, of_database: dict[str, Any]) -> None:
+def test_atomic_requests_is_handed_over(each_url: str, of_database: dict[str, Any]) -> None:
     seen: list[bool] = []
 
     def urls(idempotency: Idempotency) -> list[Any]:
@@ -234,7 +234,7 @@ def test_atomic_requests_is_handed_over(database_url: str, of_database: dict[str
 
         return [path("pay", pay), path("call", call), path("plain", plain)]
 
-    with world(database_url, urls, of_database=of_database) as shop:
+    with world(each_url, urls, of_database=of_database) as shop:
         for place in ("/pay", "/call", "/plain"):
             first, again = shop.post(place, "k" + place[1:]), shop.post(place, "k" + place[1:])
             assert (first.status_code, again.status_code) == (201, 201), first.content

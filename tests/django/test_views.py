@@ -96,6 +96,22 @@ def test_others_decorators_run_at_every_retry(sqlite_url: str) -> None:
         assert (shop.post("/pay", "k").status_code, shop.entries()) == (403, ["paid"])
 
 
+def test_a_decorator_that_is_made_anew_at_each_call_is_refused(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def urls(idempotency: Idempotency) -> list[Any]:
+        @method_decorator(idempotency.atomic, name="post")  # type: ignore[untyped-decorator]
+        class Pay(View):  # type: ignore[misc]
+            def post(self, request: Any) -> HttpResponse:
+                raise AssertionError("it was run")
+
+        return [path("pay", Pay.as_view())]
+
+    with world(sqlite_url, urls) as shop:
+        assert shop.post("/pay", "k").status_code == 500
+        assert "Decorate this function itself" in caplog.text
+
+
 def test_undecorated_views_are_guarded_where_a_key_is_sent(
     sqlite_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
