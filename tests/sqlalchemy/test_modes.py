@@ -230,3 +230,20 @@ class Shown(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
     text: str
+
+
+def test_without_a_key_an_atomic_handlers_session_commits_with_its_answer_too(engine: Engine) -> None:
+    idempotency, sessions = Idempotency(engine), sessionmaker(engine, class_=Session)
+
+    @idempotency.atomic(required=False)
+    def handler(request: Any) -> JSONResponse:
+        with sessions() as session:
+            session.add(Note(text=request.headers["note"]))
+            session.commit()
+        return JSONResponse({}, int(request.headers["status"]))
+
+    with served(idempotency, handler) as client:
+        for note, status in (("falls", 500), ("is refused", 409), ("stands", 201)):
+            assert client.post("/", headers={"note": note, "status": str(status)}).status_code == status
+    assert texts(engine) == ["stands"]
+    idempotency.close()
