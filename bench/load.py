@@ -168,29 +168,36 @@ class Relay:
                 sink.write(data)
             sink.close()
 
-        await asyncio.gather(pass_on(reader, to_server, True), pass_on(from_server, writer, False))
+        try:
+            await asyncio.gather(pass_on(reader, to_server, True), pass_on(from_server, writer, False))
+        except (OSError, asyncio.CancelledError):
+            pass  # one side has gone, or the relay ends
+        finally:
+            to_server.close()
+            writer.close()
 
     @classmethod
     @contextmanager
     def before(cls, url: str) -> Iterator[Relay]:
         relay, target = cls(), urlsplit(url).port
         assert target is not None
-        loop, ready = asyncio.new_event_loop(), threading.Event()
+        ready = threading.Event()
+        end: list[Callable[[], object]] = []
 
         async def serve() -> None:
+            loop, ended = asyncio.get_running_loop(), asyncio.Event()
+            end.append(lambda: loop.call_soon_threadsafe(ended.set))
             server = await asyncio.start_server(lambda r, w: relay._join(target, r, w), LOOPBACK, 0)
             relay._port = server.sockets[0].getsockname()[1]
             ready.set()
+            await ended.wait()
+            server.close()
 
-        def work() -> None:
-            loop.run_until_complete(serve())
-            loop.run_forever()
-
-        thread = threading.Thread(target=work, daemon=True)
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         thread.start()
         ready.wait(10)
         try:
             yield relay
         finally:
-            loop.call_soon_threadsafe(loop.stop)
+            end[0]()
             thread.join(10)

@@ -24,7 +24,8 @@ __all__ = ["Action", "FaultProxy", "Rule", "cut_after", "cut_and_delay", "cut_be
 
 T = TypeVar("T")
 
-COMMIT = r"COMMIT(\s+(WORK|TRANSACTION))?"
+COMMIT = r"COMMIT(\s+(WORK|TRANSACTION))?(\s*;[\s\S]*)?"
+# With whatever follows it in the same text.
 
 # Codes that stand in a first packet where the protocol's version would be.
 CANCEL = 80877102

@@ -34,7 +34,7 @@ STEPS = {
     },
     ("postgresql", "atomic"): {
         "before the claim": "before find",
-        "after the claim": "after atomic_lock",
+        "after the claim": "after atomic_enter",
         "before the effect": "handler start",
         "after the effect": "handler wrote",
         "before the completion": "before atomic_commit",

@@ -139,12 +139,14 @@ def _statement(session: Any, queries: Queries, name: str, chosen: Mapping[str, A
     values = {**PARAMETERS, "attempt": "a2" if "seen" in needed else "a1", **chosen}
     if name == "revive_pending":
         values["id"] = "job"
-    if "began" in needed:
-        lock = queries.statement(
-            "atomic_lock", NOW, lock=5, probe_text="probe", probe_bytes=b"\x00\xff", max_run_ms="1000"
+    if name == "atomic_commit":
+        values["reused"] = 0  # a former life has made room before
+    if queries.dialect == "postgres" and "lock" in needed:
+        probe: dict[str, Any] = {"probe_text": "probe", "probe_bytes": b"\x00\xff"}
+        attempt = str(values["attempt"])
+        session.execute(
+            queries.statement("atomic_lock", NOW, lock=5, attempt=attempt, max_run_ms="1000", **probe)
         )
-        _, began, backend, *_ = session.execute(lock)[0]
-        values |= {"began": began, "backend": backend}
     given = {one: values[one] for one in needed - {"now", "mark", "locked"}}
     if name == "reserve_many":
         given = {one: [value] for one, value in given.items()}

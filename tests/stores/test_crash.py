@@ -179,7 +179,7 @@ def test_a_request_survives_a_crash_at_every_point(
         CHECKS[mode](url, crash)
         seen.append(crash.point.name)
     assert {"before the effect", "after the effect", "before the answer is sent"} < set(seen)
-    claimed = "after reserve" if (store, mode) != ("postgres", Mode.ATOMIC) else "after atomic_lock"
+    claimed = "after reserve" if (store, mode) != ("postgres", Mode.ATOMIC) else "after atomic_enter"
     assert seen.index(claimed) < seen.index("before the effect")
     if mode is Mode.ATOMIC:
         assert seen.index("after the effect") < seen.index("before commit") < seen.index("after commit")

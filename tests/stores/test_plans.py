@@ -85,8 +85,6 @@ VALUES: dict[str, Value] = {
     "downstream": "down 5",
     "id": "id 5",
     "error_code": "code",
-    "began": 0,
-    "backend": 0,
     "lock": lock_number(CLAIM.scope, CLAIM.key),
     "state": "completed",
 }

@@ -28,7 +28,8 @@ from ..errors import (
 from .asyncpg_session import CONNECTION_ERRORS, AsyncpgSession, bounded, translate, words_of
 from .homes import Homes, Pools, end_without_loop
 from .pool import AsyncPool
-from .protocol import Ready
+from .protocol import LATE, Ready
+from .spelled import Prepared
 from .sqlstate import OLDEST_SERVER, is_standby, servers_of, too_old, unreachable
 
 
@@ -49,6 +50,7 @@ class AsyncpgDriver:
         self._servers = servers_of(url)
         self._cache: int | None = None if prepared_statements else 0
         """How many statements a connection keeps prepared; None until we know that no pooler is between."""
+        self._prepared = Prepared()
         self._pool_size = pool_size
         self.timeout = timeout
         self._homes = Homes(self._make_home, asyncpg.Connection.terminate, end_without_loop)
@@ -73,26 +75,40 @@ class AsyncpgDriver:
             pool.give_back(connection)
 
     async def open(self, connection: Any = None) -> AsyncpgSession:
-        if connection is not None:
-            return await AsyncpgSession.begin(connection, bound=self.timeout, pool=None)
         pool = self._homes.here().operations
+        late = connection is LATE
+        if connection is not None and not late:
+            return await AsyncpgSession.begin(connection, bound=self.timeout, pool=None)
         try:
-            return await self._open(pool)
+            return await self._open(pool, late)
         except ConnectionLost:
             # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
             pool.drop_idle()
-            return await self._open(pool)
+            return await self._open(pool, late)
 
-    async def _open(self, pool: AsyncPool[Any]) -> AsyncpgSession:
+    async def _open(self, pool: AsyncPool[Any], late: bool) -> AsyncpgSession:
+        held = await self._take(pool)
+        if late:
+            prepared = self._prepared if self._cache else None
+            return AsyncpgSession(
+                held, bound=self.timeout, pool=pool, prepared=prepared, another=lambda: self._take(pool)
+            )
+        try:
+            return await AsyncpgSession.begin(held, bound=self.timeout, pool=pool)
+        except BaseException:
+            pool.give_back(held)
+            raise
+
+    async def _take(self, pool: AsyncPool[Any]) -> Any:
         held = await pool.take()
         try:
             if self._ready is not None:
                 with bounded(held, self.timeout):
                     await self._ready.ready_async(held)
-            return await AsyncpgSession.begin(held, bound=self.timeout, pool=pool)
         except BaseException:
             pool.give_back(held)
             raise
+        return held
 
     async def close(self) -> None:
         self._homes.close()

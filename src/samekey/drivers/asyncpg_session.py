@@ -33,6 +33,7 @@ from .caller import is_handlers
 from .homes import end_elsewhere
 from .loan import INTERRUPTED
 from .pool import AsyncPool
+from .spelled import Prepared, rows_in, spelled
 from .sqlstate import (
     COMMIT_ROLLED_BACK,
     ESCAPED,
@@ -59,15 +60,25 @@ class AsyncpgSession:
     """One transaction, opened through asyncpg's own object, so that the handler can nest savepoints."""
 
     def __init__(
-        self, connection: Any, transaction: Any, *, bound: float, pool: AsyncPool[Any] | None
+        self,
+        connection: Any,
+        *,
+        bound: float,
+        pool: AsyncPool[Any] | None,
+        prepared: Prepared | None = None,
+        another: Callable[[], Awaitable[Any]] | None = None,
     ) -> None:
-        self._connection = connection
-        self._transaction = transaction
-        self._answers = _Answers(transaction._connection)
-        # asyncpg drops the server's answer to COMMIT, which may be that it rolled back.
-        transaction._connection = self._answers
         self._bound = bound
+        self._another = another
+        """For a session that begins late: takes a connection, where the first one has died unseen."""
+        self._prepared = prepared
+        """None where nothing may be prepared by name: a pooler is in between."""
         self._pool = pool
+        self._transaction: Any = None
+        """None until it has begun."""
+        self._connection = connection
+        self._sound = False
+        """A statement of ours was carried out after the handler had ended: nothing has failed before."""
         self._lent = AsyncpgLoan()
         self._face: AsyncpgFace | None = None
         self._loop = asyncio.get_running_loop()
@@ -82,17 +93,49 @@ class AsyncpgSession:
             raise ConnectionLost("The connection that was given for atomic work is closed.")
         if connection.is_in_transaction():
             raise OpenTransaction
-        # On our own connection the level is ours to say; on the user's it is checked, not overruled.
-        isolation = "read_committed" if pool is not None else None
-        try:
-            transaction = connection.transaction(isolation=isolation)
-            session = cls(connection, transaction, bound=bound, pool=pool)
-            with bounded(connection, bound):
-                await transaction.start()
-        except Exception as error:
-            connection.terminate()  # asyncpg takes it for begun, and the next one for nested
-            raise translate(error) from error
+        session = cls(connection, bound=bound, pool=pool)
+        await session._start()
         return session
+
+    async def _start(self, along: str = "") -> None:
+        """``along``: what is sent in the same text as BEGIN."""
+        # On our own connection the level is ours to say; on the user's it is checked, not overruled.
+        isolation = "read_committed" if self._pool is not None else None
+        try:
+            self._transaction = self._connection.transaction(isolation=isolation)
+            # asyncpg drops the server's answer to COMMIT, which may be that it rolled back.
+            self._answers = _Answers(self._transaction._connection, along)
+            self._transaction._connection = self._answers
+            with bounded(self._connection, self._bound):
+                await self._transaction.start()
+        except Exception as error:
+            self._connection.terminate()  # asyncpg takes it for begun, and the next one for nested
+            raise translate(error) from error
+
+    async def _start_with(self, statement: Statement) -> Sequence[Row]:
+        """BEGIN and the first statement in one round trip: its rows have no columns."""
+        try:
+            await self._start(self._text_of(statement))
+        except ConnectionLost:
+            # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
+            await self._take_another()
+            await self._start(self._text_of(statement))
+        if self._prepared is not None:
+            self._prepared.done(self._connection)
+        return [()] * rows_in(self._answers.last)
+
+    def _text_of(self, statement: Statement) -> str:
+        return self._prepared.text(self._connection, statement) if self._prepared else spelled(statement)
+
+    async def _take_another(self) -> None:
+        assert self._pool is not None and self._another is not None
+        self._pool.give_back(self._connection)
+        self._pool.drop_idle()
+        try:
+            self._connection = await self._another()
+        except BaseException:
+            self._ended = SESSION_ENDED
+            raise
 
     @property
     def connection(self) -> Any:
@@ -129,7 +172,11 @@ class AsyncpgSession:
         raise refused
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
+        if self._transaction is None:
+            self._check()
+            return await self._start_with(statement)
         sql, parameters = statement.render("numeric")
+        self._sound = False
         try:
             lending: AbstractContextManager[None] = self._lent.use() if is_handlers() else nullcontext()
             with lending:
@@ -141,6 +188,7 @@ class AsyncpgSession:
                     rows: Sequence[Row] = await self._connection.fetch(
                         sql, *parameters, record_class=asyncpg.Record
                     )
+            self._sound = self._lent.cut
             return rows
         except Exception as error:
             if self._lent.escaped:
@@ -150,6 +198,9 @@ class AsyncpgSession:
     async def commit(self) -> None:
         self.cut()
         self._check()
+        # The reset goes in the same text where nothing can have failed before: COMMIT's answer is not seen.
+        resets = self._pool is not None and self._lent.reusable and self._sound
+        self._answers.say(RESET if resets else "")
         try:
             with bounded(self._connection, self._bound):
                 await _uncancelled(self._transaction.commit(), self._connection.terminate)
@@ -160,12 +211,15 @@ class AsyncpgSession:
             # The server answered, and the answer was no (a deferred constraint, say).
             await self._leave()
             translated = translate(error)
-            if isinstance(translated, StoreUnavailable):
+            if isinstance(translated, StoreUnavailable):  # the reset's own errors are of this kind too
                 raise CommitUncertain(f"COMMIT was cut short: {error}") from error
             raise at_commit(translated, error) from error
         except BaseException:
             self._end(SESSION_ENDED, keep=False)
             raise
+        if resets:
+            self._end(SESSION_ENDED, keep=self._answers.last == LEFT_NOTHING)
+            return
         await self._leave()
         if self._answers.last != "COMMIT":
             raise StoreError(COMMIT_ROLLED_BACK)
@@ -179,6 +233,9 @@ class AsyncpgSession:
         if self._lent.under_way or interrupted or self._connection.is_closed():
             # Closing the connection makes the server roll back for certain.
             self._end(SESSION_ENDED, keep=False)
+            return
+        if self._transaction is None:
+            self._end(SESSION_ENDED, keep=True)  # nothing was begun
             return
         try:
             with bounded(self._connection, self._bound):
@@ -249,15 +306,19 @@ def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class _Answers:
-    """A connection that remembers the last answer of ``execute``."""
+    """A connection that remembers the last answer of ``execute``, and says more with the next one."""
 
-    def __init__(self, connection: Any) -> None:
-        self.__dict__["_connection"] = connection
-        self.__dict__["last"] = None
+    def __init__(self, connection: Any, more: str) -> None:
+        self.__dict__.update(_connection=connection, last=None, _more=more)
 
-    async def execute(self, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__["last"] = None
-        self.__dict__["last"] = await self._connection.execute(*args, **kwargs)
+    def say(self, more: str) -> None:
+        """``more``: what goes in the same text as the next query."""
+        self.__dict__["_more"] = more
+
+    async def execute(self, query: str, *args: Any, **kwargs: Any) -> Any:
+        more = self._more
+        self.__dict__.update(last=None, _more="")
+        self.__dict__["last"] = await self._connection.execute(query + more, *args, **kwargs)
         return self.last
 
     def __getattr__(self, name: str) -> Any:

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ..core.program import Row, Statement
+
+
+class _Late:
+    """In place of a connection: one of ours, whose transaction begins with its first statement, in the same
+    round trip. PostgreSQL only. That statement has no columns, and the session is not used before it."""
+
+    def __repr__(self) -> str:
+        return "LATE"
+
+
+LATE: Final = _Late()
 
 
 class Session(Protocol):
@@ -66,7 +77,7 @@ class Driver(Protocol):
         """One statement that commits by itself."""
 
     def open(self, connection: Any = None) -> Session:
-        """A transaction, on a connection of ours or on the user's."""
+        """A transaction, on a connection of ours or on the user's; or see ``LATE``."""
 
     def close(self) -> None: ...
 

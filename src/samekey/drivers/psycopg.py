@@ -15,8 +15,9 @@ from psycopg.pq import TransactionStatus
 from ..core.program import Row, Statement
 from ..errors import ConnectionLost, ReadOnlyStore, StoreUnavailable
 from .pool import Pool
-from .protocol import Ready
+from .protocol import LATE, Ready
 from .psycopg_session import BoundedConnection, Connection, PsycopgSession, bounded, execute, usable
+from .spelled import Prepared
 from .sqlstate import OLDEST_SERVER, is_standby, servers_of, too_old, unreachable
 
 
@@ -40,6 +41,7 @@ class PsycopgDriver:
         self._ready = ready
         self._beside = beside
         self._servers = servers_of(url)
+        self._prepared = Prepared()
         self._prepare = 5 if prepared_statements else None
         self._timeout = timeout
         self._statements = self._pool(pool_size)
@@ -59,26 +61,35 @@ class PsycopgDriver:
             self._statements.give_back(connection)
 
     def open(self, connection: Any = None) -> PsycopgSession:
-        if connection is not None:
+        late = self._prepared if connection is LATE else None
+        if connection is not None and late is None:
             return PsycopgSession(connection, pool=None, bound=self._timeout)
         try:
-            return self._open()
+            return self._open(late)
         except ConnectionLost:
             # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
             self._operations.drop_idle()
-            return self._open()
+            return self._open(late)
 
-    def _open(self) -> PsycopgSession:
+    def _open(self, late: Prepared | None) -> PsycopgSession:
+        held, pool = self._take(), self._operations
+        try:
+            return PsycopgSession(held, pool=pool, bound=self._timeout, late=late, another=self._take)
+        except BaseException:
+            pool.give_back(held)
+            raise
+
+    def _take(self) -> Connection:
         held = self._operations.take()
         try:
             if self._ready is not None:
                 with bounded(held, self._timeout):
                     self._ready.ready(held)
                     _set_back(held)
-            return PsycopgSession(held, pool=self._operations, bound=self._timeout)
         except BaseException:
             self._operations.give_back(held)
             raise
+        return held
 
     def close(self) -> None:
         self._statements.close()

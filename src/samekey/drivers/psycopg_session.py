@@ -36,6 +36,7 @@ from .alarm import ALARM, Appointment
 from .caller import is_handlers
 from .pool import Pool
 from .psycopg_face import PsycopgLoan, behind, face_of, our_face
+from .spelled import Prepared, rows_in, spelled
 from .sqlstate import (
     COMMIT_ROLLED_BACK,
     ESCAPED,
@@ -49,6 +50,8 @@ from .sqlstate import (
 )
 
 Connection = psycopg.Connection[Any]
+
+_BEGIN = "begin isolation level read committed"
 
 _ADAPTERS = AdaptersMap(psycopg.adapters)
 """As they were when this module was loaded: a user's own must not change what we read and write."""
@@ -118,7 +121,15 @@ def usable(connection: Connection) -> bool:
 class PsycopgSession:
     """One transaction. On the user's own connection it is psycopg's, so that the user's commit is refused."""
 
-    def __init__(self, connection: Connection, *, pool: Pool[Connection] | None, bound: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        pool: Pool[Connection] | None,
+        bound: float,
+        late: Prepared | None = None,
+        another: Callable[[], Connection] | None = None,
+    ) -> None:
         self._bound = bound
         if connection.closed:
             raise ConnectionLost("The connection that was given for atomic work is closed.")
@@ -134,12 +145,49 @@ class PsycopgSession:
         self._ended: str | None = None
         """Why there is no transaction any more."""
         self._transaction: AbstractContextManager[Any] | None = None
+        self._begun = late is None
+        self._another = another
+        """For a session that begins late: takes a connection, where the first one has died unseen."""
+        self._sound = False
+        """A statement of ours was carried out after the handler had ended: nothing has failed before."""
+        if late is not None:
+            self._prepared = late
+            return
         if pool is None:
             self._transaction = connection.transaction()
             with _translated():
                 self._transaction.__enter__()
         else:
-            send(connection, "begin isolation level read committed", bound)
+            send(connection, _BEGIN, bound)
+
+    def _start_with(self, statement: Statement) -> Sequence[Row]:
+        """BEGIN and the first statement in one round trip: its rows have no columns."""
+        self._begun = True
+        try:
+            answers = self._send_first(statement)
+        except ConnectionLost:
+            # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
+            self._take_another()
+            answers = self._send_first(statement)
+        return [()] * rows_in(answers[-1])
+
+    def _send_first(self, statement: Statement) -> list[str | None]:
+        prepares = getattr(self._connection, "usual_threshold", None) is not None
+        text = self._prepared.text(self._connection, statement) if prepares else spelled(statement)
+        answers = send(self._connection, f"{_BEGIN};{text}", self._bound)
+        if prepares:
+            self._prepared.done(self._connection)
+        return answers
+
+    def _take_another(self) -> None:
+        assert self._pool is not None and self._another is not None
+        self._pool.give_back(self._connection)
+        self._pool.drop_idle()
+        try:
+            self._connection = self._another()
+        except BaseException:
+            self._ended = SESSION_ENDED
+            raise
 
     @property
     def connection(self) -> Connection:
@@ -205,10 +253,15 @@ class PsycopgSession:
                 # Through the face: whoever waits for the lock while the operation ends finds it cut.
                 return execute(our_face(self.connection), statement, self._bound)
             self._check()
+            if not self._begun:
+                return self._start_with(statement)
+            self._sound = False
             if self._pool is not None and self._lent.cut and self._lent.role:
                 self._lent.role = False
                 send(self._connection, RESET_ROLE, self._bound)
-            return execute(self._connection, statement, self._bound)
+            rows = execute(self._connection, statement, self._bound)
+            self._sound = self._lent.cut
+            return rows
         except SamekeyError as error:
             if self._lent.escaped:
                 raise EscapedTransaction(ESCAPED) from error
@@ -217,9 +270,12 @@ class PsycopgSession:
     def commit(self) -> None:
         self.cut()
         self._check()
+        # The reset goes in the same text where nothing can have failed before.
+        resets = self._transaction is None and self._sound and not self._lent.traces
         try:
-            committed = self._send_commit()
+            answers = self._send_commit(resets)
         except SamekeyError as error:
+            # The reset's own errors are of this kind too.
             if self._connection.closed or isinstance(error, StoreUnavailable):
                 self._end(SESSION_ENDED, keep=False)
                 raise CommitUncertain(f"The acknowledgement of COMMIT was lost: {error}") from error
@@ -228,18 +284,18 @@ class PsycopgSession:
         except BaseException:
             self._end(SESSION_ENDED, keep=False)
             raise
-        self._leave()
-        if not committed:
+        self._leave(answers[-1] if resets else None)
+        if answers[0] != "COMMIT":
             raise StoreError(COMMIT_ROLLED_BACK)
 
-    def _send_commit(self) -> bool:
-        """False: the server rolled back instead, because a statement had failed before."""
+    def _send_commit(self, resets: bool) -> list[str | None]:
+        """The server's answers. It may say that it rolled back, because a statement had failed before."""
         if self._transaction is None:
-            return send(self._connection, "commit", self._bound) == "COMMIT"
+            return send(self._connection, f"commit;{RESET}" if resets else "commit", self._bound)
         failed = self._status() == TransactionStatus.INERROR  # psycopg does not show the answer
         with _translated():
             self._transaction.__exit__(None, None, None)
-        return not failed
+        return ["ROLLBACK" if failed else "COMMIT"]
 
     def rollback(self) -> None:
         """Also after an end that came before: then there is nothing left to do."""
@@ -251,6 +307,9 @@ class PsycopgSession:
                 # Closing the connection makes the server roll back for certain.
                 self._end(SESSION_ENDED, keep=False)
                 return
+        if not self._begun:
+            self._end(SESSION_ENDED, keep=True)  # nothing was begun
+            return
         try:
             if self._transaction is None:
                 send(self._connection, "rollback", self._bound)
@@ -275,13 +334,15 @@ class PsycopgSession:
         if self._ended is not None:
             raise ConnectionLost(self._ended)
 
-    def _leave(self) -> None:
-        """After the transaction: what a handler set must not meet the next, who may be another tenant."""
+    def _leave(self, answer: str | None = None) -> None:
+        """After the transaction: what a handler set must not meet the next, who may be another tenant.
+
+        ``answer``: the one to the reset, where that was sent already."""
         connection = self._connection
         keep = self._pool is None or (usable(connection) and not self._lent.traces)
         try:
             if keep and self._pool is not None:
-                keep = send(connection, RESET, self._bound) == LEFT_NOTHING
+                keep = (answer or send(connection, RESET, self._bound)[-1]) == LEFT_NOTHING
                 connection.prepare_threshold = getattr(connection, "usual_threshold", 5)
                 connection.prepared_max = 100
         except SamekeyError:
@@ -349,17 +410,18 @@ def execute(connection: Connection, statement: Statement, bound: float) -> Seque
         raise StoreError(f"The connection's encoding cannot carry this: {error}") from error
 
 
-def send(connection: Connection, text: str, bound: float) -> str | None:
-    """A text of ours; gives the server's answer to its last statement."""
+def send(connection: Connection, text: str, bound: float) -> list[str | None]:
+    """A text of ours; gives the server's answer to each of its statements."""
     with (
         _translated(),
         bounded(connection, bound),
         _OurCursor(connection, row_factory=tuple_row) as cursor,
     ):
         cursor.execute(text.encode(), prepare=False)
+        answers = [cursor.statusmessage]
         while cursor.nextset():
-            pass
-        return cursor.statusmessage
+            answers.append(cursor.statusmessage)
+        return answers
 
 
 @contextmanager

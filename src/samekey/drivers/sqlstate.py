@@ -26,7 +26,7 @@ ESCAPED = "The transaction was ended before samekey ended it, so its writes may 
 RESET: Final = (
     "select pg_advisory_unlock_all(); close all; unlisten *; reset all; reset role; "
     "reset session authorization; discard temp; discard sequences; "
-    "select from pg_catalog.pg_prepared_statements where from_sql limit 1"
+    "select from pg_catalog.pg_prepared_statements where from_sql and left(name, 8) <> 'samekey_' limit 1"
 )
 """After a handler's transaction, for the next holder. What was prepared by a statement, in a function say, it
 would take the driver's own ones along to remove: that session is closed."""

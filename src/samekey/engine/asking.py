@@ -20,7 +20,7 @@ from ..core.states import Mode
 from ..errors import SamekeyError
 from ..evidence import Declined, Executed, answer_for, check_answer, fault_of, is_still_unknown
 from ..response import Response
-from ..stores.keys import Keys, Seen
+from ..stores.keys import Absent, Keys, Seen
 from ..stores.protocols import Actor, Searching
 from .desk import Desk, Lookup, LookupFailed
 from .events import Events
@@ -93,7 +93,7 @@ class Asking:
         )
         # Ours, or whatever somebody else made of it meanwhile; another request than the first is a mismatch.
         seen = yield from ask(lambda: self._keys.look(claim, policy))
-        return question if seen is None or isinstance(seen, Seen) else seen
+        return question if isinstance(seen, Absent | Seen) else seen
 
 
 def _answer(finding: object, record: Record) -> Answer | None:

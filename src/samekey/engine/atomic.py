@@ -27,6 +27,7 @@ from ..core.program import Program
 from ..core.record import Answer, Lease
 from ..drivers.caller import NotSent
 from ..drivers.fork import anew_after_fork
+from ..drivers.protocol import LATE
 from ..errors import (
     CommitUncertain,
     EscapedTransaction,
@@ -42,7 +43,7 @@ from ..errors import (
     TransactionGone,
     UnfinishedWork,
 )
-from ..stores.keys import Seen
+from ..stores.keys import Absent, Seen
 from ..stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
 from ..stores.sql.keys import SqlKeys
 from .flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
@@ -172,7 +173,7 @@ class _Atomic(ABC):
         """Somebody else's record is there, and ours was rolled back."""
         claim, policy = running.claim, running.rules.policy
         seen = yield from ask(lambda: self._keys.look(claim, policy))
-        if seen is None or isinstance(seen, Seen):
+        if isinstance(seen, Absent | Seen):
             return Finished(unavailable(policy, StoreError("the record moved")))
         return Finished(verdict_answer(seen, policy))
 
@@ -214,16 +215,21 @@ class LockedAtomic(_Atomic):
         policy = rules.policy
         # A replay is one statement, and never takes a connection that a handler could use.
         seen = yield from ask(lambda: self._keys.look(claim, policy))
-        if seen is not None and not isinstance(seen, Seen):
+        if not isinstance(seen, Absent | Seen):
             return seen
         here = self._here.get((claim.scope, claim.key))
         if here is not None:
             return Outstanding(None, here.expires_at)
-        session = yield Open(connection)
+        # A new key on a connection of ours, the ordinary case: BEGIN goes with the first statement.
+        enters = connection is None and isinstance(seen, Absent)
+        session = yield Open(LATE if enters else connection)
+        max_run_ms = max_run_of(rules)
         try:
-            opened = yield from ask_in(
-                session, self._atomic.open(claim, policy, max_run_ms=max_run_of(rules))
-            )
+            opened: Opened | Verdict | None = None
+            if isinstance(seen, Absent) and enters:
+                opened = yield from ask_in(session, self._atomic.enter(claim, seen, max_run_ms=max_run_ms))
+            if opened is None:
+                opened = yield from ask_in(session, self._atomic.open(claim, policy, max_run_ms=max_run_ms))
             if admit is not None and isinstance(opened, Opened) and opened.seen is None:
                 # Under the lock: a duplicate of what runs in another process is no new key.
                 yield from admit()
@@ -240,11 +246,11 @@ class LockedAtomic(_Atomic):
         operation = Operation(claim, opened.operation_id)
         operation._session = session
         running = Running(claim, rules, operation, session=session, opened=opened)
-        running.expires_at = opened.began // 1000 + claim.ttl_ms
+        running.expires_at = opened.clock + claim.ttl_ms
         # The server ends a transaction that is idle for so long, and with it the lock. Here it must not keep
         # its connection, nor the key, any longer either.
         try:
-            session.expire_after(max_run_of(rules) / 1000, lambda: self._leave(running))
+            session.expire_after(max_run_ms / 1000, lambda: self._leave(running))
         except BaseException:
             yield Rollback(session)
             raise
@@ -353,7 +359,7 @@ class LockedAtomic(_Atomic):
         opened = running.opened
         assert opened is not None
         try:
-            same = yield from ask_in(running.session, self._atomic.still_open(opened))
+            same = yield from ask_in(running.session, self._atomic.still_open(running.claim))
         except EscapedTransaction:
             same = False
         except SamekeyError:

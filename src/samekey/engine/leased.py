@@ -14,7 +14,7 @@ from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
 from ..errors import SamekeyError, StoreError
-from ..stores.keys import Keys, Seen
+from ..stores.keys import Absent, Keys, Seen
 from ..stores.sql.overruling import Moved
 from .belated import Belated
 from .flow import Flow, ask
@@ -204,7 +204,7 @@ class Leased:
         seen = yield from ask(lambda: self._keys.look(claim, policy))
         if isinstance(seen, Uncertain) and (yield from self._told(seen.record)):
             seen = yield from ask(lambda: self._keys.look(claim, policy))
-        if seen is None or isinstance(seen, Seen):
+        if isinstance(seen, Absent | Seen):
             return uncertain_answer(policy, running.operation.id, None)
         return verdict_answer(seen, policy)
 

@@ -25,7 +25,7 @@ from ..errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from ..stores.keys import Keys
+from ..stores.keys import Absent, Keys
 from .flow import Flow, ask
 from .keeper import Keeper
 from .operation import Running
@@ -126,7 +126,7 @@ def claimed(keys: Keys, keeper: Keeper, claim: Claim, policy: Policy, admit: Adm
     A claim whose reply never came may have landed all the same. Nothing will run under it, so it is given
     back as soon as the store can be reached: else a key that nobody uses would become unknown.
     """
-    if admit is not None and (yield from ask(lambda: keys.look(claim, policy))) is None:
+    if admit is not None and isinstance((yield from ask(lambda: keys.look(claim, policy))), Absent):
         yield from admit()
     try:
         return (yield from ask(lambda: keys.claim(claim, policy)))

@@ -52,6 +52,13 @@ _LEFT: Final = (State.UNKNOWN, State.FAILED_RETRYABLE, State.DEAD_LETTER)
 
 
 @dataclass(frozen=True, slots=True)
+class Absent:
+    """There is no record of the key, at this time of the store's."""
+
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """A record that is there and may be run again, while its attempt is still the current one."""
 
@@ -143,13 +150,15 @@ class Keys:
             name, now, seen=record.attempt, life=record.life + 1, **claim_values(claim)
         )
 
-    def look(self, claim: Claim, policy: Policy, *, now: int | None = None) -> Program[Verdict | Seen | None]:
-        """What the record that is there says, without taking it. None: there is none."""
+    def look(
+        self, claim: Claim, policy: Policy, *, now: int | None = None
+    ) -> Program[Verdict | Seen | Absent]:
+        """What the record that is there says, without taking it."""
         for _ in range(ROUNDS):
             rows = yield self._statements.statement("find", now, scope=claim.scope, key=claim.key)
             clock, *row = rows[0]
             if row[0] is None:
-                return None
+                return Absent(_int(clock))
             try:
                 record = decode_record(row)
                 verdict = yield from self._decide(record, claim, policy, _int(clock))

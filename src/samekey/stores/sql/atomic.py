@@ -15,16 +15,16 @@ from ...core.program import Program, Statement, Value
 from ...core.record import Answer
 from ...core.states import State
 from ...errors import ConfigurationError, OpenTransaction, WrongIsolation
-from ..keys import Seen, answer_values, claim_values
+from ..keys import Absent, Seen, answer_values, claim_values
 from .keys import SqlKeys
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Atomic work may run: which transaction it runs in, and which older record it may replace."""
+    """Atomic work may run: since when, and which older record it may replace."""
 
-    began: int
-    backend: int
+    clock: int
+    """The store's, in milliseconds."""
     operation_id: str
     life: int = 1
     seen: str | None = None
@@ -65,8 +65,7 @@ def opened_values(claim: Claim, opened: Opened) -> dict[str, Value]:
         "life": opened.life,
         "seen": opened.seen,
         "reused": int(opened.reused),
-        "began": opened.began,
-        "backend": opened.backend,
+        "lock": lock_number(claim.scope, claim.key),
     }
 
 
@@ -76,6 +75,22 @@ class AtomicKeys:
     def __init__(self, keys: SqlKeys) -> None:
         self.keys = keys
         self.queries = keys.queries
+
+    def enter(self, claim: Claim, absent: Absent, *, max_run_ms: int) -> Program[Opened | None]:
+        """Begins atomic work for a key that was just seen to be new. None: it is not, or somebody has it;
+        then ``open`` tells what is there."""
+        rows = yield Statement(
+            self.queries["atomic_enter"],
+            {
+                "lock": lock_number(claim.scope, claim.key),
+                "attempt": claim.attempt,
+                "max_run_ms": str(max_run_ms),
+                "scope": claim.scope,
+                "key": claim.key,
+                "now": None,
+            },
+        )
+        return Opened(absent.clock, claim.id) if rows else None
 
     def open(
         self, claim: Claim, policy: Policy, *, max_run_ms: int, now: int | None = None
@@ -89,15 +104,16 @@ class AtomicKeys:
             self.queries["atomic_lock"],
             {
                 "lock": lock_number(claim.scope, claim.key),
+                "attempt": claim.attempt,
                 "max_run_ms": str(max_run_ms),
                 "probe_text": "probe",
                 "probe_bytes": b"\x00\xff",
                 "now": now,
             },
         )
-        locked, began, backend, isolation, has_written, *probe, _ = rows[0]
+        locked, clock, isolation, has_written, *probe, _, _ = rows[0]
         trusted = probe == [1, "probe", b"\x00\xff"]
-        if not trusted or not isinstance(began, int) or not isinstance(backend, int):
+        if not trusted or not isinstance(clock, int):
             raise ConfigurationError(
                 "This connection has a codec of its own for text, bigint or bytea, so what is stored "
                 "through it cannot be trusted. Nothing was run. Give atomic handlers a connection without "
@@ -108,16 +124,16 @@ class AtomicKeys:
         if has_written:
             raise OpenTransaction
         if not locked:
-            return Outstanding(None, (began // 1000 if now is None else now) + claim.ttl_ms)
+            return Outstanding(None, clock + claim.ttl_ms)
         seen = yield from self.keys.look(claim, policy, now=now)
-        if seen is None:
-            return Opened(began, backend, claim.id)
+        if isinstance(seen, Absent):
+            return Opened(clock, claim.id)
         if not isinstance(seen, Seen):
             return seen
         record = seen.record
         if seen.reused:
-            return Opened(began, backend, claim.id, record.life + 1, record.attempt, reused=True)
-        return Opened(began, backend, record.id, record.life, record.attempt)
+            return Opened(clock, claim.id, record.life + 1, record.attempt, reused=True)
+        return Opened(clock, record.id, record.life, record.attempt)
 
     def commit(
         self,
@@ -129,15 +145,11 @@ class AtomicKeys:
         now: int | None = None,
     ) -> Program[Written | Taken | Escaped]:
         """Last in the transaction: the record, with the proof that it is still the same one."""
-        rows = yield Statement(
-            self.queries["atomic_commit"],
-            {
-                **opened_values(claim, opened),
-                **answer_values(answer),
-                "provider_id": provider_id,
-                "now": now,
-            },
-        )
+        values = {**opened_values(claim, opened), **answer_values(answer), "provider_id": provider_id}
+        values["now"] = now
+        if opened.reused:
+            yield Statement(self.queries["make_room"], values)
+        rows = yield Statement(self.queries["atomic_commit"], values)
         same, wrote, expires_at, transaction = rows[0]
         if not same:
             return Escaped()
@@ -146,10 +158,11 @@ class AtomicKeys:
         assert isinstance(expires_at, int)
         return Written(expires_at, bool(wrote), str(transaction))
 
-    def still_open(self, opened: Opened) -> Program[bool]:
+    def still_open(self, claim: Claim) -> Program[bool]:
         """Before a rollback: whether this is still the transaction that took the lock."""
         rows = yield Statement(
-            self.queries["atomic_proof"], {"began": opened.began, "backend": opened.backend}
+            self.queries["atomic_proof"],
+            {"attempt": claim.attempt, "lock": lock_number(claim.scope, claim.key)},
         )
         return bool(rows[0][0])
 
@@ -185,7 +198,6 @@ class AtomicKeys:
                 **opened_values(claim, opened),
                 **values,
                 "state": str(state),
-                "lock": lock_number(claim.scope, claim.key),
                 "now": now,
             },
         )

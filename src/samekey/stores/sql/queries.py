@@ -62,6 +62,14 @@ _DURABLE: Final = (
     " or set_config('synchronous_commit', 'on', true) is not null)"
 )
 
+_SAME: Final = (
+    "case when current_setting('samekey.attempt', true) = :attempt::text then true"
+    " else exists (select from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+    " and objsubid = 1 and ((classid::bigint << 32) | objid::bigint) = :lock::bigint) end"
+)
+"""This is still the transaction that took the lock. A setting of the transaction says so; where a handler has
+reset all settings, the lock itself does, which only the transaction's end gives back."""
+
 
 class Queries:
     """The statements of one dialect, by name: ``queries["reserve"](scope=…, key=…)``."""
@@ -222,6 +230,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         f" case mode {lease_end} end end",
         "swept": ", ".join(f"'{mode}'" for mode in LEASE_END if mode is not Mode.PHASED),
         "durable": _DURABLE,
+        "same": _SAME,
         "expiry": _expiry(dialect, ""),
         "expiry:k": _expiry(dialect, "k."),
         "open:j": _OPEN_JOB,

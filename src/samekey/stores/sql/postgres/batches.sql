@@ -1,11 +1,12 @@
 -- Many statements of one kind in one round trip (drivers/batched.py). Parameters are lists; each row begins
--- with the number, from 0, of the statement that it answers.
+-- with the number, from 0, of the statement that it answers. Each list is a selection of its own: the planner then
+-- cannot count it, finds a plan for any list as good as one for this list, and plans once for all batches.
 
 -- name: find_many
 -- The limit keeps the planner from anything but one look into the index for each key, whatever it believes
 -- about the size of the table.
 select wanted.n - 1, {now}, found.*
-from unnest(:scope::text[], :key::text[]) with ordinality as wanted (scope, key, n)
+from unnest((select :scope::text[]), (select :key::text[])) with ordinality as wanted (scope, key, n)
 left join lateral (
     select {record} from {keys} as k where k.scope = wanted.scope and k.key = wanted.key limit 1
 ) as found on true
@@ -15,9 +16,11 @@ left join lateral (
 -- them, and neither holds what the other wants.
 with wanted as (
     select * from unnest(
-        :scope::text[], :key::text[], :id::text[], :tenant::text[], :endpoint::text[], :fingerprint::bytea[],
-        :fingerprint_version::text[], :mode::text[], :attempt::text[], :lease_ms::bigint[], :ttl_ms::bigint[],
-        :ttl_from::text[], :after_expiry::text[], :downstream::text[]
+        (select :scope::text[]), (select :key::text[]), (select :id::text[]),
+        (select :tenant::text[]), (select :endpoint::text[]), (select :fingerprint::bytea[]),
+        (select :fingerprint_version::text[]), (select :mode::text[]), (select :attempt::text[]),
+        (select :lease_ms::bigint[]), (select :ttl_ms::bigint[]), (select :ttl_from::text[]),
+        (select :after_expiry::text[]), (select :downstream::text[])
     ) with ordinality as w (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, mode, attempt, lease_ms, ttl_ms,
         ttl_from, after_expiry, downstream, n

@@ -5,8 +5,7 @@
 -- arbiter are those of atomic work (keys.sql).
 with proof as materialized (
     select
-        (extract(epoch from now()) * 1000000)::bigint = :began::bigint
-            and pg_backend_pid() = :backend::bigint as same,
+        {same} as same,
         pg_current_xact_id_if_assigned() is not null as wrote
 ), former as (
     delete from {keys}

@@ -8,6 +8,7 @@
 -- {kept}     something of its operation is left: a job to run or to be seen, a phase, a provider's word
 -- {over}     its retention is over, nothing of its operation is left, and something may follow
 -- {noted}    the attempt id of a record that its holder has noted something of
+-- {same}     whether this is still the transaction that took the lock of atomic work
 -- {durable}  true; makes sure that this commit is not one of synchronous_commit = off
 
 -- name: reserve  event: claim
@@ -185,35 +186,50 @@ where scope = :scope::text and key = :key::text and state in ({from:expire}) and
     and not {kept}
 returning {now}, expires_at
 
+-- name: atomic_enter
+-- Begins atomic work for a key that seems to be new, in one text with BEGIN: takes the lock that spares duplicates
+-- the wait, bounds how long a silent handler may hold the transaction, and notes whose transaction this is. Then, by a
+-- statement of its own, whose snapshot is younger than the lock, looks whether the key is free. If it is, there is one
+-- row; it has no columns, because a text's answer tells no more than how many rows there are.
+select
+    set_config('samekey.attempt', :attempt::text, true),
+    set_config('idle_in_transaction_session_timeout', :max_run_ms::text, true)
+where pg_try_advisory_xact_lock(:lock::bigint) and {durable}
+-- then
+select where current_setting('samekey.attempt', true) = :attempt::text
+    and not exists (select from {keys} where scope = :scope::text and key = :key::text)
+
 -- name: atomic_lock
--- Begins atomic work: takes the lock that spares duplicates the wait, bounds how long a silent handler
--- may hold the transaction, and notes which transaction this is.
+-- The same for any key, and on a connection of the user's, of which more has to be known. The look is another round
+-- trip.
 select
     pg_try_advisory_xact_lock(:lock::bigint)::int::bigint,
-    (extract(epoch from now()) * 1000000)::bigint,
-    pg_backend_pid()::bigint,
+    {now},
     current_setting('transaction_isolation'),
     (pg_current_xact_id_if_assigned() is not null)::int::bigint,
     (:probe_text::text = 'probe' and :probe_bytes::bytea = decode('00ff', 'hex'))::int::bigint,
     :probe_text::text,
     :probe_bytes::bytea,
+    set_config('samekey.attempt', :attempt::text, true),
     set_config('idle_in_transaction_session_timeout', :max_run_ms::text, true)
 where {durable}
+
+-- name: make_room  event: reap
+-- A former life of the key, whose retention is over, goes in the transaction that brings the new one. Apart from
+-- atomic_commit: merely to be able to ask what is left of it opens three tables more, for every new key.
+delete from {keys}
+where scope = :scope::text and key = :key::text and attempt = :seen::text and {over} and {same}
+returning {now}, life
 
 -- name: atomic_commit  event: commit
 -- Ends atomic work: the record appears, completed, with the handler's writes. It proves that this is
 -- still the transaction that took the lock, and tells whether the handler wrote anything in it. The index
 -- is the truth: if somebody else's record is there, nothing is written and the caller rolls back. A former life of
--- the key (:reused) makes room first; a failed attempt of this one (:seen) becomes this one.
+-- the key (:reused) has made room by a statement of its own; a failed attempt of this one (:seen) becomes this one.
 with proof as materialized (
     select
-        (extract(epoch from now()) * 1000000)::bigint = :began::bigint
-            and pg_backend_pid() = :backend::bigint as same,
+        {same} as same,
         pg_current_xact_id_if_assigned() is not null as wrote
-), former as (
-    delete from {keys}
-    where :reused::bigint = 1 and scope = :scope::text and key = :key::text and attempt = :seen::text and {over}
-    returning life
 ), written as (
     insert into {keys} as k (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
@@ -226,7 +242,7 @@ with proof as materialized (
         :answer_version::bigint, :answer_status::bigint, :answer_headers::bytea, :answer_body::bytea,
         :provider_id::text, :life::bigint, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
         {now}, {now}, {now}, {now} + :ttl_ms::bigint
-    from proof left join former on true where proof.same
+    from proof where proof.same
     on conflict (scope, key) do update set
         state = {to:commit}, mode = excluded.mode, attempt = excluded.attempt,
         attempts = k.attempts + 1, endpoint = excluded.endpoint, fingerprint = excluded.fingerprint,
@@ -247,10 +263,7 @@ from proof left join written on true
 
 -- name: atomic_proof
 -- Whether this is still the transaction that took the lock.
-select (
-    (extract(epoch from now()) * 1000000)::bigint = :began::bigint
-    and pg_backend_pid() = :backend::bigint
-)::int::bigint
+select ({same})::int::bigint
 
 -- name: atomic_outcome  event: commit, lose
 -- After a rollback: what is to be remembered of it all the same, a refusal or an unknown outcome. It is

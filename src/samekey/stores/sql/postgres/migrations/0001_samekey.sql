@@ -232,8 +232,9 @@ create trigger note_change after update of state, attempt on {schema}.keys for e
     execute function {schema}.note_transition();
 
 -- What belongs to an operation goes with it, whichever way that goes: reaped, released, or followed by another life of
--- its key. A job that is to run, or that an operator must see, stays. (The arrays keep the plans on the indexes.)
-create function {schema}.forget_parts() returns trigger language plpgsql as $$ begin delete from {schema}.inputs where operation_id = any(array(select id from gone)); delete from {schema}.phases where operation_id = any(array(select id from gone)); delete from {schema}.effects where operation_id = any(array(select id from gone)); delete from {schema}.made where operation_id = any(array(select id from gone)); delete from {schema}.evidence where operation_id = any(array(select id from gone)); delete from {schema}.jobs where operation_id = any(array(select id from gone)) and state in ('done', 'cancelled', 'discarded'); update {schema}.jobs set alone = 1 where operation_id = any(array(select id from gone)); return null; end $$;
+-- its key. A job that is to run, or that an operator must see, stays. (The arrays keep the plans on the indexes. A statement that could delete, and did
+-- not, is the ordinary one.)
+create function {schema}.forget_parts() returns trigger language plpgsql as $$ begin if not exists (select from gone) then return null; end if; delete from {schema}.inputs where operation_id = any(array(select id from gone)); delete from {schema}.phases where operation_id = any(array(select id from gone)); delete from {schema}.effects where operation_id = any(array(select id from gone)); delete from {schema}.made where operation_id = any(array(select id from gone)); delete from {schema}.evidence where operation_id = any(array(select id from gone)); delete from {schema}.jobs where operation_id = any(array(select id from gone)) and state in ('done', 'cancelled', 'discarded'); update {schema}.jobs set alone = 1 where operation_id = any(array(select id from gone)); return null; end $$;
 
 create trigger forget_parts after delete on {schema}.keys referencing old table as gone for each statement
     execute function {schema}.forget_parts();
