@@ -187,7 +187,7 @@ ANYTHING = r"[\s\S]*"
 STATEMENTS = {
     "atomic": {
         "the look": rf"select {ANYTHING} as one\s+left join {ANYTHING}",
-        "the lock": rf"select\s+pg_try_advisory_xact_lock{ANYTHING}",
+        "the lock": rf"begin isolation level read committed;{ANYTHING}",
         "the handler's write": rf"insert into effects {ANYTHING}",
         "the record": rf"with proof as {ANYTHING}",
     },

@@ -97,6 +97,7 @@ def test_a_spelled_value_arrives_as_it_is_whatever_the_session_was_told(postgres
             connection.execute(f"set standard_conforming_strings = {conforming}")
             for text in HOSTILE:
                 for number in (0, -5, 2**63 - 1, -(2**63)):
-                    values: dict[str, Any] = {"text": text, "number": number, "bytes": text.encode(), "nothing": None}
+                    values: dict[str, Any] = {"text": text, "number": number, "bytes": text.encode()}
+                    values["nothing"] = None
                     row = connection.execute(spelled(Statement(query, values)).encode()).fetchone()
                     assert row == (text, number, text.encode(), None)

@@ -88,7 +88,7 @@ _ENCODE = json.JSONEncoder(
 ).encode
 # What Python writes otherwise than RFC 8785 does: a float, which always has a point or an exponent; and the
 # order of names beyond the basic plane. Inside a string either may look so: then the other way is taken.
-_OTHERWISE = re.compile(r"(?:^|[:,\[])-?[0-9]+[.e]|[\U00010000-\U0010ffff]")
+_OTHERWISE = re.compile(r"(?:^|[:,\[])-?[0-9]++[.e]|[\U00010000-\U0010ffff]")
 
 
 def _plainly(document: Any) -> bytes | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from .claim import Claim
 from .fingerprint import differing
@@ -202,8 +202,11 @@ def _in_progress(record: Record, claim: Claim, now: int) -> Verdict | Move:
     return Outstanding(record.id, record.expires_at)
 
 
+_EXPIRE: Final = frozenset(sources(StateEvent.EXPIRE))
+
+
 def has_expired(record: Record, now: int) -> bool:
     """Retention is over, whether or not the reaper has been by. Unsettled records never expire."""
     if record.state is State.EXPIRED:
         return True
-    return record.state in sources(StateEvent.EXPIRE) and record.expires_at <= now
+    return record.state in _EXPIRE and record.expires_at <= now

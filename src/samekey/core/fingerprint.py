@@ -28,6 +28,7 @@ import hmac
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from samekey.core.canonical import NotCanonical, canonical, parse_json
@@ -220,7 +221,12 @@ def _by_id(secrets: tuple[bytes, ...]) -> dict[str, bytes]:
 
 def _frame(tag: bytes, payload: bytes) -> bytes:
     """One part, such that no sequence of parts reads like another (F1: no delimiters)."""
-    return b"%c%b%b%b" % (len(tag), tag, len(payload).to_bytes(8, "big"), payload)
+    return _head(tag) + len(payload).to_bytes(8, "big") + payload
+
+
+@cache
+def _head(tag: bytes) -> bytes:
+    return bytes([len(tag)]) + tag
 
 
 def _frames(tag: bytes, payloads: Iterable[bytes]) -> bytes:

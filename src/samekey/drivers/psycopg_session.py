@@ -148,10 +148,10 @@ class PsycopgSession:
         self._begun = late is None
         self._another = another
         """For a session that begins late: takes a connection, where the first one has died unseen."""
+        self._prepared = late
         self._sound = False
         """A statement of ours was carried out after the handler had ended: nothing has failed before."""
         if late is not None:
-            self._prepared = late
             return
         if pool is None:
             self._transaction = connection.transaction()
@@ -172,12 +172,17 @@ class PsycopgSession:
         return [()] * rows_in(answers[-1])
 
     def _send_first(self, statement: Statement) -> list[str | None]:
-        prepares = getattr(self._connection, "usual_threshold", None) is not None
-        text = self._prepared.text(self._connection, statement) if prepares else spelled(statement)
-        answers = send(self._connection, f"{_BEGIN};{text}", self._bound)
-        if prepares:
-            self._prepared.done(self._connection)
+        if getattr(self._connection, "usual_threshold", None) is None:
+            self._prepared = None  # a pooler is in between: nothing may be prepared by name
+        prepared, connection = self._prepared, self._connection
+        text = prepared.text(connection, statement) if prepared else spelled(statement)
+        answers = send(connection, f"{_BEGIN};{text}", self._bound)
+        if prepared:
+            prepared.done(connection)
         return answers
+
+    def _reset(self) -> str:
+        return self._prepared.reset(self._connection) if self._prepared else RESET
 
     def _take_another(self) -> None:
         assert self._pool is not None and self._another is not None
@@ -291,7 +296,7 @@ class PsycopgSession:
     def _send_commit(self, resets: bool) -> list[str | None]:
         """The server's answers. It may say that it rolled back, because a statement had failed before."""
         if self._transaction is None:
-            return send(self._connection, f"commit;{RESET}" if resets else "commit", self._bound)
+            return send(self._connection, f"commit;{self._reset()}" if resets else "commit", self._bound)
         failed = self._status() == TransactionStatus.INERROR  # psycopg does not show the answer
         with _translated():
             self._transaction.__exit__(None, None, None)
@@ -342,7 +347,7 @@ class PsycopgSession:
         keep = self._pool is None or (usable(connection) and not self._lent.traces)
         try:
             if keep and self._pool is not None:
-                keep = (answer or send(connection, RESET, self._bound)[-1]) == LEFT_NOTHING
+                keep = (answer or send(connection, self._reset(), self._bound)[-1]) == LEFT_NOTHING
                 connection.prepare_threshold = getattr(connection, "usual_threshold", 5)
                 connection.prepared_max = 100
         except SamekeyError:

@@ -14,10 +14,13 @@ from weakref import WeakSet
 
 from ..core.program import Statement, Value
 from ..errors import StoreError
+from .sqlstate import CLEAN, LEFT, RESET, UNLOCK
 
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)\b")
 OURS: Final = "samekey_"
 """How the names of our prepared statements begin."""
+_PREPARE_RESET: Final = (f"prepare {OURS}unlock as {UNLOCK}", f"prepare {OURS}left as {LEFT}")
+_PREPARED_RESET: Final = f"execute {OURS}unlock; {CLEAN}; execute {OURS}left"
 _HARMLESS: Final = re.compile(r"[A-Za-z0-9 _./=+-]*")
 
 
@@ -46,7 +49,11 @@ class Prepared:
         calls = [f"execute {name}({','.join(_literal(values[x]) for x in xs)})" for name, _, xs in parts]
         if connection in self._on:
             return ";".join(calls)
-        return ";".join([*(f"prepare {name} as {sql}" for name, sql, _ in parts), *calls])
+        return ";".join([*(f"prepare {name} as {sql}" for name, sql, _ in parts), *_PREPARE_RESET, *calls])
+
+    def reset(self, connection: Any) -> str:
+        """``RESET``, with what is worth it by its name."""
+        return _PREPARED_RESET if connection in self._on else RESET
 
     def done(self, connection: Any) -> None:
         """That text was carried out."""

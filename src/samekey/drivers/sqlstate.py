@@ -23,11 +23,15 @@ OLDEST_SERVER: Final = 13
 """The first PostgreSQL with xid8 and pg_current_xact_id, which our statements use."""
 
 ESCAPED = "The transaction was ended before samekey ended it, so its writes may stand without their record."
-RESET: Final = (
-    "select pg_advisory_unlock_all(); close all; unlisten *; reset all; reset role; "
-    "reset session authorization; discard temp; discard sequences; "
+UNLOCK: Final = "select pg_advisory_unlock_all()"
+CLEAN: Final = (
+    "close all; unlisten *; reset all; reset role; reset session authorization; discard temp; "
+    "discard sequences"
+)
+LEFT: Final = (
     "select from pg_catalog.pg_prepared_statements where from_sql and left(name, 8) <> 'samekey_' limit 1"
 )
+RESET: Final = f"{UNLOCK}; {CLEAN}; {LEFT}"
 """After a handler's transaction, for the next holder. What was prepared by a statement, in a function say, it
 would take the driver's own ones along to remove: that session is closed."""
 LEFT_NOTHING: Final = "SELECT 0"
