@@ -28,7 +28,7 @@ from samekey.tenants import single_tenant
 def shop(idempotency: Idempotency) -> Any:
     @idempotency.atomic
     async def pay(_request: Request) -> JSONResponse:
-        await current_operation().connection.execute("insert into paid values (1)")
+        await current_operation().connection.execute("insert into paid (n) values (1)")
         return JSONResponse({"paid": True}, 201)
 
     app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
