@@ -100,7 +100,7 @@ def test_a_decorator_that_is_made_anew_at_each_call_is_refused(
     sqlite_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def urls(idempotency: Idempotency) -> list[Any]:
-        @method_decorator(idempotency.atomic, name="post")  # type: ignore[untyped-decorator]
+        @method_decorator(idempotency.atomic, name="post")
         class Pay(View):  # type: ignore[misc]
             def post(self, request: Any) -> HttpResponse:
                 raise AssertionError("it was run")
