@@ -20,6 +20,7 @@ from .drivers.url import Drivers
 from .engine.decorate import exempted, guard, phased_endpoint
 from .engine.engine import Engine
 from .engine.extending import Extension, extend
+from .engine.extras import Extras
 from .engine.input import model_of
 from .engine.jobs import JobDefinition
 from .engine.once import Once, decorator
@@ -192,6 +193,7 @@ class Idempotency:
                 function,
                 rules,
                 model_of(function),
+                Extras.of(function),
                 max_attempts,
                 backoff or Backoff(),
             )

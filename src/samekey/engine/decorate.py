@@ -16,7 +16,7 @@ from .bare import answer_instead, answer_instead_async, as_asgi, as_wsgi
 from .body import read, read_async
 from .exchange import Exchange, exchange_of_call
 from .forms import in_form_of, must_have_run, value_of
-from .input import Captured, capture
+from .input import Captured, capture, declared_input
 from .marks import GUARD, Exempt, Mark, identity
 from .operation import Running, enter, leave
 from .phased import Definition
@@ -199,7 +199,7 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
                 exchange.answer = await read_async(exchange, definition.rules.policy)
             if exchange.answer is not None:
                 return exchange.decided(exchange.answer)
-            value = capture(exchange, definition.model, args, kwargs)
+            value = capture(exchange, definition.model, args, kwargs, definition.extras)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
             shape = definition.noted_shape(endpoint_of(exchange), exchange.context)
@@ -229,7 +229,7 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
                 exchange.answer = read(exchange, definition.rules.policy)
             if exchange.answer is not None:
                 return exchange.decided(exchange.answer)
-            value = capture(exchange, definition.model, args, kwargs)
+            value = capture(exchange, definition.model, args, kwargs, definition.extras)
             if isinstance(value, Refusal):
                 return exchange.decided(refuse(value, definition.rules.policy))
             shape = definition.noted_shape(endpoint_of(exchange), exchange.context)
@@ -245,13 +245,15 @@ def phased_endpoint(engine: Engine, definition: Definition) -> Any:
         endpoint = endpoint_sync
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(endpoint, name, getattr(function, name))
-    # What a framework sees: the input if it is a model that the framework can validate, and nothing else.
+    # What a framework sees: the input if it is a model that the framework can validate, and the extras.
     shown = list(inspect.signature(function).parameters.values())[1:2] if definition.model else []
     parameters = [
-        parameter.replace(annotation=definition.model, kind=inspect.Parameter.KEYWORD_ONLY)
+        parameter.replace(annotation=declared_input(function), kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in shown
     ]
+    parameters += definition.extras.shown()
     endpoint.__signature__ = inspect.Signature(parameters)
+    endpoint.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": Any}
     _mark(endpoint, engine, function, definition.rules)
     setattr(endpoint, DEFINITION, definition)
     return endpoint

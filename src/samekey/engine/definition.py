@@ -15,6 +15,7 @@ from ..core.record import Answer
 from ..core.texts import checked_text
 from ..errors import DefinitionChanged, OutcomeUnknown
 from ..response import Response, answer_of
+from .extras import Extras
 from .rules import Rules
 from .shape import Shape, known_shapes
 
@@ -46,6 +47,7 @@ class Definition:
     function: Callable[..., Any]
     rules: Rules
     model: Any
+    extras: Extras = field(default_factory=Extras)
     max_attempts: int = 10
     """How often an operation that has begun to act is resumed before an operator must look."""
     backoff: Backoff = field(default_factory=Backoff)

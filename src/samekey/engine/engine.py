@@ -636,7 +636,9 @@ class Engine:
         """Calls a sync phased function and settles what came of it."""
         started = time.monotonic()
         try:
-            result = attempt.definition.function(PhasedOperation(attempt, self), attempt.captured.value)
+            given = attempt.captured.given
+            operation = PhasedOperation(attempt, self)
+            result = attempt.definition.function(operation, given.value, **given.extras)
         except BaseException as error:
             ending = attempt.stop(error)
         else:
@@ -652,7 +654,8 @@ class Engine:
             return await in_a_thread(self.attempt, attempt)
         started = time.monotonic()
         try:
-            result = await function(AsyncPhasedOperation(attempt, self), attempt.captured.value)
+            given = attempt.captured.given
+            result = await function(AsyncPhasedOperation(attempt, self), given.value, **given.extras)
         except BaseException as error:
             ending = attempt.stop(error)
         else:

@@ -8,15 +8,18 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, get_args, get_origin
 
 from ..core.phases import encode_value
 from ..core.problem import Refusal
 from ..errors import ConfigurationError, DefinitionChanged, NotSerialisable
 from .exchange import Exchange
+from .extras import Extras
 
 logger = logging.getLogger("samekey")
+
+NO_EXTRAS = Extras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Given:
 
     value: Any
     params: Mapping[str, Any]
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What else the function is given, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Captured:
     def value(self) -> Any:
         return self.given.value
 
-    def encode(self, model: Any) -> bytes:
+    def encode(self, model: Any, extras: Extras = NO_EXTRAS) -> bytes:
         """As it is stored; ``NotSerialisable`` if it would not come back as it is."""
         if model is None:
             request: Input = self.value
@@ -69,12 +74,14 @@ class Captured:
         else:
             value = json.loads(_dumped(self.value))
         stored = {"tenant": self.tenant, "params": dict(self.given.params), "input": value}
+        if extras.parameters:
+            stored["extras"] = extras.stored(self.given.extras)
         if self.shape is not None or self.status is not None:
             stored["answer"] = {"shape": self.shape, "status": self.status}
         return encode_value(stored, "The input of the operation")
 
     @staticmethod
-    def decode(payload: bytes, model: Any) -> Captured:
+    def decode(payload: bytes, model: Any, extras: Extras = NO_EXTRAS) -> Captured:
         """``DefinitionChanged`` if what was stored does not fit the function any more."""
         try:
             stored = json.loads(payload)
@@ -85,7 +92,8 @@ class Captured:
             else:
                 value = model.model_validate_json(json.dumps(given))
             answer = stored.get("answer", {})
-            return Captured(stored["tenant"], Given(value, params), answer.get("shape"), answer.get("status"))
+            whole = Given(value, params, extras.restored(stored.get("extras", {})))
+            return Captured(stored["tenant"], whole, answer.get("shape"), answer.get("status"))
         except (ValueError, KeyError, TypeError) as error:
             raise DefinitionChanged(
                 f"The stored input of this operation does not fit the code any more: {error}. It was left as "
@@ -111,9 +119,26 @@ def _dumped(value: Any) -> str:
 
 def model_of(function: Callable[..., Any]) -> Any:
     """The Pydantic model that a phased function declares for its input, or None for ``Input``."""
+    declared = declared_input(function)
+    model, *said = get_args(declared) if get_origin(declared) is Annotated else (declared,)
+    if any(hasattr(one, "dependency") for one in said):
+        model = declared  # what a dependency gives is not the body
+    if model in (inspect.Parameter.empty, Any, object, Input):
+        return None
+    if isinstance(model, type) and hasattr(model, "model_validate_json"):
+        return model
+    name = getattr(function, "__qualname__", repr(function))
+    raise ConfigurationError(
+        f"{name} cannot have {declared!r} as its input: annotate it with samekey.Input, which has the "
+        "request as it came, or with a Pydantic model."
+    )
+
+
+def declared_input(function: Callable[..., Any]) -> Any:
+    """What a phased function says of its input, with whatever a framework is told beside the type."""
     parameters = list(inspect.signature(function).parameters.values())
     name = getattr(function, "__qualname__", repr(function))
-    if len(parameters) != 2:
+    if len(parameters) < 2:
         raise ConfigurationError(f"{name} must take two arguments, (op, input), to be phased.")
     declared = parameters[1].annotation
     if isinstance(declared, str):
@@ -121,23 +146,29 @@ def model_of(function: Callable[..., Any]) -> Any:
             declared = eval(declared, getattr(function, "__globals__", {}))  # noqa: S307 - the user's own code
         except NameError:
             if declared.rpartition(".")[2] == "Input":
-                return None  # imported for type checkers only
+                return Input  # imported for type checkers only
             raise ConfigurationError(
                 f"What {name} says of its input, {declared!r}, has no meaning where it is defined. Define "
                 "the model at the top of a module."
             ) from None
-    if declared in (inspect.Parameter.empty, Any, object, Input):
-        return None
-    if isinstance(declared, type) and hasattr(declared, "model_validate_json"):
-        return declared
-    raise ConfigurationError(
-        f"{name} cannot have {declared!r} as its input: annotate it with samekey.Input, which has the "
-        "request as it came, or with a Pydantic model."
-    )
+    return declared
 
 
-def capture(exchange: Exchange, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | Refusal:
+def capture(
+    exchange: Exchange,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    extras: Extras = NO_EXTRAS,
+) -> Given | Refusal:
     """The input of this request, or a refusal if it does not fit the declared model."""
+    given = _captured(exchange, model, kwargs)
+    if isinstance(given, Refusal) or not extras.parameters:
+        return given
+    return replace(given, extras=extras.taken(kwargs, given.params))
+
+
+def _captured(exchange: Exchange, model: Any, kwargs: dict[str, Any]) -> Given | Refusal:
     if model is None:
         params = _plain(_path_params(exchange.context) or kwargs)
         content_type = dict(exchange.parts.headers).get(b"content-type", b"").decode("latin-1")

@@ -78,7 +78,9 @@ class PhasedWay:
         """For a request that holds the key: goes on as the definition that the operation began with."""
         lease, operation_id = running.lease, running.operation.id
         assert lease is not None
-        stored = StoredInput(definition.name, definition.version, captured.encode(definition.model))
+        stored = StoredInput(
+            definition.name, definition.version, captured.encode(definition.model, definition.extras)
+        )
         work = yield from _readable(lambda: self.phases.begin(lease, operation_id, stored))
         if work.input is None:
             # The lease was lost before anything could be kept; the first phase will find that out.
@@ -155,7 +157,7 @@ class PhasedWay:
                 f"Operation {operation_id} ({definition.identity}) was begun {attempts - 1} times and never "
                 "came to an end, not even to an error. An operator must look."
             )
-        captured = Captured.decode(stored.payload, definition.model)
+        captured = Captured.decode(stored.payload, definition.model, definition.extras)
         return PhasedRun(
             self, definition, lease, operation_id, captured, work, attempts, unattended=unattended
         )
