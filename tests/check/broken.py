@@ -150,6 +150,14 @@ class RunsOnMismatch(Server):
         return tenant, key, self.content(asked.body)
 
 
+@leads_to("misuse.ran")
+class RunsOtherBytes(Server):
+    """The bytes are a part of the identity, whatever they mean."""
+
+    def scope(self, asked: Asked, tenant: str, key: str) -> Any:
+        return tenant, key, asked.body
+
+
 @leads_to("misuse.failed")
 class FailsOnMismatch(Server):
     def mismatch(self) -> Reply:

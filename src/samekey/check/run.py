@@ -43,8 +43,8 @@ SLOW = 0.5
 PROBES: tuple[tuple[str, Probe], ...] = (
     ("two plain operations", baseline),
     ("a retry", replay.replay),
-    ("the same JSON, reordered", replay.reorder),
     ("another body", misuse_body.another_body),
+    ("the same JSON, reordered", replay.reorder),
     ("a long body", misuse_body.only_the_beginning),
     ("big numbers", misuse_body.big_numbers),
     ("a member twice", misuse_body.members_twice),
