@@ -50,6 +50,7 @@ from samekey import (
     current_operation,
 )
 from samekey.asgi import IdempotencyMiddleware
+from samekey.check import RULES
 from samekey.cli.app import app as command_line
 from samekey.core.problem import CODES
 from samekey.core.states import diagram
@@ -147,12 +148,19 @@ def module_list() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def rule_table() -> str:
+    lines = ["| id | severity | rule | where it stands |", "|---|---|---|---|"]
+    lines += [f"| `{rule.id}` | {rule.severity} | {rule.says} | {rule.source} |" for rule in RULES.values()]
+    return "\n".join(lines) + "\n"
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "states": lambda: f"```mermaid\n{diagram()}```\n",
     "outcomes": outcome_table,
     "migrate": migrate_output,
     "layers": layer_table,
     "modules": module_list,
+    "rules": rule_table,
 }
 
 
