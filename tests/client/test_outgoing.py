@@ -170,7 +170,7 @@ def test_a_202_is_the_providers_answer(idempotency: Idempotency) -> None:
 
 
 def test_a_provider_that_says_nothing_is_unknown_when_the_time_is_over(idempotency: Idempotency) -> None:
-    outgoing = Outgoing(STRIPE, patience=Patience(deadline=timedelta(seconds=0.2), attempts=1))
+    outgoing = Outgoing(STRIPE, patience=Patience(deadline=timedelta(seconds=1.5), attempts=1))
     with scripted(Hang()) as server:
         service = leased(idempotency, server.url, outgoing)
         assert service.post().json()["code"] == "outcome_unknown"

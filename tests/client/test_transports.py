@@ -40,7 +40,7 @@ BODY = {"amount": 450}
 
 
 def keyed(deadline: float = 20, **more: Any) -> Keyed:
-    patience = {"retention": more.pop("retention", timedelta(hours=24)), "follow": more.pop("follow", True)}
+    patience = {name: more.pop(name) for name in ("retention", "follow", "attempts") if name in more}
     return Keyed(patience=Patience(deadline=timedelta(seconds=deadline), backoff=QUICK, **patience), **more)
 
 
@@ -111,14 +111,14 @@ def test_a_final_answer_is_given_as_it_is_and_nothing_is_sent_again(wire: Wire, 
 
 
 def test_what_no_server_took_is_not_kept(wire: Wire) -> None:
-    settings = keyed(0.2)
+    settings = keyed(attempts=2)
     with pytest.raises(wire.connect_error):
         wire.post(f"http://127.0.0.1:{free_port()}/payments", BODY, settings)
     assert settings.journal.pending() == []
 
 
 def test_what_may_have_arrived_is_kept_and_finished_later(wire: Wire) -> None:
-    settings = keyed(0.2)
+    settings = keyed(attempts=2)
     with scripted(Cut()) as server:
         with pytest.raises(Unsettled, match="is kept") as failed:
             wire.post(f"{server.url}/payments", BODY, settings, headers={"Authorization": "Bearer old"})
@@ -138,7 +138,7 @@ def test_what_may_have_arrived_is_kept_and_finished_later(wire: Wire) -> None:
 
 
 def test_an_outcome_that_the_server_does_not_know_is_waited_for_and_then_told(wire: Wire) -> None:
-    settings = keyed(0.2)
+    settings = keyed(20)
     unknown = problem(409, "outcome_unknown", retry_after="30")
     with scripted(unknown) as server, pytest.raises(Unsettled, match="come back in 30 s") as failed:
         wire.post(f"{server.url}/payments", BODY, settings)
@@ -267,7 +267,7 @@ def test_a_key_too_old_is_not_sent_again(wire: Wire) -> None:
     journal = MemoryJournal()
     with scripted(Cut()) as server:
         with pytest.raises(Unsettled):
-            wire.post(f"{server.url}/payments", BODY, keyed(0.1, journal=journal))
+            wire.post(f"{server.url}/payments", BODY, keyed(attempts=1, journal=journal))
         sent = len(server.seen)
         with pytest.raises(KeyExpired):
             wire.finish_pending(keyed(journal=journal, retention=timedelta(milliseconds=1)))
@@ -291,12 +291,12 @@ def test_the_servers_own_word_about_the_life_of_a_key_counts(wire: Wire) -> None
 
 def test_the_callers_own_time_out_is_for_each_attempt(wire: Wire) -> None:
     with scripted(Hang(), Say()) as server:
-        assert wire.post(f"{server.url}/payments", BODY, keyed(), timeout=0.2).told.attempts == 2
+        assert wire.post(f"{server.url}/payments", BODY, keyed(), timeout=0.2).told.attempts >= 2
 
 
 def test_the_deadline_is_for_all_of_it(wire: Wire) -> None:
     with scripted(Hang()) as server, pytest.raises(Unsettled):
-        wire.post(f"{server.url}/payments", BODY, keyed(0.3), timeout=None)
+        wire.post(f"{server.url}/payments", BODY, keyed(1.5), timeout=None)
 
 
 def test_a_compressed_answer_is_read(wire: Wire) -> None:
@@ -372,7 +372,7 @@ def test_a_name_must_say_something() -> None:
 
 
 def test_credentials_in_the_url_are_not_saved() -> None:
-    settings = keyed(0.1)
+    settings = keyed(attempts=1)
     with scripted(Cut()) as server:
         url = server.url.replace("http://", "http://me:secret@")
         with (

@@ -16,6 +16,9 @@ from .pending import Pending, listed
 from .scope import going_on_with
 from .wire import Answer, Pairs, Request
 
+GRACE = 0.5
+"""Seconds after which a whole attempt is cut off. The library's own time-outs come first: they tell whether
+anything was sent."""
 TOLD = "samekey"
 """Where an answer carries what we know of it: in its ``extensions``."""
 
@@ -169,7 +172,7 @@ class AsyncShell(Shell):
                 await answer.aclose()
 
         async def send(sent: Request, seconds: float) -> Answer:
-            with anyio.move_on_after(seconds):
+            with anyio.move_on_after(seconds + GRACE):
                 return await exchange(sent, seconds)
             raise self._late()
 
