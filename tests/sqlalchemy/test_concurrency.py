@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import sessionmaker
 
 from lab.proxy import FaultProxy, cut_after
 from samekey import Idempotency
@@ -129,7 +128,9 @@ def in_a_loop(url: str, work: Callable[[Any, Idempotency], Any]) -> Any:
             await engine.dispose()
 
     try:
-        return asyncio.run(run()), sessionmaker(plain)().scalars(select(Note.text)).all()
+        result = asyncio.run(run())
+        with plain.connect() as connection:
+            return result, list(connection.scalars(select(Note.text)))
     finally:
         plain.dispose()
 
