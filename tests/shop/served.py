@@ -8,7 +8,8 @@ import sys
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ class Shop:
     def __init__(
         self, name: str, url: str, processes: Sequence[int], directory: Path, server: str | None = None
     ) -> None:
-        self.name, self.url, self._processes = name, url, iter(processes)
+        self.name, self.url, self._processes = name, url, chain(processes, repeat(processes[-1]))
         self._server = () if server is None else ("--server", server)
         self.port = free_port()
         self._log = directory / f"{name}-{self.port}.log"
@@ -104,9 +105,18 @@ class Customer:
         assert found is not None
         return found
 
-    def is_running(self, path: str, key: str) -> bool:
-        answer = self.post(path, key)
-        return answer.status_code == 409 and code_of(answer) == "in_progress"
+    def kill_the_shop_during(self, path: str, key: str) -> bool:
+        """Sends a request twice at once. Whoever is told that the other one runs has the shop killed, and
+        started again. False: they came one after the other, or it had been answered by then."""
+        sent = [self.in_background(path, key) for _ in range(2)]
+        told, others = wait(sent, timeout=60, return_when=FIRST_COMPLETED)
+        if not others or any(code_of(one.result()) != "in_progress" for one in told):
+            wait(sent, timeout=60)
+            return False
+        self.shop.kill9()
+        killed = all(one.exception(timeout=60) is not None for one in others)
+        self.shop.start()
+        return killed
 
     def leave(self, path: str, key: str) -> None:
         """Sends a request and goes away without its answer."""
