@@ -15,6 +15,7 @@ from .errors import (
     JournalFailed,
     KeyExpired,
     OperationChanged,
+    OperationGone,
     RedirectRefused,
     Unsettled,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Keyed",
     "MemoryJournal",
     "OperationChanged",
+    "OperationGone",
     "Patience",
     "Pending",
     "RedirectRefused",

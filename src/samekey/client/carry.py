@@ -16,10 +16,10 @@ from typing import Any, Final, Protocol
 
 from .course import Course, Done, Event, Failed, Heard, Moment, NeverSent, Note, Patience, Pause, Send, Went
 from .dialect import IETF, Dialect
-from .entry import Entry
-from .errors import BodyRefused, JournalFailed
+from .entry import Entry, digest_of
+from .errors import BodyRefused, JournalFailed, OperationGone
 from .journal import Journal, MemoryJournal
-from .scope import Named, current
+from .scope import SAID, Listed, Named, Said, Sending, current, nothing_said
 from .wire import Answer, Request
 
 logger = logging.getLogger("samekey")
@@ -41,7 +41,7 @@ class Way(Protocol):
     @property
     def in_threads(self) -> bool: ...
 
-    def takes(self, request: Request) -> bool:
+    def takes(self, request: Request, carrier: MutableMapping[str, Any]) -> bool:
         """Whether it is sent in this way at all. A body that is streamed is not there yet."""
 
     def acts(self, request: Request, carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
@@ -71,14 +71,40 @@ class Keyed:
     def in_threads(self) -> bool:
         return self.journal.in_threads
 
-    def takes(self, request: Request) -> bool:
-        return request.method in self.methods
+    def takes(self, request: Request, carrier: MutableMapping[str, Any]) -> bool:
+        """What is sent on behalf of another request, such as an auth flow's for a token, passes untouched."""
+        if request.method not in self.methods:
+            return False
+        said = current()
+        if ENTRY in carrier or SAID in carrier or not isinstance(said, Sending):
+            return True
+        return _again(said, request) is not None
 
     def acts(self, request: Request, carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
         """One request object is one operation: whoever adds credentials and sends it once more (an auth flow
         after a 401) does not begin another. So it carries its operation along."""
-        entry = carrier[ENTRY] = begin(self, request, carrier.get(ENTRY) or current())
-        return carriage(self, request, entry)
+        going: Underway | None = carrier.get(ENTRY)
+        said: Said = carrier[SAID] if SAID in carrier else current()
+        if isinstance(said, Sending):
+            going, said = going or _again(said, request), None
+        if isinstance(said, Named) and SAID not in carrier and not said.is_for(request):
+            said = None
+        if going is None:
+            going = begin(self, request, said)
+        going.entry.check_same(request)
+        carrier[ENTRY] = going
+        return carriage(self, request, going)
+
+
+@dataclass(slots=True)
+class Underway:
+    """The operation that a request object is, for as long as there is that object."""
+
+    entry: Entry
+    listed: bool = False
+    """It comes out of ``pending()``."""
+    tried: bool = False
+    """It may have been sent, whatever a journal says that others can change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +142,8 @@ class Finished:
 
     answer: Answer
     told: Told
+    expires_at: float | None = None
+    """Until when the key may be sent again, where the server has said so."""
 
 
 Act = Call | Ask | Pause
@@ -126,28 +154,48 @@ def moment() -> Moment:
     return Moment(time.monotonic(), time.time(), random.random())  # noqa: S311
 
 
-def begin(keyed: Keyed, request: Request, said: Named | Entry | None) -> Entry:
+def begin(keyed: Keyed, request: Request, said: Named | Listed | None) -> Underway:
     """The operation that this request is. Nothing is saved yet."""
-    if isinstance(said, Entry):
-        said.check_same(request)
-        return said
+    if isinstance(said, Listed):
+        return Underway(said.entry, listed=True, tried=True)
     key = keyed.dialect.own_key(request)
-    return Entry.of(request, None if said is None else said.name, key, time.time())
+    return Underway(Entry.of(request, None if said is None else said.name, key, time.time()))
 
 
-def carriage(keyed: Keyed, request: Request, entry: Entry) -> Generator[Act, Any, Finished]:
+def _again(said: Sending, request: Request) -> Underway | None:
+    """The operation that is being sent, if this is its request once more: a copy with credentials."""
+    going: Underway | None = said.carrier.get(ENTRY)
+    return going if going is not None and going.entry.digest == digest_of(request) else None
+
+
+def carriage(keyed: Keyed, request: Request, going: Underway) -> Generator[Act, Any, Finished]:
     """Yields what to do, and is sent what came of it. If nothing was sent, the library's error is raised."""
+    acts = kept(keyed, request, going.entry, tried_before=going.tried, listed=going.listed)
+    going.tried = True  # until there is proof of the contrary, which is given for what was never tried only
     try:
-        return (yield from kept(keyed, request, entry))
+        finished = yield from acts
     except NeverSent as never:
+        going.tried = False
         raise never.error from None
+    going.tried = finished.told.happened
+    going.entry = going.entry.noted(finished.expires_at)
+    return finished
 
 
-def kept(keyed: Keyed, request: Request, entry: Entry) -> Generator[Act, Any, Finished]:
-    """The same, with ``NeverSent`` where nothing was sent."""
+def kept(
+    keyed: Keyed, request: Request, entry: Entry, *, tried_before: bool = False, listed: bool = False
+) -> Generator[Act, Any, Finished]:
+    """The same, with ``NeverSent`` where nothing was sent. ``tried_before``: it may have been sent already,
+    also if the journal does not know it. ``listed``: the journal must know it."""
     journal = keyed.journal
     check_size(keyed, request.body)
-    found = yield Call(lambda: journal.begin(entry))
+    begun = entry
+    found = yield Call(lambda: journal.join(begun) if listed else journal.begin(begun))
+    if listed and found is None:
+        raise OperationGone(
+            "The operation was finished or discarded by somebody else since pending() listed it. Nothing was "
+            "sent. There is nothing left to do here; begun again under its name, it is a new operation."
+        )
     if found is not None:
         found.check_same(request)
         entry = found
@@ -158,7 +206,7 @@ def kept(keyed: Keyed, request: Request, entry: Entry) -> Generator[Act, Any, Fi
         moment(),
         begun_at=entry.begun_at,
         expires_at=entry.expires_at,
-        tried_before=found is not None,
+        tried_before=tried_before or found is not None,
     )
     try:
         done = yield from _drive(course, keyed, entry)
@@ -168,8 +216,9 @@ def kept(keyed: Keyed, request: Request, entry: Entry) -> Generator[Act, Any, Fi
     if not done.happened:
         yield Call(lambda: _afterwards(lambda: journal.drop(entry)))
     elif done.settled:
-        yield Call(lambda: _afterwards(lambda: journal.finish(entry, time.time())))
-    return Finished(done.answer, Told(entry.key, done.replayed, done.attempts, done.settled, done.happened))
+        yield Call(lambda: _afterwards(lambda: journal.finish(entry, time.time(), done.expires_at)))
+    told = Told(entry.key, done.replayed, done.attempts, done.settled, done.happened)
+    return Finished(done.answer, told, done.expires_at)
 
 
 def _drive(course: Course, keyed: Keyed, entry: Entry) -> Generator[Act, Any, Done]:
@@ -223,7 +272,8 @@ def run(
                 case Pause(seconds):
                     time.sleep(seconds)
                 case Ask(request, seconds):
-                    result = Heard(send(request, seconds), moment())
+                    with nothing_said():
+                        result = Heard(send(request, seconds), moment())
         except Exception as caught:
             result, error = _came_of(act, caught, thrown)
 
@@ -253,7 +303,8 @@ async def run_async(
                 case Pause(seconds):
                     await pause(seconds)
                 case Ask(request, seconds):
-                    result = Heard(await send(request, seconds), moment())
+                    with nothing_said():
+                        result = Heard(await send(request, seconds), moment())
         except Exception as caught:
             result, error = _came_of(act, caught, thrown)
 

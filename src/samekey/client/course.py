@@ -131,6 +131,8 @@ class Done:
     """False: this answer says nothing about earlier attempts, whose outcome is not known."""
     happened: bool = True
     """False: it is certain that nothing was carried out."""
+    expires_at: float | None = None
+    """Until when the key may be sent again, where the server has said so."""
 
 
 class NeverSent(Exception):
@@ -170,6 +172,7 @@ class Course:
         self._last: Heard | Failed | None = None
         retention = patience.retention.total_seconds() * SAFE_PART
         self._set_back = began.wall < begun_at - CLOCK_MAY_LAG
+        self._expires_at = expires_at
         self._known_at = began
         self._known_for = (begun_at + retention if expires_at is None else expires_at) - began.wall
 
@@ -185,7 +188,7 @@ class Course:
             yield from self._note(reading)
             match reading.meaning:
                 case Meaning.FINAL:
-                    return Done(event.answer, self._attempts, reading.replayed)
+                    return self._final(event.answer, reading.replayed)
                 case Meaning.REFUSED:
                     settled = not self._uncertain
                     return Done(event.answer, self._attempts, settled=settled, happened=not settled)
@@ -195,10 +198,10 @@ class Course:
                 case Meaning.ACCEPTED:
                     self._uncertain = True
                     if not self._patience.follow:
-                        return Done(event.answer, self._attempts)
+                        return self._final(event.answer)
                     found = yield from self._follow(target, reading)
                     if found is not None:
-                        return Done(found, self._attempts)
+                        return self._final(found)
                     continue
                 case Meaning.IN_PROGRESS | Meaning.UNCLEAR | Meaning.UNKNOWN:
                     self._uncertain = True
@@ -210,6 +213,9 @@ class Course:
             given_up = yield from self._pause(reading)
             if given_up is not None:
                 return given_up
+
+    def _final(self, answer: Answer, replayed: bool = False) -> Done:
+        return Done(answer, self._attempts, replayed, expires_at=self._expires_at)
 
     def _send(self, target: Request) -> Generator[Step, Event, Heard | Failed]:
         """One attempt, if the server still knows the key."""
@@ -303,11 +309,18 @@ class Course:
         ) from error
 
     def _note(self, reading: Reading) -> Generator[Step, Event, None]:
-        """What the server says about the life of the key counts from now on, if it goes on at all."""
-        if reading.lifetime is None or reading.meaning in (Meaning.FINAL, Meaning.REFUSED):
+        """What the server says about the life of the key counts from now on, and the least that it says.
+        With a final answer it is saved together with the end."""
+        if reading.lifetime is None or reading.meaning is Meaning.REFUSED:
             return
+        expires_at = self._now.wall + reading.lifetime * SAFE_PART
+        if self._expires_at is not None and self._expires_at <= expires_at:
+            return
+        self._expires_at = expires_at
         self._known_at, self._known_for = self._now, reading.lifetime * SAFE_PART
-        event = yield Note(self._now.wall + self._known_for)
+        if reading.meaning is Meaning.FINAL:
+            return
+        event = yield Note(expires_at)
         assert isinstance(event, Went)
         self._now = event.at
 

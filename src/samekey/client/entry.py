@@ -69,9 +69,28 @@ class Entry:
     def request(self) -> Request:
         return Request(self.method, self.url, self.headers, self.body)
 
-    def finished(self, now: float) -> Entry:
+    # What a journal's acts make of the entry that is stored: each changes its own member and no other.
+
+    def is_joined(self) -> Entry:
+        return replace(self, joined=True)
+
+    def noted(self, expires_at: float | None) -> Entry:
+        """The shorter life counts: of two answers, nobody can tell which the server will keep to."""
+        known = [at for at in (self.expires_at, expires_at) if at is not None]
+        return replace(self, expires_at=min(known, default=None))
+
+    def finished(self, now: float, expires_at: float | None = None) -> Entry:
         """What is remembered of a named one: that it was, and not what it held."""
-        return replace(self, headers=(), body=b"", finished_at=now)
+        first = now if self.finished_at is None else self.finished_at
+        return replace(self.noted(expires_at), headers=(), body=b"", finished_at=first)
+
+    def may_be_dropped(self, key: str) -> bool:
+        """By the word of a call that has sent nothing, which is no word about what others have done."""
+        return self.key == key and not self.joined and self.finished_at is None
+
+    def may_be_discarded(self, key: str) -> bool:
+        """What was finished since it was listed stays known; so does another of the same name."""
+        return self.key == key and self.finished_at is None
 
     def check_same(self, request: Request) -> None:
         """``OperationChanged`` if this is not the request that it was begun with."""

@@ -3,12 +3,13 @@
     ClientError
     ├── Unsettled           there is no final answer yet; the operation is kept, under its key
     ├── KeyExpired          its key is too old to be sent again: the server may have forgotten it
+    ├── OperationGone       it was finished or discarded by somebody else since it was listed
     ├── OperationChanged    another request under the name of an operation that was begun
     ├── RedirectRefused     the server points to another origin, which does not know the key
     ├── BodyRefused         a body that is too large to be saved
     └── JournalFailed       what was begun cannot be saved or read
 
-After each of the last five nothing was sent by this call, or nothing more.
+After each but the first nothing was sent by this call, or nothing more.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Unsettled(ClientError):
 
 class KeyExpired(ClientError):
     """The server may not know this key any more: sent again, it could be carried out a second time."""
+
+
+class OperationGone(ClientError):
+    """Somebody else has finished or discarded the operation since ``pending()`` listed it. Nothing was
+    sent."""
 
 
 class OperationChanged(ClientError):

@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -50,31 +49,44 @@ class FileJournal:
     def begin(self, entry: Entry) -> Entry | None:
         with self._alone():
             found = self._read(entry.label)
-            self._write(entry if found is None else replace(found, joined=True))
+            self._write(entry if found is None else found.is_joined())
+            return found
+
+    def join(self, entry: Entry) -> Entry | None:
+        with self._alone():
+            found = self._read(entry.label)
+            if found is None or found.key != entry.key:
+                return None
+            self._write(found.is_joined())
             return found
 
     def note(self, entry: Entry, expires_at: float) -> None:
         with self._alone():
             found = self._read(entry.label)
-            if found is not None:
-                self._write(replace(found, expires_at=expires_at))
+            if found is not None and found.key == entry.key:
+                self._write(found.noted(expires_at))
 
-    def finish(self, entry: Entry, now: float) -> None:
+    def finish(self, entry: Entry, now: float, expires_at: float | None = None) -> None:
         with self._alone():
+            found = self._read(entry.label) or entry
+            if found.key != entry.key:
+                return
             if entry.name is not None:
-                self._write(entry.finished(now))
+                self._write(found.finished(now, expires_at))
             else:
                 self._remove(entry.label)
 
     def drop(self, entry: Entry) -> None:
         with self._alone():
             found = self._read(entry.label)
-            if found is not None and not found.joined and found.key == entry.key:
+            if found is not None and found.may_be_dropped(entry.key):
                 self._remove(entry.label)
 
     def discard(self, entry: Entry) -> None:
         with self._alone():
-            self._remove(entry.label)
+            found = self._read(entry.label)
+            if found is not None and found.may_be_discarded(entry.key):
+                self._remove(entry.label)
 
     def pending(self) -> list[Entry]:
         with self._alone():

@@ -9,6 +9,7 @@ import httpx
 
 from .carry import Keyed
 from .pending import Pending
+from .scope import sending
 from .shell import AsyncShell, SyncShell, async_pending_of, pending_of, wrap
 
 __all__ = ["AsyncClient", "AsyncKeyedTransport", "Client", "KeyedTransport"]
@@ -40,6 +41,10 @@ class Client(httpx.Client):
         self._keyed = keyed or Keyed()
         wrap(self, lambda inner: KeyedTransport(inner, self._keyed))
 
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        with sending(request.extensions):
+            return super().send(request, **options)
+
     def pending(self) -> list[Pending[httpx.Response]]:
         """What was begun, by this process or an earlier one, and has no final answer."""
         return pending_of(httpx, self, self._keyed)
@@ -52,6 +57,10 @@ class AsyncClient(httpx.AsyncClient):
         super().__init__(**settings)
         self._keyed = keyed or Keyed()
         wrap(self, lambda inner: AsyncKeyedTransport(inner, self._keyed))
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        with sending(request.extensions):
+            return await super().send(request, **options)
 
     def pending(self) -> list[Pending[Awaitable[httpx.Response]]]:
         """What was begun, by this process or an earlier one, and has no final answer: await ``finish()``."""

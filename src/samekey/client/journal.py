@@ -1,13 +1,13 @@
 """Where operations are kept that were begun and have no final answer yet.
 
-A journal's methods may block, and each is atomic, also between processes where it is shared by them.
+A journal's methods may block, and each is atomic, also between processes where it is shared by them. Each
+reads what is stored and changes its own part of that: the caller's copy may be old.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
 
@@ -24,17 +24,22 @@ class Journal(Protocol):
         """Saves it, durably. If there is one of its name (or key), nothing is saved but that it was joined;
         gives that one."""
 
+    def join(self, entry: Entry) -> Entry | None:
+        """Goes on with one that was listed: saves that it was joined, and gives what is stored; None if it
+        is gone, or if its name is that of another one by now."""
+
     def note(self, entry: Entry, expires_at: float) -> None:
         """Until when its key may be sent again."""
 
-    def finish(self, entry: Entry, now: float) -> None:
+    def finish(self, entry: Entry, now: float, expires_at: float | None = None) -> None:
         """It has its final answer. A named one is remembered, without its body."""
 
     def drop(self, entry: Entry) -> None:
-        """It is certain that nothing was sent by the call that saved it: removes it, unless joined."""
+        """It is certain that nothing was sent by the call that saved it: removes it, unless somebody else
+        has joined or finished it."""
 
     def discard(self, entry: Entry) -> None:
-        """Removes it, by the word of a person who has found out."""
+        """Removes it, by the word of a person who has found out; not what was finished meanwhile."""
 
     def pending(self) -> list[Entry]:
         """Those without a final answer, oldest first."""
@@ -60,22 +65,32 @@ class MemoryJournal:
     def begin(self, entry: Entry) -> Entry | None:
         with self._lock:
             found = self._kept.get(entry.label)
-            self._kept[entry.label] = entry if found is None else replace(found, joined=True)
+            self._kept[entry.label] = entry if found is None else found.is_joined()
+            return found
+
+    def join(self, entry: Entry) -> Entry | None:
+        with self._lock:
+            found = self._same(entry)
+            if found is not None:
+                self._kept[entry.label] = found.is_joined()
             return found
 
     def note(self, entry: Entry, expires_at: float) -> None:
         with self._lock:
-            found = self._kept.get(entry.label)
+            found = self._same(entry)
             if found is not None:
-                self._kept[entry.label] = replace(found, expires_at=expires_at)
+                self._kept[entry.label] = found.noted(expires_at)
 
-    def finish(self, entry: Entry, now: float) -> None:
+    def finish(self, entry: Entry, now: float, expires_at: float | None = None) -> None:
         with self._lock:
-            before = self._kept.pop(entry.label, None)
-            if entry.name is None:
+            found = self._kept.get(entry.label, entry)
+            if found.key != entry.key:
                 return
-            self._kept[entry.label] = entry.finished(now)
-            if before is None or before.finished_at is None:
+            if entry.name is None:
+                self._kept.pop(entry.label, None)
+                return
+            self._kept[entry.label] = found.finished(now, expires_at)
+            if found.finished_at is None:
                 self._done.append(entry.label)
             while len(self._done) > self._remembered:
                 oldest = self._kept.get(label := self._done.popleft())
@@ -85,12 +100,14 @@ class MemoryJournal:
     def drop(self, entry: Entry) -> None:
         with self._lock:
             found = self._kept.get(entry.label)
-            if found is not None and not found.joined and found.key == entry.key:
+            if found is not None and found.may_be_dropped(entry.key):
                 del self._kept[entry.label]
 
     def discard(self, entry: Entry) -> None:
         with self._lock:
-            self._kept.pop(entry.label, None)
+            found = self._kept.get(entry.label)
+            if found is not None and found.may_be_discarded(entry.key):
+                del self._kept[entry.label]
 
     def pending(self) -> list[Entry]:
         with self._lock:
@@ -104,6 +121,10 @@ class MemoryJournal:
             for label in old:
                 del self._kept[label]
             return len(old)
+
+    def _same(self, entry: Entry) -> Entry | None:
+        found = self._kept.get(entry.label)
+        return found if found is not None and found.key == entry.key else None
 
 
 def is_old(entry: Entry, older_than: timedelta, now: float) -> bool:

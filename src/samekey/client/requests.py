@@ -15,7 +15,7 @@ from .carry import ENTRY, Keyed, Way, check_size, run
 from .course import Failed, Moment
 from .entry import Entry
 from .pending import Pending, listed
-from .scope import going_on_with
+from .scope import going_on_with, sending
 from .wire import Answer, Request
 
 __all__ = ["KeyedAdapter", "Session"]
@@ -43,9 +43,9 @@ class Adapter(requests.adapters.HTTPAdapter):
         proxies: Any = None,
     ) -> Any:
         seen = request.body.encode() if isinstance(request.body, str) else request.body
-        if not self._way.takes(_ours(request, seen if isinstance(seen, bytes) else b"")):
+        carrier = _carrier(request)
+        if not self._way.takes(_ours(request, seen if isinstance(seen, bytes) else b""), carrier):
             return super().send(request, stream, timeout, verify, cert, proxies)
-        carrier: dict[str, Any] = {}
         acts = self._way.acts(_ours(request, self._body(request)), carrier)
         self._carried(request, carrier)
 
@@ -109,7 +109,7 @@ class KeyedAdapter(Adapter):
 
     def _carried(self, request: Any, carrier: dict[str, Any]) -> None:
         # An auth hook that sends a copy of the request does not begin another operation.
-        request.headers[self._keyed.dialect.header] = self._keyed.dialect.spell(carrier[ENTRY].key)
+        request.headers[self._keyed.dialect.header] = self._keyed.dialect.spell(carrier[ENTRY].entry.key)
 
 
 class Session(requests.Session):
@@ -120,6 +120,10 @@ class Session(requests.Session):
         self._keyed = keyed or Keyed()
         for scheme in ("https://", "http://"):
             self.mount(scheme, KeyedAdapter(self._keyed))
+
+    def send(self, request: Any, **options: Any) -> Any:
+        with sending(_carrier(request)):
+            return super().send(request, **options)
 
     def pending(self) -> list[Pending[Any]]:
         """What was begun, by this process or an earlier one, and has no final answer."""
@@ -140,6 +144,12 @@ class Session(requests.Session):
         settings = self.merge_environment_settings(entry.url, {}, None, None, None)
         with going_on_with(entry):
             return self.send(prepared, **{**settings, **options})
+
+
+def _carrier(request: Any) -> dict[str, Any]:
+    """What stays with the request object, and not with copies of it."""
+    carrier: dict[str, Any] = request.__dict__.setdefault("samekey", {})
+    return carrier
 
 
 def _ours(request: Any, body: bytes) -> Request:

@@ -1,24 +1,75 @@
-"""Which operation the next request is: named by the caller, or one that is being finished."""
+"""Which operation a request is: named by the caller, or one that is being finished.
+
+What the caller says is meant for the request that he sends. Whatever else goes out on its behalf, such as an
+auth flow's request for a new token, is not his operation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from ..errors import ConfigurationError
-from .entry import Entry
+from .entry import Entry, digest_of
+from .errors import OperationChanged
+from .wire import Request, origin_of
+
+SAID: Final = "samekey.said"
+"""Where the request that the caller sends carries what he said of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Named:
     """The caller's own name for it."""
 
     name: str
+    _first: Request | None = field(default=None, repr=False)
+
+    def is_for(self, request: Request) -> bool:
+        """For a transport without a client of ours, which cannot tell who sends: the first request is the
+        operation. Another server's is not; another one for this server is refused."""
+        if self._first is None:
+            self._first = request
+        if origin_of(request.url) != origin_of(self._first.url):
+            return False
+        if digest_of(request) != digest_of(self._first):
+            raise OperationChanged(
+                f"A second request inside operation({self.name!r}) is not the first one again. It was not "
+                "sent. Give each operation a name of its own. If an auth flow sends it, use samekey's own "
+                "Client or Session, which can tell."
+            )
+        return True
 
 
-_current: ContextVar[Named | Entry | None] = ContextVar("samekey_client_operation", default=None)
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """It was begun before, and ``pending()`` has listed it."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A client of ours is sending the request that has this carrier."""
+
+    carrier: MutableMapping[str, Any]
+
+
+Said = Named | Listed | Sending | None
+
+_current: ContextVar[Said] = ContextVar("samekey_client_operation", default=None)
+
+
+@contextmanager
+def _saying(said: Said) -> Iterator[None]:
+    token = _current.set(said)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @contextmanager
@@ -30,23 +81,32 @@ def operation(name: str) -> Iterator[None]:
     """
     if not name or not isinstance(name, str):
         raise ConfigurationError(f"An operation's name is a text that is not empty, not {name!r}.")
-    token = _current.set(Named(name))
-    try:
+    with _saying(Named(name)):
         yield
-    finally:
-        _current.reset(token)
 
 
 @contextmanager
 def going_on_with(entry: Entry) -> Iterator[None]:
-    """The request inside is that of an operation that was begun."""
-    token = _current.set(entry)
-    try:
+    """The request inside is that of an operation that was listed."""
+    with _saying(Listed(entry)):
         yield
-    finally:
-        _current.reset(token)
 
 
-def current() -> Named | Entry | None:
-    """What the request that is being sent was said to be."""
+@contextmanager
+def sending(carrier: MutableMapping[str, Any]) -> Iterator[None]:
+    """The request that carries this is the one that was meant, and nothing else that goes out meanwhile."""
+    carrier[SAID] = current()
+    with _saying(Sending(carrier)):
+        yield
+
+
+@contextmanager
+def nothing_said() -> Iterator[None]:
+    """Around the wire: a server that runs in this very process makes requests of its own."""
+    with _saying(None):
+        yield
+
+
+def current() -> Said:
+    """What the next request was said to be."""
     return _current.get()

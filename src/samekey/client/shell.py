@@ -114,7 +114,7 @@ class SyncShell(Shell):
     """``handle_request`` with keys."""
 
     def handle_request(self, request: Any) -> Any:
-        if not self._way.takes(self._ours(request, self._seen(request))):
+        if not self._way.takes(self._ours(request, self._seen(request)), request.extensions):
             return self._inner.handle_request(request)
         ours = self._ours(request, self._read(request))
 
@@ -160,7 +160,7 @@ class AsyncShell(Shell):
         import anyio
         import anyio.to_thread
 
-        if not self._way.takes(self._ours(request, self._seen(request))):
+        if not self._way.takes(self._ours(request, self._seen(request)), request.extensions):
             return await self._inner.handle_async_request(request)
         ours = self._ours(request, await self._read(request))
 

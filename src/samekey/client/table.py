@@ -10,7 +10,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -21,6 +20,8 @@ from .journal import is_old
 
 WAIT: Final = 10.0
 """Seconds for a connection, or for a lock that another process has."""
+_TURNS: Final = 10
+"""How often a row is looked for that somebody else inserts and removes at the same time."""
 
 
 class TableJournal:
@@ -40,40 +41,57 @@ class TableJournal:
 
     def begin(self, entry: Entry) -> Entry | None:
         with self._alone() as run:
-            run(
-                "insert into samekey_operations (label, entry, finished) values (%s, %s, false) "
-                "on conflict (label) do nothing",
-                entry.label,
-                entry.encode(),
-            )
+            for _ in range(_TURNS):
+                # The database says who has inserted it. What is stored does not: it may equal ours.
+                inserted = run(
+                    "insert into samekey_operations (label, entry, finished) values (%s, %s, false) "
+                    "on conflict (label) do nothing returning label",
+                    entry.label,
+                    entry.encode(),
+                )
+                if inserted:
+                    return None
+                found = self._read(run, entry.label)
+                if found is not None:  # else somebody has removed it since
+                    self._write(run, found.is_joined())
+                    return found
+            raise JournalFailed("The journal's row was removed again and again. Nothing was sent.")
+
+    def join(self, entry: Entry) -> Entry | None:
+        with self._alone() as run:
             found = self._read(run, entry.label)
-            if found is None or found == entry:
+            if found is None or found.key != entry.key:
                 return None
-            self._write(run, replace(found, joined=True))
+            self._write(run, found.is_joined())
             return found
 
     def note(self, entry: Entry, expires_at: float) -> None:
         with self._alone() as run:
             found = self._read(run, entry.label)
-            if found is not None:
-                self._write(run, replace(found, expires_at=expires_at))
+            if found is not None and found.key == entry.key:
+                self._write(run, found.noted(expires_at))
 
-    def finish(self, entry: Entry, now: float) -> None:
+    def finish(self, entry: Entry, now: float, expires_at: float | None = None) -> None:
         with self._alone() as run:
+            found = self._read(run, entry.label) or entry
+            if found.key != entry.key:
+                return
             if entry.name is not None:
-                self._write(run, entry.finished(now))
+                self._write(run, found.finished(now, expires_at))
             else:
                 self._remove(run, entry.label)
 
     def drop(self, entry: Entry) -> None:
         with self._alone() as run:
             found = self._read(run, entry.label)
-            if found is not None and not found.joined and found.key == entry.key:
+            if found is not None and found.may_be_dropped(entry.key):
                 self._remove(run, entry.label)
 
     def discard(self, entry: Entry) -> None:
         with self._alone() as run:
-            self._remove(run, entry.label)
+            found = self._read(run, entry.label)
+            if found is not None and found.may_be_discarded(entry.key):
+                self._remove(run, entry.label)
 
     def pending(self) -> list[Entry]:
         with self._alone() as run:

@@ -90,7 +90,7 @@ class Outgoing:
     def in_threads(self) -> bool:
         return False  # what is kept is kept in memory, for as long as the operation runs
 
-    def takes(self, request: Request) -> bool:
+    def takes(self, request: Request, _carrier: MutableMapping[str, Any]) -> bool:
         """Only what changes something, and is sent from inside an operation."""
         if request.method not in _CHANGES | self.profile.methods:
             return False
