@@ -214,7 +214,10 @@ class AsyncpgSession:
             # The server answered, and the answer was no (a deferred constraint, say).
             await self._leave()
             translated = translate(error)
-            if isinstance(translated, StoreUnavailable):  # the reset's own errors are of this kind too
+            unprepared = resets and isinstance(error, asyncpg.InvalidSQLStatementNameError)
+            if unprepared or isinstance(
+                translated, StoreUnavailable
+            ):  # the reset's own errors are of these kinds
                 raise CommitUncertain(f"COMMIT was cut short: {error}") from error
             raise at_commit(translated, error) from error
         except BaseException:

@@ -108,9 +108,16 @@ _ADAPTERS.register_loader("text", _Text)
 class _OurCursor(psycopg.Cursor[tuple[Any, ...]]):
     """A cursor that goes by our adapters, on whatever connection."""
 
+    heard: Sequence[str] = ()
+    """The server's answers to the statements of the last text, up to the one that failed."""
+
     @property
     def adapters(self) -> AdaptersMap:
         return _ADAPTERS
+
+    def _check_results(self, results: Any) -> None:
+        self.heard = [(one.command_status or b"").decode() for one in results]
+        super()._check_results(results)
 
 
 def usable(connection: Connection) -> bool:
@@ -277,9 +284,15 @@ class PsycopgSession:
         self._check()
         # The reset goes in the same text where nothing can have failed before.
         resets = self._transaction is None and self._sound and not self._lent.traces
+        heard: list[str] = []
         try:
-            answers = self._send_commit(resets)
+            answers = self._send_commit(resets, heard)
         except SamekeyError as error:
+            if heard[:1] == ["COMMIT"]:
+                # It was the reset that failed, and says nothing about the COMMIT before it: psycopg, for one,
+                # deallocates what is prepared after a ROLLBACK TO.
+                self._end(SESSION_ENDED, keep=False)
+                return
             # The reset's own errors are of this kind too.
             if self._connection.closed or isinstance(error, StoreUnavailable):
                 self._end(SESSION_ENDED, keep=False)
@@ -293,10 +306,11 @@ class PsycopgSession:
         if answers[0] != "COMMIT":
             raise StoreError(COMMIT_ROLLED_BACK)
 
-    def _send_commit(self, resets: bool) -> list[str | None]:
+    def _send_commit(self, resets: bool, heard: list[str]) -> list[str | None]:
         """The server's answers. It may say that it rolled back, because a statement had failed before."""
         if self._transaction is None:
-            return send(self._connection, f"commit;{self._reset()}" if resets else "commit", self._bound)
+            text = f"commit;{self._reset()}" if resets else "commit"
+            return send(self._connection, text, self._bound, heard)
         failed = self._status() == TransactionStatus.INERROR  # psycopg does not show the answer
         with _translated():
             self._transaction.__exit__(None, None, None)
@@ -415,14 +429,18 @@ def execute(connection: Connection, statement: Statement, bound: float) -> Seque
         raise StoreError(f"The connection's encoding cannot carry this: {error}") from error
 
 
-def send(connection: Connection, text: str, bound: float) -> list[str | None]:
-    """A text of ours; gives the server's answer to each of its statements."""
+def send(connection: Connection, text: str, bound: float, heard: list[str] | None = None) -> list[str | None]:
+    """A text of ours; gives the server's answer to each of its statements. ``heard``: also if one fails."""
     with (
         _translated(),
         bounded(connection, bound),
         _OurCursor(connection, row_factory=tuple_row) as cursor,
     ):
-        cursor.execute(text.encode(), prepare=False)
+        try:
+            cursor.execute(text.encode(), prepare=False)
+        finally:
+            if heard is not None:
+                heard[:] = cursor.heard
         answers = [cursor.statusmessage]
         while cursor.nextset():
             answers.append(cursor.statusmessage)
