@@ -140,9 +140,9 @@ def test_a_task_that_is_left_behind_writes_nothing(sqlite_url: str) -> None:
         over = asyncio.Event()
         tasks = []
 
-        async def later() -> None:
+        async def later(session: AsyncSession) -> None:
             await over.wait()
-            async with AsyncSession(engine) as session:
+            async with session:
                 session.add(Note(text="later"))
                 await session.commit()
 
@@ -150,7 +150,7 @@ def test_a_task_that_is_left_behind_writes_nothing(sqlite_url: str) -> None:
             async with AsyncSession(engine) as session:
                 session.add(Note(text="tea"))
                 await session.commit()
-            tasks.append(asyncio.create_task(later()))
+            tasks.append(asyncio.create_task(later(AsyncSession(engine))))
 
         await idempotency.once_async(tenant="ann", key="k", run=handler, mode="atomic")
         over.set()

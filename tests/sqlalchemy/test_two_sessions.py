@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
+from sqlalchemy.exc import DBAPIError
 
 from samekey.errors import FailedTransaction
 from samekey.sqlalchemy import Session
@@ -92,7 +93,7 @@ def test_a_rollback_that_would_undo_another_sessions_commit_is_refused_for_good(
         session.flush()
         with another(stack) as second:
             write("two")(second)
-        with pytest.raises(FailedTransaction, match="rolled back after another session"):
+        with pytest.raises(FailedTransaction, match="its savepoint lies around their work"):
             session.rollback()
         return "as if nothing had been"
 
@@ -100,3 +101,87 @@ def test_a_rollback_that_would_undo_another_sessions_commit_is_refused_for_good(
     with stack.served() as post:
         assert post().status == 500
     assert stack.rows() == []
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_what_one_session_wrote_stays_when_another_that_has_only_read_is_closed(
+    stack: Stack, commits: bool
+) -> None:
+    """It was written while the other's savepoint was the innermost one."""
+
+    def act(session: Session) -> None:
+        session.scalars(select(Note)).all()
+        with another(stack) as second:
+            second.scalars(select(Note)).all()
+            write("one", commit=commits)(session)
+            session.flush()
+        session.commit()
+
+    stack.act = act
+    with stack.served() as post:
+        assert (post().status, post().replayed) == (201, True)
+    assert stack.rows() == ["one"]
+
+
+def test_a_session_that_wrote_is_not_undone_around_what_an_older_one_wrote_after_it(stack: Stack) -> None:
+    def act(session: Session) -> None:
+        session.scalars(select(Note)).all()
+        second = another(stack)
+        write("two", commit=False)(second)
+        second.flush()
+        write("one")(session)
+        with pytest.raises(FailedTransaction, match="its savepoint lies around their work"):
+            second.close()
+
+    stack.act = act
+    with stack.served() as post:
+        assert post().status == 500
+    assert stack.rows() == []
+
+
+def test_what_was_undone_is_in_nobodys_way(stack: Stack) -> None:
+    """Only what still stands is protected: an inner session that was rolled back has nothing there."""
+
+    def act(session: Session) -> None:
+        write("one", commit=False)(session)
+        session.flush()
+        with another(stack) as second:
+            write("two", commit=False)(second)
+            second.flush()
+            session.scalars(select(Note)).all()  # a read is no write, wherever it lies
+        session.rollback()
+        write("three")(session)
+
+    stack.act = act
+    with stack.served() as post:
+        assert post().status == 201
+    assert stack.rows() == ["three"]
+
+
+def test_a_nested_block_that_has_only_read_takes_nothing_of_anothers_back(stack: Stack) -> None:
+    def act(session: Session) -> None:
+        second = another(stack)
+        with session.begin_nested() as nested:
+            session.scalars(select(Note)).all()
+            write("two")(second)
+            nested.rollback()
+        write("one")(session)
+
+    stack.act = act
+    with stack.served() as post:
+        assert post().status == 201
+    assert stack.rows() == ["two", "one"]
+
+
+def test_a_question_that_failed_is_undone_by_the_sessions_rollback(stack: Stack) -> None:
+    def act(session: Session) -> None:
+        write("one")(session)
+        with pytest.raises(DBAPIError):
+            session.scalar(select(func.no_such_function()))
+        session.rollback()
+        write("two")(session)
+
+    stack.act = act
+    with stack.served() as post:
+        assert post().status == 201
+    assert stack.rows() == ["one", "two"]

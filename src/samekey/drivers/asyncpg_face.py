@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 from asyncpg.connection import _ConnectionProxy
 from asyncpg.connresource import ConnectionResource
+from asyncpg.cursor import Cursor
 from asyncpg.transaction import Transaction
 
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
@@ -57,6 +58,8 @@ class AsyncpgLoan:
         """The transaction has ended before samekey ended it: nothing more goes through."""
         self.role = False
         """Statements of ours may run with other rights."""
+        self.sent = 0
+        """How many statements were sent through a face, or for its handler, whoever sent them."""
         self.stands: Callable[[], bool] = lambda: True
         """Whether the transaction is there, as the server has said with its last answer."""
 
@@ -71,8 +74,9 @@ class AsyncpgLoan:
             raise FailedTransaction(INTERRUPTED)
 
     @contextmanager
-    def use(self, *, undoes: Any = None) -> Iterator[None]:
-        """Around whatever is sent. ``undoes``: the savepoint that it rolls back."""
+    def use(self, *, undoes: Any = None, fetches: bool = False) -> Iterator[None]:
+        """Around whatever is sent. ``undoes``: the savepoint that it rolls back. ``fetches``: it is only more
+        rows of what was sent before."""
         self._look_whether_it_stands()
         doubt, depth = self.doubt, len(self.savepoints)
         if undoes in self.savepoints:
@@ -83,6 +87,7 @@ class AsyncpgLoan:
         finally:
             self.doubt = doubt
         self.under_way += 1
+        self.sent += not fetches
         try:
             yield
         except (asyncio.CancelledError, TimeoutError, GeneratorExit):
@@ -100,17 +105,19 @@ class AsyncpgLoan:
         """Once the transaction has ended, by whatever way, every statement would commit by itself."""
         self.escaped = self.escaped or not (self.cut or self.under_way or self.stands())
 
-    async def awaiting(self, work: Callable[[], Awaitable[Any]], *, undoes: Any = None) -> Any:
+    async def awaiting(
+        self, work: Callable[[], Awaitable[Any]], *, undoes: Any = None, fetches: bool = False
+    ) -> Any:
         """Awaits what it makes; nothing is made once the operation has ended."""
-        with self.use(undoes=undoes):
+        with self.use(undoes=undoes, fetches=fetches):
             return self.faced(await work())
 
-    async def finishing(self, begun: Coroutine[Any, Any, Any]) -> Any:
+    async def finishing(self, begun: Coroutine[Any, Any, Any], *, fetches: bool = False) -> Any:
         """Awaits a coroutine that was made, and has sent nothing, before."""
         if self.cut or self.escaped:
             begun.close()
             raise OperationOver
-        return await self.awaiting(lambda: begun)
+        return await self.awaiting(lambda: begun, fetches=fetches)
 
     def faced(self, found: Any) -> Any:
         """What came from the connection, with a face of its own if it leads back to it."""
@@ -130,7 +137,8 @@ class _Resource:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
-        return _method(self._lent, found) if callable(found) else found
+        fetches = isinstance(self._target, Cursor)
+        return _method(self._lent, found, fetches=fetches) if callable(found) else found
 
     def __aiter__(self) -> AsyncIterator[Any]:
         self._lent.check()
@@ -193,19 +201,19 @@ class _Savepoint(_Resource):
             del self._lent.savepoints[self._lent.savepoints.index(self._target) :]
 
 
-def _method(lent: AsyncpgLoan, method: Callable[..., Any]) -> Callable[..., Any]:
+def _method(lent: AsyncpgLoan, method: Callable[..., Any], *, fetches: bool = False) -> Callable[..., Any]:
     """A method that works until the operation ends."""
     if inspect.iscoroutinefunction(method):
 
         async def lent_method(*args: Any, **kwargs: Any) -> Any:
-            return await lent.awaiting(lambda: method(*args, **kwargs))
+            return await lent.awaiting(lambda: method(*args, **kwargs), fetches=fetches)
 
         return lent_method
 
     def lent_call(*args: Any, **kwargs: Any) -> Any:
         lent.check()
         found = method(*args, **kwargs)
-        return lent.finishing(found) if inspect.iscoroutine(found) else lent.faced(found)
+        return lent.finishing(found, fetches=fetches) if inspect.iscoroutine(found) else lent.faced(found)
 
     return lent_call
 

@@ -149,6 +149,9 @@ class AsyncpgSession:
     def wrote(self) -> None:
         return None
 
+    def sent(self) -> int:
+        return self._lent.sent
+
     def in_transaction(self) -> bool:
         return self._ended is None and bool(self._connection.is_in_transaction())
 
@@ -179,6 +182,7 @@ class AsyncpgSession:
             self._check()
             return await self._start_with(statement)
         sql, parameters = statement.render("numeric")
+        self._lent.sent += 1
         self._sound = False
         try:
             lending: AbstractContextManager[None] = self._lent.use() if is_handlers() else nullcontext()

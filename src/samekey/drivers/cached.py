@@ -103,6 +103,9 @@ class _CachedSession:
     def give_up(self) -> None:
         cast(Lending, self._session).give_up()
 
+    def sent(self) -> int:
+        return cast(Lending, self._session).sent()
+
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         cast(Lending, self._session).expire_after(seconds, then)
 
@@ -201,6 +204,9 @@ class _AsyncCachedSession:
 
     def give_up(self) -> None:
         cast(Lending, self._session).give_up()
+
+    def sent(self) -> int:
+        return cast(Lending, self._session).sent()
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         cast(Lending, self._session).expire_after(seconds, then)

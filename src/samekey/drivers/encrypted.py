@@ -88,6 +88,9 @@ class _EncryptedSession:
     def give_up(self) -> None:
         cast(Lending, self._session).give_up()
 
+    def sent(self) -> int:
+        return cast(Lending, self._session).sent()
+
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         cast(Lending, self._session).expire_after(seconds, then)
 
@@ -130,6 +133,9 @@ class _AsyncEncryptedSession:
 
     def give_up(self) -> None:
         cast(Lending, self._session).give_up()
+
+    def sent(self) -> int:
+        return cast(Lending, self._session).sent()
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         cast(Lending, self._session).expire_after(seconds, then)

@@ -35,6 +35,8 @@ class Loan:
         self._gone = False
         self._last_act: Callable[[], object] | None = None
         self._longest: Appointment | None = None
+        self.sent = 0
+        """How many statements were sent on it, whoever sent them."""
 
     def expire_after(self, seconds: float, end: Callable[[], object]) -> None:
         """Calls ``end``, in a thread of its own, if the loan is not over by then: its handler hangs."""

@@ -44,8 +44,11 @@ class Session(Protocol):
 class Lending(Protocol):
     """What a session on PostgreSQL has besides, sync and async: it has no lease that would end by itself.
 
-    ``expire_after`` is there on every database.
+    ``expire_after`` and ``sent`` are there on every database.
     """
+
+    def sent(self) -> int:
+        """How many statements were sent so far, by whomever: who knows its own knows of others'."""
 
     def cut(self) -> None:
         """The handler has ended: nothing that was lent to it can be used any more.

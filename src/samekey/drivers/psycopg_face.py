@@ -26,7 +26,7 @@ Connection = psycopg.Connection[Any]
 class PsycopgLoan:
     """What becomes of a connection while it is lent."""
 
-    __slots__ = ("cut", "escaped", "interrupted", "role", "traces")
+    __slots__ = ("cut", "escaped", "interrupted", "role", "sent", "traces")
 
     def __init__(self) -> None:
         self.cut = False
@@ -39,6 +39,8 @@ class PsycopgLoan:
         """The transaction has ended before samekey ended it: nothing more goes through."""
         self.role = False
         """Statements of ours may run with other rights."""
+        self.sent = 0
+        """How many statements were sent through a face, whoever sent them."""
 
 
 def face_of(connection: Connection, lent: PsycopgLoan) -> Connection:
@@ -95,6 +97,8 @@ class _Face:
         except BaseException:
             gen.close()
             raise
+        if getattr(gen, "gi_code", None) is None or gen.gi_code.co_name not in _SEND_NO_TEXT:
+            self._samekey_lent.sent += 1
         try:
             return super().wait(gen, *args, **kwargs)  # type: ignore[misc]
         except Exception:

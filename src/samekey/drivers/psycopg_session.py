@@ -210,6 +210,9 @@ class PsycopgSession:
     def wrote(self) -> None:
         return None
 
+    def sent(self) -> int:
+        return self._lent.sent
+
     def in_transaction(self) -> bool:
         return self._ended is None and self._status() == TransactionStatus.INTRANS
 
@@ -260,6 +263,7 @@ class PsycopgSession:
         return busy
 
     def execute(self, statement: Statement) -> Sequence[Row]:
+        self._lent.sent += 1
         try:
             if is_handlers():
                 # Through the face: whoever waits for the lock while the operation ends finds it cut.

@@ -198,6 +198,9 @@ class PyMySQLSession:
             return None
         return bool(self._wire.written != self._before)
 
+    def sent(self) -> int:
+        return self._loan.sent
+
     def in_transaction(self) -> bool:
         wire = self._wire
         if self._watched is not None and self._watched.ended is Ended.ROLLED_BACK:

@@ -144,6 +144,7 @@ class PyMySQLFace(Watched, OurConnection):
                     raise CommitRefused(COMMIT_REFUSED)
                 self.traces = self.traces or not is_plain(sql)
                 self.certain = self.certain and not may_hide_an_end(sql)
+            self._loan.sent += 1
             text = sql.encode(self.encoding) if isinstance(sql, str) else sql
             try:
                 affected = super().query(text, unbuffered)

@@ -189,6 +189,9 @@ class SQLiteSession:
         except sqlite3.Error:
             return True  # it was closed behind our back; the next statement says so
 
+    def sent(self) -> int:
+        return self._loan.sent
+
     def in_transaction(self) -> bool:
         return True  # or it was rolled back, and has not escaped: the next statement says so
 
@@ -199,6 +202,7 @@ class SQLiteSession:
                 self._loan.lose()  # by a way that went past our own classes
                 raise TransactionGone
             held.put_back()
+            self._loan.sent += 1
             return _execute(held, statement)
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:

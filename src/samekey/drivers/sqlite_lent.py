@@ -26,17 +26,17 @@ class LentCursor(sqlite3.Cursor):
     """A cursor that asks the loan, and says in our words why SQL text may not end the transaction."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> LentCursor:
-        with _using(self.connection):
+        with _using(self.connection, sends=True):
             super().execute(sql, parameters)
         return self
 
     def executemany(self, sql: str, parameters: Any, /) -> LentCursor:
-        with _using(self.connection):
+        with _using(self.connection, sends=True):
             super().executemany(sql, parameters)
         return self
 
     def executescript(self, sql: str, /) -> LentCursor:
-        with _using(self.connection):
+        with _using(self.connection, sends=True):
             super().executescript(sql)
         return self
 
@@ -62,12 +62,13 @@ class LentCursor(sqlite3.Cursor):
 
 
 @contextmanager
-def _using(connection: sqlite3.Connection) -> Iterator[None]:
+def _using(connection: sqlite3.Connection, *, sends: bool = False) -> Iterator[None]:
     loan = getattr(connection, "loan", None)
     if loan is None:
         yield
         return
     with loan.use():
+        loan.sent += sends
         try:
             yield
         except sqlite3.DatabaseError as error:

@@ -30,6 +30,9 @@ class LendingSession(Session, Protocol):
     def lend(self, work: Callable[[Any], T]) -> T:
         """Does something with the connection that the handler sees."""
 
+    def sent(self) -> int:
+        """How many statements were sent so far, by whomever."""
+
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         """Rolls back, and calls ``then``, if the handler has not ended by that time."""
 
@@ -60,6 +63,10 @@ class ThreadedSession(Generic[S]):
 
     def wrote(self) -> bool | None:
         return self._interrupted or self._session.wrote()
+
+    def sent(self) -> int:
+        """How many statements were sent so far, by whomever."""
+        return self._session.sent()
 
     def in_transaction(self) -> bool:
         return self._session.in_transaction()

@@ -7,26 +7,24 @@ written, which has been told that it stands, it is refused, and the transaction 
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
-from sqlalchemy.engine import Connection, Engine, RootTransaction
+from sqlalchemy.engine import Connection, CursorResult, Engine, RootTransaction
 from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.sql.compiler import Compiled
+from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
+from sqlalchemy.sql.expression import SelectBase, TextClause
 
-from ..engine.within import SharedTransaction
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
-from .lent import command, lent_connection
+from .savepoints import Savepoint, Shared
 
 OVER: Final = (
     "This session was in an operation that is over, so nothing was sent: it would stand outside of it. Do "
     "the work before the handler returns, or do it with a session of its own. (After session.close() it is "
     "an ordinary one again.)"
-)
-UNDOES_ANOTHER: Final = (
-    "This session was rolled back after another session of the same operation had written: its savepoint "
-    "lies around that one's work, which would be undone with it. So everything is rolled back. Use one "
-    "session in an operation, or end one before the next begins."
 )
 _ISOLATION: Final = (
     "The isolation level of an operation's transaction is samekey's to say, and it has begun. Use a session "
@@ -38,90 +36,15 @@ _TWO_PHASES: Final = (
 )
 
 
-@dataclass(slots=True, eq=False)
-class _Savepoint:
-    name: str
-    owner: Part
-    done: bool = False
-    holds_others: bool = False
-    """Something that another session has written, and been told that it stands, lies in it."""
-
-
-class Shared:
-    """What the sessions of one transaction share: its connection, and the order of their savepoints."""
-
-    def __init__(self, transaction: SharedTransaction, engine: Engine) -> None:
-        self.transaction = transaction
-        self.engine = engine
-        self.lock = threading.RLock()
-        self.lent = lent_connection(transaction, engine)
-        self._open: list[_Savepoint] = []
-        self._names = 0
-
-    def command(self, sql: str) -> None:
-        command(self.transaction, self.lent, sql)
-
-    def name(self) -> str:
-        self._names += 1
-        return f"samekey_session_{self._names}"
-
-    def note(self, owner: Part, name: str) -> _Savepoint:
-        """A savepoint is about to be set."""
-        made = _Savepoint(name, owner)
-        self._open.append(made)
-        return made
-
-    def forget(self, savepoint: _Savepoint) -> None:
-        """It was not set after all."""
-        if savepoint in self._open:
-            self._open.remove(savepoint)
-
-    def named(self, owner: Part, name: str) -> _Savepoint | None:
-        found = [one for one in self._open if one.owner is owner and one.name == name]
-        return found[-1] if found else None
-
-    def release(self, savepoint: _Savepoint) -> list[str]:
-        """It stands, as far as its session is concerned. Gives the names that can be released: those around
-        which there is none that is still needed."""
-        savepoint.done = True
-        if savepoint not in self._open:
-            return []
-        if savepoint.owner.wrote:
-            for around in self._open[: self._open.index(savepoint)]:
-                around.holds_others = around.holds_others or around.owner is not savepoint.owner
-        names = []
-        while self._open and self._open[-1].done:
-            names.append(self._open.pop().name)
-        return names
-
-    def undoes_another(self, savepoint: _Savepoint) -> bool:
-        inside = self._open[self._open.index(savepoint) + 1 :] if savepoint in self._open else []
-        return savepoint.holds_others or any(
-            one.owner is not savepoint.owner and one.owner.wrote for one in inside
-        )
-
-    def drop(self, savepoint: _Savepoint) -> None:
-        """It was rolled back, and those in it are gone."""
-        if savepoint in self._open:
-            place = self._open.index(savepoint)
-            gone, self._open = self._open[place:], self._open[:place]
-            for one in gone:
-                one.owner.lost(one)
-
-    def refuse(self) -> NoReturn:
-        self.transaction.broken = FailedTransaction(UNDOES_ANOTHER)
-        raise self.transaction.broken
-
-
 class Part:
     """One session's part in a transaction: a DBAPI connection whose transactions are savepoints."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._savepoint: _Savepoint | None = None
+        self._savepoint: Savepoint | None = None
+        self._writes: bool | None = None
+        """Whether the statement that is being sent writes. None: there is none that SQLAlchemy knows of."""
         self.transaction = shared.transaction
-        self.wrote = False
-        """Whether it may have written since its savepoint was set."""
         self.connection = OperationConnection(shared.engine, self)
 
     @property
@@ -138,10 +61,35 @@ class Part:
 
     # As a DBAPI connection
 
+    @contextmanager
+    def sending(self, *, writes: bool) -> Iterator[None]:
+        """Around one statement."""
+        before, self._writes = self._writes, writes
+        try:
+            with self._shared.around():
+                yield
+        except BaseException:
+            self._shared.wrote(self)  # or not; but on PostgreSQL nothing goes on until it is undone
+            raise
+        finally:
+            self._writes = before
+        if writes:
+            self._shared.wrote(self)  # also into a savepoint that was set while it waited to be sent
+
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         self.check(reads=True)  # what a statement does was looked at before
         self._begin()
+        if self._writes is not False:
+            self._shared.wrote(self)
         return self._shared.lent.cursor(*args, **kwargs)
+
+    @property
+    def bare(self) -> Any:
+        """The driver's connection. Whoever takes it may write through it for this session."""
+        self._begin()
+        self._shared.wrote(self)
+        lent = self._shared.lent
+        return getattr(lent, "driver_connection", lent)
 
     def commit(self) -> None:
         """The savepoint is released: what was written stands with the operation, or falls with it."""
@@ -149,21 +97,17 @@ class Part:
         if savepoint is not None and not self.over:
             with self._shared.lock:
                 self._release(savepoint)
-        self.wrote = False
 
     def rollback(self) -> None:
         savepoint, self._savepoint = self._savepoint, None
         if savepoint is not None and not self.over:
             with self._shared.lock:
-                if self._shared.undoes_another(savepoint):
-                    if self.wrote:
-                        self._shared.refuse()
-                    self._release(savepoint)  # it has only read, so there is nothing to undo
-                else:
+                if self._shared.may_undo(savepoint):
                     self._undo(savepoint)
-        self.wrote = False
+                else:
+                    self._release(savepoint)
 
-    def _undo(self, savepoint: _Savepoint) -> None:
+    def _undo(self, savepoint: Savepoint) -> None:
         self._shared.drop(savepoint)
         try:
             self._shared.command(f"rollback to savepoint {savepoint.name}")
@@ -192,11 +136,11 @@ class Part:
                     self._savepoint = None
                     raise
 
-    def _release(self, savepoint: _Savepoint) -> None:
+    def _release(self, savepoint: Savepoint) -> None:
         for name in self._shared.release(savepoint):
             self._shared.command(f"release savepoint {name}")
 
-    def lost(self, savepoint: _Savepoint) -> None:
+    def lost(self, savepoint: Savepoint) -> None:
         """It was undone with one that lay around it."""
         if self._savepoint is savepoint:
             self._savepoint = None
@@ -213,14 +157,16 @@ class Part:
         found = self._shared.named(self, name)
         return [] if found is None or self.over else self._shared.release(found)
 
-    def may_undo(self, name: str) -> bool:
+    def undo(self, name: str) -> list[str] | None:
+        """None: it can be rolled back, and counts as that. Else the names that can be released in the place
+        of that."""
         found = self._shared.named(self, name)
         if self.over or found is None:
-            return False
-        if self._shared.undoes_another(found):
-            self._shared.refuse()
+            return []
+        if not self._shared.may_undo(found):
+            return self._shared.release(found)
         self._shared.drop(found)
-        return True
+        return None
 
 
 class OperationConnection(Connection):
@@ -250,8 +196,18 @@ class OperationConnection(Connection):
             super()._release_savepoint_impl(released)
 
     def _rollback_to_savepoint_impl(self, name: str) -> None:
-        if self._part.may_undo(name):
+        released = self._part.undo(name)
+        if released is None:
             super()._rollback_to_savepoint_impl(name)
+        for one in released or ():
+            super()._release_savepoint_impl(one)
+
+    def _execute_context(
+        self, dialect: Any, constructor: Any, statement: Any, *args: Any, **kwargs: Any
+    ) -> CursorResult[Any]:
+        """Every statement passes here."""
+        with self._part.sending(writes=not reads(statement)):
+            return super()._execute_context(dialect, constructor, statement, *args, **kwargs)
 
     def execution_options(self, **options: Any) -> Any:
         if "isolation_level" in options:
@@ -270,6 +226,20 @@ class OperationConnection(Connection):
         raise CommitRefused("This connection is lent for one operation: it cannot be detached.")
 
 
+_SELECT: Final = re.compile(r"\s*select\b", re.IGNORECASE)
+_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
+
+
+def reads(statement: Any) -> bool:
+    """Whether a statement only reads, for all that it shows."""
+    clause = statement.statement if isinstance(statement, Compiled) else statement
+    if isinstance(clause, TextClause):
+        clause = clause.text
+    if isinstance(clause, str):
+        return _SELECT.match(clause) is not None
+    return isinstance(clause, (SelectBase, *_SAVEPOINTS))
+
+
 class _Proxied(PoolProxiedConnection):
     """A part, as if it came from a pool."""
 
@@ -281,8 +251,7 @@ class _Proxied(PoolProxiedConnection):
 
     @property
     def driver_connection(self) -> Any:  # type: ignore[override] # as SQLAlchemy's own have it
-        lent = self.dbapi_connection._shared.lent
-        return getattr(lent, "driver_connection", lent)
+        return self.dbapi_connection.bare
 
     @property
     def is_valid(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import Engine
@@ -18,6 +19,7 @@ from ..engine.within import SharedTransaction
 from .prepared import prepared_on
 
 T = TypeVar("T")
+Speaking = Callable[[], AbstractContextManager[None]]
 
 
 def adapted_asyncpg(engine: Engine, connection: Any) -> Any:
@@ -35,7 +37,7 @@ def adapted_asyncpg(engine: Engine, connection: Any) -> Any:
     )
 
 
-def lent_connection(transaction: SharedTransaction, engine: Engine) -> Any:
+def lent_connection(transaction: SharedTransaction, engine: Engine, speaking: Speaking) -> Any:
     """What a session speaks through. It neither begins nor ends anything by itself."""
     connection = transaction.session.connection
     if transaction.sync:
@@ -45,7 +47,7 @@ def lent_connection(transaction: SharedTransaction, engine: Engine) -> Any:
         adapted.isolation_level = "autocommit"  # else it would begin a savepoint that we know nothing of
         adapted._prepared_statement_cache = prepared_on(connection)
         return adapted
-    return ThreadedConnection(connection, engine)
+    return ThreadedConnection(connection, engine, speaking)
 
 
 def command(transaction: SharedTransaction, lent: Any, sql: str) -> None:
@@ -63,14 +65,20 @@ def command(transaction: SharedTransaction, lent: Any, sql: str) -> None:
 class ThreadedConnection:
     """samekey's async connection of SQLite or MySQL, for SQLAlchemy's async dialects."""
 
-    def __init__(self, connection: Any, engine: Engine) -> None:
+    def __init__(self, connection: Any, engine: Engine, speaking: Speaking) -> None:
         self.driver_connection = connection
+        self._speaking = speaking
         self._dialect: Any = engine.dialect
 
     def run(self, work: Callable[[Any], T]) -> T:
         """In the transaction's thread, with the database's own connection."""
+
+        def alone(connection: Any) -> T:
+            with self._speaking():  # here, where nobody else speaks meanwhile
+                return work(connection)
+
         try:
-            result: T = await_only(self.driver_connection.lend(work))
+            result: T = await_only(self.driver_connection.lend(alone))
             return result
         except Exception as error:
             raise self._as_the_dialects(error) from error.__cause__

@@ -6,24 +6,21 @@ A session looks for its operation when it first needs a connection, not when it 
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import orm
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
-from sqlalchemy.sql.expression import SelectBase, TextClause
 from sqlalchemy.util import greenlet_spawn
 
 from ..engine.exchange import Exchange, current_exchange
 from ..engine.within import Binding, SharedTransaction, current_transaction
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
 from .engines import EngineBinding
-from .joined import OVER, Part, Shared
+from .joined import OVER, Part, reads
+from .savepoints import Shared
 
 Entity = TypeVar("Entity")
-
-_SELECT: Final = re.compile(r"\s*select\b", re.IGNORECASE)
 
 _WROTE_BEFORE: Final = (
     "This session has written, or may have, before the operation began (in a dependency or a middleware), "
@@ -60,21 +57,25 @@ class Joins:
     _samekey_part: Part | None = None
     _samekey_left: SharedTransaction | None = None
     """The operation's transaction that it was closed in."""
+    _samekey_past: SharedTransaction | None = None
+    """That of an operation that was over when this session was made, or closed: it has nothing to do with it.
+    What an operation has started may outlive it, with a copy of its context."""
     _samekey_wrote: Any = None
     """Outside of an operation: the transaction of its own in which it may have written."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._samekey_begin_anew()
         self._samekey_visit()
 
     def get_bind(self, mapper: Any = None, *, clause: Any = None, bind: Any = None, **kwargs: Any) -> Any:
         """Where a statement goes: every way to a connection passes here."""
-        reads = _reads(clause)
-        part = self._samekey_join(reads=reads)
+        is_read = reads(clause)
+        part = self._samekey_join(reads=is_read)
         found = super().get_bind(mapper, clause=clause, bind=bind, **kwargs)  # type: ignore[misc]
         if part is None:
             self._samekey_visit()
-            if not reads and (self.autobegin or self._transaction is not None):  # type: ignore[attr-defined]
+            if not is_read and (self.autobegin or self._transaction is not None):  # type: ignore[attr-defined]
                 self._autobegin_t()  # type: ignore[attr-defined]
                 self._samekey_wrote = self.get_transaction()  # type: ignore[attr-defined]
             return found
@@ -84,7 +85,6 @@ class Joins:
         assert isinstance(binding, EngineBinding)
         if not isinstance(found, Engine) or found.pool is not binding.engine.pool:
             raise ConfigurationError(_OTHER_ENGINE)
-        part.wrote = part.wrote or not reads
         return part.connection
 
     def add(self, instance: object, *args: Any, **kwargs: Any) -> None:
@@ -127,16 +127,20 @@ class Joins:
     def _samekey_visit(self) -> None:
         """A session of this request: what is changed through it in the handler, and no more than changed, is
         sent when the handler returns."""
-        request = current_exchange.get()
+        request = None if self._samekey_past is not None else current_exchange.get()
         if isinstance(request, Exchange) and not any(
             isinstance(one, _Guest) and one.session is self for one in request.visitors
         ):
             request.visitors.append(_Guest(self))
 
+    def _samekey_begin_anew(self) -> None:
+        transaction = current_transaction.get()
+        self._samekey_past = transaction if transaction is not None and transaction.over else None
+
     def _samekey_note(self) -> None:
         """It is given something in an operation; nothing is sent yet, so nobody has to wait."""
         transaction = current_transaction.get()
-        if transaction is not None and not any(
+        if (transaction is not None and not transaction.over) and not any(
             isinstance(one, _Guest) and one.session is self for one in transaction.guests
         ):
             transaction.guests.append(_Guest(self))
@@ -145,6 +149,8 @@ class Joins:
         """The part that it has in the operation that is running, if one is. Raises where it cannot have one:
         it never goes elsewhere instead."""
         part, transaction = self._samekey_part, current_transaction.get()
+        if transaction is self._samekey_past:
+            transaction = None
         if part is not None:
             if transaction is None or transaction is part.transaction:
                 part.check(reads=reads)
@@ -193,6 +199,7 @@ class Joins:
 
     def _samekey_leave(self) -> None:
         part, self._samekey_part = self._samekey_part, None
+        self._samekey_begin_anew()
         self._samekey_left = None if part is None else part.transaction
         if part is not None and not part.over:
             part.rollback()  # what a session has not committed when it is closed is not kept
@@ -240,10 +247,3 @@ def _binding_of(transaction: SharedTransaction) -> EngineBinding:
             f"be used here. Declare the function with {'async def' if transaction.sync else 'def'}."
         )
     return binding
-
-
-def _reads(clause: Any) -> bool:
-    """Whether a statement only reads, for all that it shows."""
-    if isinstance(clause, TextClause):
-        return _SELECT.match(clause.text) is not None
-    return isinstance(clause, SelectBase)

@@ -75,6 +75,9 @@ class _WatchedSession:
     def wrote(self) -> bool | None:
         return self._session.wrote()
 
+    def sent(self) -> int:
+        return cast(Lending, self._session).sent()
+
     def in_transaction(self) -> bool:
         return self._open and self._session.in_transaction()
 
@@ -180,6 +183,9 @@ class _AsyncWatchedSession:
 
     def wrote(self) -> bool | None:
         return self._session.wrote()
+
+    def sent(self) -> int:
+        return cast(Lending, self._session).sent()
 
     def in_transaction(self) -> bool:
         return self._open and self._session.in_transaction()
