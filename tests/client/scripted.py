@@ -33,6 +33,14 @@ class Cut:
     """Takes the request, and the connection is gone."""
 
 
+MOST_DROPS = 200
+
+
+@dataclass(frozen=True)
+class Trickle:
+    """A body of which a byte comes now and then, for ten seconds, or until nobody listens."""
+
+
 def problem(status: int, code: str, **headers: str) -> Say:
     named = tuple((name.replace("_", "-"), value) for name, value in headers.items())
     body = json.dumps({"code": code, "title": code}).encode()
@@ -52,10 +60,11 @@ class Seen:
 class Scripted:
     """What is said next; the last is repeated."""
 
-    script: list[Say | Cut | Hang]
+    script: list[Say | Cut | Hang | Trickle]
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
     port: int = 0
+    drops: int = 0
     over: threading.Event = field(default_factory=threading.Event)
     stop: Callable[[], None] = lambda: None
     """Closes the port: new connections are refused."""
@@ -66,7 +75,7 @@ class Scripted:
 
 
 @contextmanager
-def scripted(*script: Say | Cut | Hang) -> Iterator[Scripted]:
+def scripted(*script: Say | Cut | Hang | Trickle) -> Iterator[Scripted]:
     told = Scripted(list(script))
     lock = threading.Lock()
 
@@ -85,6 +94,10 @@ def scripted(*script: Say | Cut | Hang) -> Iterator[Scripted]:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return
+            if isinstance(act, Trickle):
+                self.close_connection = True
+                self._trickle()
+                return
             self.send_response(act.status)
             for name, value in act.headers:
                 self.send_header(name, value)
@@ -95,6 +108,14 @@ def scripted(*script: Say | Cut | Hang) -> Iterator[Scripted]:
                 self.wfile.flush()
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
+
+        def _trickle(self) -> None:
+            self.send_response(201)
+            self.send_header("content-length", "1000")
+            self.end_headers()
+            while told.drops < MOST_DROPS and not told.over.wait(0.05):
+                told.drops += 1
+                self.wfile.write(b"x")
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("do_"):

@@ -198,3 +198,13 @@ def test_patience_of_none_is_refused() -> None:
     for wrong in ({"deadline": timedelta(0)}, {"retention": timedelta(0)}, {"attempts": -1}):
         with pytest.raises(ConfigurationError):
             Patience(**wrong)
+
+
+@pytest.mark.parametrize("location", ["http://[bad/x", "//[::1", "http://h:99999/x", "http://h:abc/"])
+def test_a_location_that_is_none_costs_no_answer(location: str) -> None:
+    for status in (201, 307, 308):
+        done = Drive(say(status, location=location)).run()
+        assert (done.answer.status, done.settled, done.attempts) == (status, True, 1)
+    assert Drive(say(202, location=location), say()).run().answer.status == 201
+    led_on = (say(202, location="/status"), say(303, location=location), say())
+    assert Drive(*led_on).run().answer.status == 201

@@ -145,8 +145,30 @@ def test_torn_and_damaged_files(tmp_path: Path) -> None:
         path.write_bytes(torn)
         with pytest.raises(JournalFailed, match=r"cannot be read.*Nothing"):
             journal.begin(entry("order 17"))
-        with pytest.raises(JournalFailed):
-            journal.pending()
+        assert journal.pending() == []
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_one_that_cannot_be_read_does_not_hide_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    journal = FileJournal(tmp_path) if kind == "file" else TableJournal(f"sqlite:///{tmp_path / 'app.db'}")
+    damaged, good, done = entry("order 1"), entry("order 2"), entry("order 3")
+    for one in (damaged, good, done):
+        journal.begin(one)
+    journal.finish(done, NOW)
+    if kind == "file":
+        (tmp_path / f"{damaged.label}.operation").write_bytes(damaged.encode()[:100])
+    else:
+        with sqlite3.connect(tmp_path / "app.db") as connection:
+            cut = (damaged.encode()[:100], damaged.label)
+            connection.execute("update samekey_operations set entry = ? where label = ?", cut)
+        connection.close()
+    assert journal.pending() == [good]
+    assert damaged.label in caplog.text and "cannot be read" in caplog.text
+    assert journal.forget(timedelta(days=1), NOW + 2 * 86400) == 1
+    with pytest.raises(JournalFailed):  # it may have been sent
+        journal.begin(entry("order 1"))
 
 
 def begin_here(_turn: object, target: str, name: str) -> str:

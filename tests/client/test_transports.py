@@ -32,7 +32,7 @@ from samekey.client import (
 )
 from tests.chosen import whole
 
-from .scripted import Cut, Hang, Say, problem, scripted
+from .scripted import MOST_DROPS, Cut, Hang, Say, Trickle, problem, scripted
 from .wires import WIRES, Wire
 
 QUICK = Backoff(first=timedelta(milliseconds=2), longest=timedelta(milliseconds=10))
@@ -384,3 +384,37 @@ def test_credentials_in_the_url_are_not_saved() -> None:
     assert kept.url == f"{server.url}/payments" and b"secret" not in kept.encode()
     assert base64.b64encode(b"me:secret") not in kept.encode()
     assert ("X-Trace", "t") in kept.headers
+
+
+SECRETS = (
+    *("Ocp-Apim-Subscription-Key", "x-functions-key", "api_key", "X-Access-Key", "X-JWT-Assertion"),
+    *("X-Signature", "Cookie", "Authorization"),
+)
+
+
+def test_neither_credentials_nor_the_clients_own_headers_are_saved_and_both_are_added_anew(
+    wire: Wire,
+) -> None:
+    settings = keyed(attempts=1)
+    own = {"X-Trace": "t", **dict.fromkeys(SECRETS, "SECRET")}
+    with scripted(Cut()) as server:
+        old = {"headers": {"X-Plain": "SECRET", "Content-Type": "application/json"}}
+        with pytest.raises(Unsettled):
+            wire.post(f"{server.url}/payments", b"{}", settings, headers=own, settings=old)
+        (kept,) = settings.journal.pending()
+        assert b"SECRET" not in kept.encode()
+        assert {"x-trace", "content-type"} <= {name.lower() for name, _ in kept.headers}
+        server.script[:] = [Say()]
+        wire.finish_pending(
+            keyed(journal=settings.journal), headers={"X-Plain": "new", "X-Access-Key": "new"}
+        )
+    finished = server.seen[-1].headers
+    assert (finished["x-plain"], finished["x-access-key"], finished["x-trace"]) == ("new", "new", "t")
+    assert finished["content-type"] == "application/json"
+
+
+def test_the_deadline_holds_against_a_body_that_comes_in_drop_by_drop(wire: Wire) -> None:
+    """The server goes on for as long as it is listened to."""
+    with scripted(Trickle()) as server, pytest.raises(Unsettled):
+        wire.post(f"{server.url}/payments", BODY, keyed(1.0, attempts=1))
+    assert server.drops < MOST_DROPS

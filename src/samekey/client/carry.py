@@ -19,8 +19,8 @@ from .dialect import IETF, Dialect
 from .entry import Entry, digest_of
 from .errors import BodyRefused, JournalFailed, OperationGone
 from .journal import Journal, MemoryJournal
-from .scope import SAID, Listed, Named, Said, Sending, current, nothing_said
-from .wire import Answer, Request
+from .scope import DEFAULTS, SAID, Listed, Named, Said, Sending, current, nothing_said
+from .wire import Answer, Pairs, Request
 
 logger = logging.getLogger("samekey")
 
@@ -90,7 +90,7 @@ class Keyed:
         if isinstance(said, Named) and SAID not in carrier and not said.is_for(request):
             said = None
         if going is None:
-            going = begin(self, request, said)
+            going = begin(self, request, said, carrier.get(DEFAULTS, ()))
         going.entry.check_same(request)
         carrier[ENTRY] = going
         return carriage(self, request, going)
@@ -154,12 +154,12 @@ def moment() -> Moment:
     return Moment(time.monotonic(), time.time(), random.random())  # noqa: S311
 
 
-def begin(keyed: Keyed, request: Request, said: Named | Listed | None) -> Underway:
+def begin(keyed: Keyed, request: Request, said: Named | Listed | None, defaults: Pairs = ()) -> Underway:
     """The operation that this request is. Nothing is saved yet."""
     if isinstance(said, Listed):
         return Underway(said.entry, listed=True, tried=True)
     key = keyed.dialect.own_key(request)
-    return Underway(Entry.of(request, None if said is None else said.name, key, time.time()))
+    return Underway(Entry.of(request, None if said is None else said.name, key, time.time(), defaults))
 
 
 def _again(said: Sending, request: Request) -> Underway | None:

@@ -21,7 +21,10 @@ _NOT_SAVED: Final = frozenset(
         *("proxy-authorization", "dpop", "signature", "signature-input", "x-amz-date", "date"),
     }
 )
-_SECRET_PARTS: Final = ("auth", "token", "secret", "api-key", "apikey", "password", "credential", "session")
+_SECRET_PARTS: Final = (
+    *("auth", "token", "secret", "key", "password", "passwd", "credential", "session", "cookie"),
+    *("jwt", "assertion", "sign", "hmac", "cert"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,15 @@ class Entry:
     """A named one is remembered when it is done: its name must not get a new key."""
 
     @staticmethod
-    def of(request: Request, name: str | None, key: str | None, now: float) -> Entry:
-        """For a request that is about to be sent; a key is made here and nowhere else."""
+    def of(request: Request, name: str | None, key: str | None, now: float, defaults: Pairs = ()) -> Entry:
+        """For a request that is about to be sent; a key is made here and nowhere else. ``defaults``: headers
+        that its client adds to each request, and will add to this one again."""
         return Entry(
             key or str(uuid4()),
             name,
             request.method,
             without_user(request.url),
-            saved_headers(request.headers),
+            saved_headers(request.headers, defaults),
             request.body,
             digest_of(request),
             now,
@@ -146,9 +150,15 @@ def digest_of(request: Request) -> str:
     return found.hexdigest()
 
 
-def saved_headers(headers: Pairs) -> Pairs:
-    """Without credentials, which are added anew, and without what belongs to one connection."""
-    return tuple((name, value) for name, value in headers if not _is_left_out(name.lower()))
+def saved_headers(headers: Pairs, defaults: Pairs = ()) -> Pairs:
+    """Without credentials and the client's own headers, which are added anew, and without what belongs to one
+    connection. The content type is a part of what the request says."""
+    added = {(name.lower(), value) for name, value in defaults if name.lower() != "content-type"}
+    return tuple(
+        (name, value)
+        for name, value in headers
+        if not _is_left_out(name.lower()) and (name.lower(), value) not in added
+    )
 
 
 def _is_left_out(name: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Final
 from ..errors import ConfigurationError
 from .entry import Entry
 from .errors import JournalFailed
-from .journal import is_old
+from .journal import is_old, readable
 
 _ENDING: Final = ".operation"
 _UNFINISHED: Final = ".part"
@@ -114,8 +114,8 @@ class FileJournal:
     def _path(self, label: str) -> Path:
         return self._folder / f"{label}{_ENDING}"
 
-    def _all(self) -> list[Entry]:
-        return [Entry.decode(path.read_bytes(), str(path)) for path in self._folder.glob(f"*{_ENDING}")]
+    def _all(self) -> Iterator[Entry]:
+        return readable((str(path), _content(path)) for path in self._folder.glob(f"*{_ENDING}"))
 
     def _read(self, label: str) -> Entry | None:
         path = self._path(label)
@@ -139,6 +139,13 @@ class FileJournal:
     def _remove(self, label: str) -> None:
         self._path(label).unlink(missing_ok=True)
         _flush(self._folder)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # a fault of the disk: as good as damaged
 
 
 def _flush(folder: Path) -> None:

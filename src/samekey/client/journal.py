@@ -6,12 +6,17 @@ reads what is stored and changes its own part of that: the caller's copy may be 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Protocol
 
 from .entry import Entry
+from .errors import JournalFailed
+
+logger = logging.getLogger("samekey")
 
 
 class Journal(Protocol):
@@ -42,7 +47,7 @@ class Journal(Protocol):
         """Removes it, by the word of a person who has found out; not what was finished meanwhile."""
 
     def pending(self) -> list[Entry]:
-        """Those without a final answer, oldest first."""
+        """Those without a final answer, oldest first. One that cannot be read is logged as an error."""
 
     def forget(self, older_than: timedelta, now: float) -> int:
         """Removes what is remembered of operations that were finished longer ago. Gives how many."""
@@ -125,6 +130,16 @@ class MemoryJournal:
     def _same(self, entry: Entry) -> Entry | None:
         found = self._kept.get(entry.label)
         return found if found is not None and found.key == entry.key else None
+
+
+def readable(stored: Iterable[tuple[str, bytes]]) -> Iterator[Entry]:
+    """Those that can be read, of places and what is stored there. One that is damaged, or of a newer version,
+    must not hide the others: it is reported, and stays where it is."""
+    for where, content in stored:
+        try:
+            yield Entry.decode(content, where)
+        except JournalFailed as error:
+            logger.error("%s", error)
 
 
 def is_old(entry: Entry, older_than: timedelta, now: float) -> bool:

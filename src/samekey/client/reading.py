@@ -51,6 +51,8 @@ class Reading:
     """Seconds for which the server will know the key, by its own clock."""
 
 
+_LEADS_ON: Final = frozenset({202, 301, 307, 308})
+"""Of these, ``Location`` is where to go on. Of any other it is the caller's to read."""
 _LATER: Final = frozenset({408, 425, 429})
 _SAYS_NOTHING: Final = frozenset({401, 403, 404, 405, 407, 413, 415, 421, 431})
 """Made before anybody looks at the key: by a gateway, by whoever checks credentials, by a router."""
@@ -64,24 +66,25 @@ _TITLE_IN_USE: Final = "A request is outstanding for this Idempotency-Key"
 def read(answer: Answer, request: Request, dialect: Dialect, wall: float) -> Reading:
     """What it means. ``wall``: our clock, for dates where the answer does not tell the server's own."""
     replayed = (answer.header(dialect.replayed_header) or "").strip().lower() == "true"
-    location = answer.header("location")
+    location = answer.header("location") if answer.status in _LEADS_ON else None
+    target = None if location is None else target_of(request.url, location)
     return Reading(
-        _meaning(answer, request, replayed),
+        _meaning(answer, request, replayed, target),
         replayed,
         _pause(answer, wall),
-        None if location is None else target_of(request.url, location),
+        target,
         _lifetime(answer, dialect, wall),
     )
 
 
-def _meaning(answer: Answer, request: Request, replayed: bool) -> Meaning:
+def _meaning(answer: Answer, request: Request, replayed: bool, target: str | None) -> Meaning:
     status = answer.status
     if replayed:
         return Meaning.FINAL  # whatever it is, the server will say nothing else
     if status == 202 and (answer.header("location") or answer.header("retry-after")):
         return Meaning.ACCEPTED
     if status in (307, 308) or (status == 301 and request.method != "POST"):
-        return Meaning.ELSEWHERE if answer.header("location") else Meaning.FINAL
+        return Meaning.FINAL if target is None else Meaning.ELSEWHERE
     if (answer.header("transient-error") or "").lower() == "true" or _content(answer).get(
         "errorCode"
     ) == _ADYEN_IN_PROGRESS:
@@ -176,7 +179,8 @@ def read_status(answer: Answer, asked: Request, wall: float) -> Status:
     location = answer.header("location")
     if answer.status == 303 and location is not None:
         leads = target_of(asked.url, location)
-        return Status(location=leads if origin_of(leads) == origin_of(asked.url) else None)
+        same = leads is not None and origin_of(leads) == origin_of(asked.url)
+        return Status(location=leads if same else None)
     if answer.status != 200:
         return Status()
     content = _content(answer)

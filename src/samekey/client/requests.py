@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import requests
 import requests.adapters
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    DecodeError,
+    NewConnectionError,
+    ProtocolError,
+    ReadTimeoutError,
+    SSLError,
+)
 
 from ..errors import ConfigurationError
 from .carry import ENTRY, Keyed, Way, check_size, run
@@ -60,7 +67,7 @@ class Adapter(requests.adapters.HTTPAdapter):
             answer = requests.adapters.HTTPAdapter.send(self, prepared, True, limits, verify, cert, proxies)
             try:
                 parts = []
-                for part in answer.iter_content(64 * 1024):
+                for part in _parts(answer):
                     parts.append(part)
                     if time.monotonic() > until:
                         raise requests.exceptions.ReadTimeout("The answer did not end within the deadline.")
@@ -122,7 +129,7 @@ class Session(requests.Session):
             self.mount(scheme, KeyedAdapter(self._keyed))
 
     def send(self, request: Any, **options: Any) -> Any:
-        with sending(_carrier(request)):
+        with sending(_carrier(request), tuple(_texts(self.headers))):
             return super().send(request, **options)
 
     def pending(self) -> list[Pending[Any]]:
@@ -144,6 +151,25 @@ class Session(requests.Session):
         settings = self.merge_environment_settings(entry.url, {}, None, None, None)
         with going_on_with(entry):
             return self.send(prepared, **{**settings, **options})
+
+
+def _parts(answer: Any) -> Iterator[bytes]:
+    """The body as it comes in: requests' own way waits until a part is full, however slowly it fills."""
+    if not hasattr(answer.raw, "read1"):  # urllib3 before 2
+        yield from answer.iter_content(64)
+        return
+    errors = requests.exceptions
+    try:
+        while part := answer.raw.read1(64 * 1024, decode_content=True):
+            yield part
+    except ProtocolError as error:
+        raise errors.ChunkedEncodingError(error) from error
+    except DecodeError as error:
+        raise errors.ContentDecodingError(error) from error
+    except ReadTimeoutError as error:
+        raise errors.ReadTimeout(error) from error
+    except SSLError as error:
+        raise errors.SSLError(error) from error
 
 
 def _carrier(request: Any) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from typing import Any, Final
 from ..errors import ConfigurationError
 from .entry import Entry, digest_of
 from .errors import OperationChanged
-from .wire import Request, origin_of
+from .wire import Pairs, Request, origin_of
 
 SAID: Final = "samekey.said"
 """Where the request that the caller sends carries what he said of it."""
+DEFAULTS: Final = "samekey.defaults"
+"""Where it carries the headers that its client adds to each request."""
 
 
 @dataclass(slots=True)
@@ -93,9 +95,10 @@ def going_on_with(entry: Entry) -> Iterator[None]:
 
 
 @contextmanager
-def sending(carrier: MutableMapping[str, Any]) -> Iterator[None]:
-    """The request that carries this is the one that was meant, and nothing else that goes out meanwhile."""
-    carrier[SAID] = current()
+def sending(carrier: MutableMapping[str, Any], defaults: Pairs) -> Iterator[None]:
+    """The request that carries this is the one that was meant, and nothing else that goes out meanwhile.
+    ``defaults``: the client's own headers."""
+    carrier[SAID], carrier[DEFAULTS] = current(), defaults
     with _saying(Sending(carrier)):
         yield
 

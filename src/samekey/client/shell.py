@@ -34,7 +34,7 @@ class Shell:
 
     def _ours(self, native: Any, body: bytes | None) -> Request:
         """The request as we have it; None: its body is not read yet."""
-        headers = _pairs(native.headers.raw)
+        headers = header_pairs(native.headers)
         if body is not None and any(name.lower() == "transfer-encoding" for name, _ in headers):
             rest = ((name, value) for name, value in headers if name.lower() != "transfer-encoding")
             headers = (*rest, ("Content-Length", str(len(body))))  # it was streamed, and is whole now
@@ -76,7 +76,7 @@ class Shell:
             body = made().read()
         except self._library.DecodingError:
             body = raw
-        return Answer(native.status_code, _pairs(native.headers.raw), body, made())
+        return Answer(native.status_code, header_pairs(native.headers), body, made())
 
     def _given(self, finished: Finished) -> Any:
         answer = finished.answer
@@ -106,8 +106,8 @@ class Shell:
 _KEPT = ("http_version", "reason_phrase")
 
 
-def _pairs(raw: list[tuple[bytes, bytes]]) -> Pairs:
-    return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in raw)
+def header_pairs(headers: Any) -> Pairs:
+    return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.raw)
 
 
 class SyncShell(Shell):

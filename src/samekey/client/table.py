@@ -16,7 +16,7 @@ from typing import Any, Final
 from ..errors import ConfigurationError
 from .entry import Entry
 from .errors import JournalFailed
-from .journal import is_old
+from .journal import is_old, readable
 
 WAIT: Final = 10.0
 """Seconds for a connection, or for a lock that another process has."""
@@ -96,13 +96,12 @@ class TableJournal:
     def pending(self) -> list[Entry]:
         with self._alone() as run:
             rows = run("select label, entry from samekey_operations where not finished")
-            found = [self._decoded(label, stored) for label, stored in rows]
-            return sorted(found, key=lambda one: one.begun_at)
+            return sorted(readable(map(_place, rows)), key=lambda one: one.begun_at)
 
     def forget(self, older_than: timedelta, now: float) -> int:
         with self._alone() as run:
             rows = run("select label, entry from samekey_operations where finished")
-            old = [one for one in (self._decoded(*row) for row in rows) if is_old(one, older_than, now)]
+            old = [one for one in readable(map(_place, rows)) if is_old(one, older_than, now)]
             for one in old:
                 self._remove(run, one.label)
             return len(old)
@@ -145,10 +144,10 @@ class TableJournal:
         # In a transaction of SQLite's that has begun to write, nobody else does; PostgreSQL locks the row.
         sql = "select label, entry from samekey_operations where label = %s"
         rows = run(sql if self._kind == "sqlite" else f"{sql} for update", label)
-        return self._decoded(*rows[0]) if rows else None
-
-    def _decoded(self, label: str, stored: Any) -> Entry:
-        return Entry.decode(bytes(stored), f"samekey_operations, label {label}")
+        if not rows:
+            return None
+        where, stored = _place(rows[0])
+        return Entry.decode(stored, where)
 
     def _write(self, run: Run, entry: Entry) -> None:
         run(
@@ -164,6 +163,11 @@ class TableJournal:
 
 
 Run = Callable[..., list[Any]]
+
+
+def _place(row: Any) -> tuple[str, bytes]:
+    label, stored = row
+    return f"samekey_operations, label {label}", bytes(stored)
 
 
 def _opener(url: str) -> tuple[Callable[[], Any], str]:

@@ -57,9 +57,14 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
     return scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(scheme)
 
 
-def target_of(url: str, location: str) -> str:
-    """Where a ``Location`` leads from this URL, without its fragment."""
-    return urlunsplit(urlsplit(urljoin(url, location))._replace(fragment=""))
+def target_of(url: str, location: str) -> str | None:
+    """Where a ``Location`` leads from this URL, without its fragment; None if it is no URL at all."""
+    try:
+        target = urlunsplit(urlsplit(urljoin(url, location))._replace(fragment=""))
+        origin_of(target)
+    except ValueError:  # a host or a port that cannot be one
+        return None
+    return target
 
 
 def without_user(url: str) -> str:
