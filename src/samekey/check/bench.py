@@ -26,6 +26,10 @@ BUSY = frozenset({409, 423, 425, 429, 503})
 """Answers after which a client tries again with the same key."""
 LONGEST_PAUSE = 5.0
 """Seconds that a Retry-After may ask for."""
+WATCH = 0.5
+"""Seconds for which a count must be still, after it has said something that no answer says."""
+REPEATS = 3
+"""How often an act is repeated that the count alone accuses."""
 
 
 class CannotGoOn(Exception):
@@ -66,6 +70,8 @@ class Trial:
     document: Any
     request: RawRequest
     exchange: RawExchange
+    at: float = field(default_factory=time.monotonic)
+    """When it was answered."""
 
 
 @dataclass(slots=True)
@@ -88,6 +94,8 @@ class Bench:
     quoted: bool = True
     counter: Counter | None = None
     """One that has been seen to rise; None if nobody counts."""
+    distrusted: bool = False
+    """The count has changed by itself, and is not used any more."""
     identity: Identity = field(default_factory=Identity)
     duration: float = 0.0
     """Seconds of the slowest ordinary answer so far."""
@@ -232,7 +240,76 @@ class Bench:
             return act(), None
         before = counting.settled()
         result = act()
-        return result, counting.operations(before, counting.settled())
+        after = counting.settled()
+        if after < before:
+            self.distrust()
+            return result, None
+        return result, counting.operations(before, after)
+
+    def looked_at(self, first: RawExchange, act: Callable[[], RawExchange]) -> tuple[RawExchange, Sight]:
+        """Sends a second request of an operation, and says what it led to; it must lead to nothing new."""
+        exchange, effects = self.counted(act)
+        by_answer = seen(self.identity, first, exchange, None)
+        if effects and by_answer is not Sight.RAN:
+            contradicted = by_answer is not Sight.UNCLEAR
+            if not self.stands(effects, 0, lambda: self.counted(act)[1], contradicted=contradicted):
+                return exchange, Sight.UNCLEAR if by_answer is Sight.REPLAYED else by_answer
+        return exchange, seen(self.identity, first, exchange, effects)
+
+    def stands(
+        self,
+        effects: int | None,
+        most: int,
+        repeat: Callable[[], int | None] | None = None,
+        *,
+        contradicted: bool = False,
+    ) -> int | None:
+        """The effects, if the count can be believed where it alone tells of more than it should.
+
+        It must be still while nothing is sent. Where answers contradict it, it must say the same of a
+        repetition: one rise may be somebody else's.
+        """
+        if effects is None or effects <= most:
+            return effects
+        if self.counter is None:
+            return None
+        if self.counter.moves(max(WATCH, 2 * self.duration)):
+            self.distrust()
+            return None
+        if repeat is None or not contradicted:
+            return effects
+        for _ in range(REPEATS):
+            if (repeat() or 0) > most:
+                return effects
+        self.distrust()
+        return None
+
+    def distrust(self) -> None:
+        """From here on nobody counts."""
+        self.counter, self.distrusted = None, True
+        self.tell()
+
+    def tell(self) -> None:
+        """A fact for the report: how effects are told."""
+        facts = self.report.facts
+        if self.counter is not None:
+            facts["effects"] = f"counted by {self.endpoint.count_url}"
+        elif self.identity:
+            names = [*sorted(self.identity.members), *(["Location"] if self.identity.location else [])]
+            facts["effects"] = f"told apart by the answers: {', '.join(names) or 'the whole body'}"
+        else:
+            facts["effects"] = f"cannot be told: {self.untold}"
+        if self.distrusted:
+            facts["count URL"] = "changes by itself (others use it too), so it was not used"
+        elif self.endpoint.count_url is not None and self.counter is None:
+            facts["count URL"] = "does not rise with a new operation, so it was not used"
+
+    @property
+    def untold(self) -> str:
+        """Why a replay cannot be told from a run."""
+        if self.distrusted:
+            return "the count URL changes by itself, so it tells nothing"
+        return "every answer is the same; give a count URL"
 
     def again(
         self,
@@ -252,8 +329,7 @@ class Bench:
             method=method,
             url=url or operation.request.url,
         )
-        exchange, effects = self.counted(lambda: self.steady(request))
-        return exchange, seen(self.identity, operation.exchange, exchange, effects)
+        return self.looked_at(operation.exchange, lambda: self.steady(request))
 
     @property
     def patience(self) -> float:

@@ -85,6 +85,12 @@ class Counter:
             time.sleep(min(2 * self.lag + STEP, PATIENCE))
         return self.read()
 
+    def moves(self, seconds: float) -> bool:
+        """Whether it changes while nothing is sent: others use it too."""
+        before = self.settled()
+        time.sleep(seconds)
+        return self.read() != before
+
     def calibrate(self, before: int) -> None:
         """After an operation that is alone: how much it has added, and after how long."""
         began = time.monotonic()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError
-from .masking import is_credential
+from .masking import Secrets, is_credential, secrets_of, without_secrets
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -49,6 +49,8 @@ class Endpoint:
     retention: float | None = None
     """Seconds after which a key is forgotten; given, the check waits for it."""
     name: str = ""
+    secret_values: frozenset[str] = field(default=frozenset(), repr=False)
+    """What else must not be shown: what a plan took from the environment."""
 
     def __post_init__(self) -> None:
         check_url(self.url)
@@ -61,6 +63,14 @@ class Endpoint:
     def other_tenant(self) -> Headers:
         """All headers of the second tenant."""
         return over(self.headers, self.other_headers)
+
+    @property
+    def secrets(self) -> Secrets:
+        """What no report may show."""
+        variations = [variation for variation in (self.slow, self.failing) if variation is not None]
+        headers = [*self.headers, *self.other_headers, *(pair for row in variations for pair in row.headers)]
+        urls = [url for url in (self.url, self.count_url) if url is not None]
+        return secrets_of(headers, urls, self.secret_values)
 
     @property
     def credentials(self) -> frozenset[str]:
@@ -76,24 +86,30 @@ def over(headers: Headers, others: Headers) -> Headers:
 
 
 def check_url(url: str) -> None:
-    """Refuses what cannot be asked, in a sentence."""
+    """Refuses what cannot be asked, in a sentence that holds nothing secret."""
+    shown = without_secrets(url)
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise ConfigurationError(f"{url!r} is no URL: {error}.") from None
+    except ValueError:
+        raise ConfigurationError(f"{shown!r} is no URL: its host or its port makes no sense.") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ConfigurationError(f"{url!r} cannot be asked: write http://host:port/path or https://….")
+        raise ConfigurationError(f"{shown!r} cannot be asked: write http://host:port/path or https://….")
     if not url.isprintable() or " " in url:
-        raise ConfigurationError(f"{url!r} holds characters that a URL cannot have; encode them.")
+        raise ConfigurationError(f"{shown!r} holds characters that a URL cannot have; encode them.")
 
 
 def header_of(text: str) -> tuple[str, str]:
     """``Name: value``, as it is written on a command line."""
     name, colon, value = text.partition(":")
     name, value = name.strip(), value.strip()
-    if not colon or not name or not name.isascii() or any(c.isspace() for c in name) or not _is_value(value):
-        raise ConfigurationError(f"{text!r} is no header: write 'Name: value'.")
+    if not colon or not name or not name.isascii() or any(c.isspace() for c in name):
+        raise ConfigurationError("A header is none (it is not shown here): write 'Name: value'.")
+    if not _is_value(value):
+        raise ConfigurationError(
+            f"The value of the header {name!r} cannot be sent: write 'Name: value', in characters of "
+            "Latin-1 and on one line."
+        )
     if name.lower() == "idempotency-key":
         raise ConfigurationError("Idempotency-Key is what the check sends by itself; leave it out.")
     return name, value

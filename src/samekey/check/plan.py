@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,13 @@ def read_plan(path: Path, environment: Mapping[str, str] = os.environ) -> Plan:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The plan {path} is no TOML: {error}.") from None
     _known("the plan", found, _TOP)
+    used = frozenset(environment[name] for name in _VARIABLE.findall(str(found)) if name in environment)
     rows = found.get("endpoint")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ConfigurationError(f"The plan {path} has no endpoint: write [[endpoint]] and its url.")
     shared = {name: _headers(name, found.get(name, {}), environment) for name in _TENANTS}
     return Plan(
-        tuple(_endpoint(row, shared, environment) for row in rows),
+        tuple(replace(_endpoint(row, shared, environment), secret_values=used) for row in rows),
         _typed("profile", found.get("profile"), str),
         _typed("strict", found.get("strict"), bool) or False,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from .masking import Secrets, shown_url
 from .rules import RULES, Rule, Severity
 from .wire import RawExchange
 
@@ -26,7 +27,8 @@ class Finding:
     rule: Rule
     detail: str
     """What was seen, in a sentence."""
-    exchanges: tuple[RawExchange, ...] = ()
+    exchanges: tuple[RawExchange, ...] = field(default=(), repr=False)
+    """As they were, with everything secret; reports show them masked."""
 
     @property
     def id(self) -> str:
@@ -41,8 +43,8 @@ class Report:
     method: str
     profile: str
     strict: bool = False
-    secrets: frozenset[str] = frozenset()
-    """Names of headers whose values are never shown."""
+    secrets: Secrets = field(default_factory=Secrets)
+    """What is never shown."""
     silent: frozenset[str] = frozenset()
     """Rules that the profile says nothing about."""
     name: str = ""
@@ -55,11 +57,22 @@ class Report:
     facts: dict[str, str] = field(default_factory=dict)
     requests: int = 0
     seconds: float = 0.0
+    unchecked: str = ""
+    """Why the endpoint could not be checked at all."""
 
     @property
     def ok(self) -> bool:
-        """Nothing wrong was found."""
-        return not self.findings
+        """It was checked, and nothing wrong was found."""
+        return not self.findings and not self.unchecked
+
+    def mask(self) -> None:
+        """Takes what is secret out of every sentence; exchanges are masked where they are shown."""
+        hidden = self.secrets.out_of
+        self.url, self.name = shown_url(self.url, self.secrets), hidden(self.name)
+        self.findings = [replace(finding, detail=hidden(finding.detail)) for finding in self.findings]
+        self.notes = [replace(note, detail=hidden(note.detail)) for note in self.notes]
+        self.not_proven = {rule: hidden(why) for rule, why in self.not_proven.items()}
+        self.facts = {name: hidden(value) for name, value in self.facts.items()}
 
     def found(self, *prefixes: str) -> bool:
         """Whether there is a finding whose id begins with one of these."""

@@ -11,6 +11,7 @@ from itertools import groupby
 from ..errors import ConfigurationError
 from .bench import Bench, Budget, CannotGoOn, Died, Stop
 from .endpoint import Endpoint
+from .masking import shown_url
 from .probes import (
     concurrency,
     documentation,
@@ -30,7 +31,7 @@ from .probes.baseline import baseline
 from .profiles import profile_of
 from .report import Report
 from .rules import RULES
-from .wire import is_loopback
+from .wire import Unreachable, is_loopback
 
 Progress = Callable[[str, int, int], None]
 """Is told what is being looked at, how much is done, and of how much."""
@@ -74,6 +75,7 @@ PROBES: tuple[tuple[str, Probe], ...] = (
     ("expiry", lifetime.expiry),
     ("how refusals are worded", documentation.refusals),
     ("OpenAPI", documentation.openapi),
+    ("the first operation again", lifetime.still_known),
 )
 
 SIDE_BY_SIDE = frozenset(
@@ -106,21 +108,43 @@ def check(
     :class:`~samekey.check.wire.Unreachable` if there is no server.
     """
     rules = profile_of(profile)
-    report = Report(
-        endpoint.url, endpoint.method, profile, strict, endpoint.credentials, rules.silent, endpoint.name
-    )
+    report = _report(endpoint, profile, strict)
     if not mine and not all(
         is_loopback(url) for url in (endpoint.url, endpoint.count_url) if url is not None
     ):
         raise ConfigurationError(
-            f"{endpoint.url} is not on this machine. A check carries out operations and races them: say "
-            "--mine if the endpoint is yours and may be checked."
+            f"{shown_url(endpoint.url, report.secrets)} is not on this machine. A check carries out "
+            "operations and races them: say --mine if the endpoint is yours and may be checked."
         )
     began = time.monotonic()
     bench = Bench(endpoint, rules, report, budget or Budget())
-    _walk(bench, progress or (lambda *_: None))
+    try:
+        _walk(bench, progress or (lambda *_: None))
+    except (ConfigurationError, Unreachable) as error:
+        raise type(error)(report.secrets.out_of(str(error))) from None
     report.seconds = time.monotonic() - began
+    report.mask()
     return report
+
+
+def not_checked(endpoint: Endpoint, why: str, profile: str, *, strict: bool = False) -> Report:
+    """The report of an endpoint that could not be checked."""
+    report = _report(endpoint, profile, strict)
+    report.unchecked = report.secrets.out_of(why)
+    report.mask()
+    return report
+
+
+def _report(endpoint: Endpoint, profile: str, strict: bool) -> Report:
+    return Report(
+        endpoint.url,
+        endpoint.method,
+        profile,
+        strict,
+        endpoint.secrets,
+        profile_of(profile).silent,
+        endpoint.name,
+    )
 
 
 def _steps() -> Iterator[tuple[str, list[Probe]]]:

@@ -7,6 +7,7 @@ headers, bytes that are not ASCII, half a body. It knows nothing about idempoten
 from __future__ import annotations
 
 import http.client
+import io
 import ipaddress
 import socket
 import ssl
@@ -15,7 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 MAX_ANSWER = 4 * 1024 * 1024
 """Bytes of an answer that are read: more than any answer of an API, and a bound."""
@@ -146,18 +151,49 @@ def send(request: RawRequest, timeout: float) -> RawExchange:
             link.sendall(request.whole())
         except OSError:
             pass  # it may have answered before it read everything
-        return read(link, request, began)
+        return read(link, request, began, began + timeout)
 
 
-def read(link: socket.socket, request: RawRequest, began: float) -> RawExchange:
-    """The answer to a request that was sent on this connection."""
+class _Until(io.RawIOBase):
+    """What comes on a connection up to a moment: a time-out of its own for each part bounds nothing."""
+
+    def __init__(self, link: socket.socket, end: float) -> None:
+        self._link = link
+        self._end = end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._link.settimeout(left)
+        return self._link.recv_into(buffer)
+
+
+class _Source:
+    """One buffer for all answers on a connection: what follows an interim answer is not lost."""
+
+    def __init__(self, link: socket.socket, end: float) -> None:
+        self._buffer = io.BufferedReader(_Until(link, end))
+
+    def makefile(self, mode: str) -> io.BufferedReader[_Until]:
+        return self._buffer
+
+
+def read(link: socket.socket, request: RawRequest, began: float, end: float) -> RawExchange:
+    """The answer to a request that was sent on this connection, if all of it is there before the end."""
+    source = _Source(link, end)
+    interim: list[http.client.HTTPResponse] = []  # one that is let go closes the buffer
     try:
         # HEAD and the like are never sent, so the method only matters for whether there is a body.
         while True:
-            response = http.client.HTTPResponse(link, method=request.method)
+            response = http.client.HTTPResponse(source, method=request.method)  # type: ignore[arg-type]
             response.begin()
             if response.status >= 200:
                 break
+            interim.append(response)
         body = response.read(MAX_ANSWER)
     except TimeoutError:
         return RawExchange(request, None, "no answer in time", time.monotonic() - began)
@@ -217,7 +253,7 @@ def together(requests: Sequence[RawRequest], timeout: float) -> list[RawExchange
                 link.sendall(request.whole()[-1:])
             except OSError:
                 pass
-            answers[place] = read(link, request, began)
+            answers[place] = read(link, request, began, began + timeout)
 
     threads = _started(
         [

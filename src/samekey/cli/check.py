@@ -17,12 +17,13 @@ from rich.text import Text
 from ..check import Budget, Endpoint, Report, Unreachable, check
 from ..check.endpoint import ABSENT, body_of, headers_of
 from ..check.plan import Plan, read_plan
+from ..check.profiles import profile_of
 from ..check.render.as_json import as_json
 from ..check.render.junit import as_junit
 from ..check.render.page import as_page
 from ..check.render.people import lines
 from ..check.render.sarif import as_sarif
-from ..check.run import Progress
+from ..check.run import Progress, not_checked
 from ..errors import ConfigurationError, SamekeyError
 from .output import printable
 from .spec import write
@@ -114,30 +115,39 @@ def check_command(
         if form not in FORMATS:
             raise ConfigurationError(f"There is no format {form!r}: use {', '.join(FORMATS)}.")
         wanted = _wanted(url, plan, body, header, other_header, count_url, method)
-        with _shown(quiet=form == "json") as progress:
-            reports = [
-                check(
+        rules = profile_of(profile or wanted.profile or "ietf").name
+    except SamekeyError as error:
+        typer.echo(f"samekey: {printable(str(error))}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    reports: list[Report] = []
+    wrong = 0
+    with _shown(quiet=form == "json") as progress:
+        for endpoint in wanted.endpoints:
+            # One endpoint that cannot be checked takes nothing away from what is known of the others.
+            try:
+                report = check(
                     endpoint,
-                    profile or wanted.profile or "ietf",
+                    rules,
                     strict=strict or wanted.strict,
                     mine=mine,
                     budget=Budget(timeout, rate),
                     progress=progress,
                 )
-                for endpoint in wanted.endpoints
-            ]
-    except Unreachable as error:
-        typer.echo(f"samekey: {printable(str(error))}", err=True)
-        raise typer.Exit(UNREACHABLE) from None
-    except SamekeyError as error:
-        typer.echo(f"samekey: {printable(str(error))}", err=True)
-        raise typer.Exit(WRONG_USE) from None
+            except (Unreachable, SamekeyError) as error:
+                typer.echo(f"samekey: {printable(str(error))}", err=True)
+                wrong = max(wrong, UNREACHABLE if isinstance(error, Unreachable) else WRONG_USE)
+                report = not_checked(endpoint, str(error), rules, strict=strict or wanted.strict)
+            reports.append(report)
+    if wrong and len(reports) == 1:
+        raise typer.Exit(wrong)
     if form == "text" and output is None:
         _print(reports)
     else:
         write(FORMATS[form](reports), output, WRONG_USE)
-    if not all(report.ok for report in reports):
+    if any(report.findings for report in reports):
         raise typer.Exit(FOUND)
+    if wrong:
+        raise typer.Exit(wrong)
 
 
 def _wanted(

@@ -11,10 +11,13 @@ from ..bench import Bench, CannotGoOn, Incident, Stop, Trial
 from ..counting import Counter
 from ..endpoint import ABSENT, check_url
 from ..judging import identity_of, is_marked
+from ..masking import shown_url
 from ..variants import leaves
 from ..wire import RawExchange, RawRequest, Unreachable
 
 REDIRECTS = frozenset({307, 308})
+QUIET = 0.3
+"""Seconds before the first operation in which the count must be still."""
 
 _ADVICE = {
     401: "Give credentials with --header 'Authorization: …'.",
@@ -47,7 +50,7 @@ def baseline(bench: Bench) -> None:
     bench.identity = identity_of(
         operation.exchange.answer, second.exchange.answer, bench.endpoint.same, _sent(operation)
     )
-    _tell(bench)
+    bench.tell()
     if is_marked(operation.exchange.answer):
         bench.report.find(
             "replay.marker", "The answer to a new key is marked as a replay.", [operation.exchange]
@@ -96,7 +99,9 @@ def _counter(bench: Bench) -> Counter | None:
     if url is None:
         return None
     counter = Counter(lambda: bench.send(bench.request(method="GET", url=url)))
-    counter.read()
+    if counter.moves(QUIET):
+        bench.distrusted = True
+        return None
     return counter
 
 
@@ -187,23 +192,10 @@ def _give_up(bench: Bench, exchange: RawExchange) -> None:
     advice = (
         f"It leads to {place}: check that." if place else _ADVICE.get(exchange.status, "Is the body right?")
     )
-    said = (
-        exchange.answer.body.decode("utf-8", "replace").strip()[:300] if exchange.answer is not None else ""
-    )
+    said = exchange.answer.body.decode("utf-8", "replace").strip() if exchange.answer is not None else ""
+    said = bench.report.secrets.out_of(said)[:300]
+    url = shown_url(exchange.request.url, bench.report.secrets)
     raise NotAccepted(
-        f"{bench.endpoint.method} {exchange.request.url} was answered {exchange.status}, so nothing could be "
+        f"{bench.endpoint.method} {url} was answered {exchange.status}, so nothing could be "
         f"checked. {advice}" + (f" It said: {said}" if said else "")
     )
-
-
-def _tell(bench: Bench) -> None:
-    facts = bench.report.facts
-    if bench.counter is not None:
-        facts["effects"] = f"counted by {bench.endpoint.count_url}"
-    elif bench.identity:
-        names = [*sorted(bench.identity.members), *(["Location"] if bench.identity.location else [])]
-        facts["effects"] = f"told apart by the answers: {', '.join(names) or 'the whole body'}"
-    else:
-        facts["effects"] = "cannot be told: every answer is the same; give a count URL"
-    if bench.endpoint.count_url is not None and bench.counter is None:
-        facts["count URL"] = "does not rise with a new operation, so it was not used"

@@ -40,9 +40,10 @@ def _judge(bench: Bench, incident: Incident, *, once: bool) -> None:
     """``once``: the cause is known to pass, so that a 5xx that stays is a remembered one."""
     report = bench.report
     first, last = incident.exchanges[0], incident.exchanges[-1]
-    if incident.effects is not None:
-        if incident.effects > 1:
-            said = f"A request that got {first.status or first.silence} had {incident.effects} effects"
+    effects = bench.stands(incident.effects, 1)
+    if effects is not None:
+        if effects > 1:
+            said = f"A request that got {first.status or first.silence} had {effects} effects"
             report.find("errors.ran-twice", f"{said}, with its retries.", [first, last])
             return
         report.hold("errors.ran-twice")

@@ -16,7 +16,7 @@ def no_key(bench: Bench) -> None:
     exchange, effects = bench.counted(lambda: bench.steady(request))
     if exchange.failed:
         _failed(bench, "header.missing", "A request without the header", exchange)
-    elif exchange.refused and effects:
+    elif exchange.refused and bench.stands(effects, 0):
         bench.report.find(
             "header.missing",
             f"It was refused with {exchange.status}, and carried out all the same.",
@@ -48,7 +48,7 @@ def empty_key(bench: Bench) -> None:
             [first, second],
         )
     elif what is Sight.UNCLEAR:
-        bench.report.cannot_tell("every answer is the same; give a count URL", "header.empty")
+        bench.report.cannot_tell(bench.untold, "header.empty")
     else:
         bench.report.hold("header.empty")
 

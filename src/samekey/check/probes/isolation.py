@@ -69,7 +69,7 @@ def another_tenant(bench: Bench) -> None:
             bench.report.hold("isolation.tenant")
             return
     if what is Sight.UNCLEAR:
-        bench.report.cannot_tell("every answer is the same; give a count URL", "isolation.tenant")
+        bench.report.cannot_tell(bench.untold, "isolation.tenant")
         return
     said = "gets the first one's answer" if what is Sight.REPLAYED else f"is answered {exchange.status}"
     bench.report.find(

@@ -62,7 +62,7 @@ def spellings(bench: Bench) -> None:
             [operation.exchange, exchange],
         )
     elif what is Sight.UNCLEAR:
-        bench.report.cannot_tell("every answer is the same; give a count URL", "header.spellings")
+        bench.report.cannot_tell(bench.untold, "header.spellings")
     else:
         bench.report.hold("header.spellings")
 

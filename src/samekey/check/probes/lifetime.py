@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
-from ..bench import Bench
+from ..bench import Bench, Trial
 from ..judging import Sight
+from ..rules import Severity
 
 _WORDS = ("expir", "retention", "ttl", "lifetime")
 
@@ -40,3 +43,41 @@ def expiry(bench: Bench) -> None:
     time.sleep(0.4 * kept)
     exchange, what = bench.again(operation)
     bench.report.facts["after expiry"] = f"a retry {what} ({exchange.status})"
+
+
+def still_known(bench: Bench) -> None:
+    """At the very end, the first operation once more: a key that lives for seconds is of no use."""
+    if any(finding.rule.severity is Severity.ERROR for finding in bench.report.findings):
+        bench.report.cannot_tell("an earlier finding comes first", "lifetime.forgotten")
+        return
+    first = bench.operations[0]
+    if _is_over(bench, first):
+        bench.report.cannot_tell("the published time was over before the check was", "lifetime.forgotten")
+        return
+    exchange, what = bench.looked_at(first.exchange, lambda: bench.answered(first.request))
+    age = f"{time.monotonic() - first.at:.1f} s"
+    if what is Sight.RAN:
+        bench.report.find(
+            "lifetime.forgotten",
+            f"The first request of the check was sent again after {age}, and was carried out a second time.",
+            [first.exchange, exchange],
+        )
+    elif what is Sight.REPLAYED:
+        bench.report.hold("lifetime.forgotten")
+        bench.report.facts["keys are kept"] = f"for {age} at least"
+    else:
+        said = bench.untold if what is Sight.UNCLEAR else f"it was answered {exchange.status}"
+        bench.report.cannot_tell(said, "lifetime.forgotten")
+
+
+def _is_over(bench: Bench, operation: Trial) -> bool:
+    """Whether the key may be forgotten by now, by what the plan or the server itself says."""
+    kept = bench.endpoint.retention
+    if kept is not None and time.monotonic() - operation.at > 0.8 * kept:
+        return True
+    said = operation.exchange.answer.header("idempotency-key-expires") if operation.exchange.answer else None
+    try:
+        end = parsedate_to_datetime(said or "")
+    except (ValueError, TypeError):
+        return False
+    return (end if end.tzinfo else end.replace(tzinfo=UTC)) <= datetime.now(UTC)

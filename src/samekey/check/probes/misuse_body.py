@@ -216,7 +216,7 @@ def members_twice(bench: Bench) -> None:
             replays,
         )
     elif all(what is Sight.UNCLEAR for _, what in seen):
-        bench.report.cannot_tell("every answer is the same; give a count URL", "misuse.duplicates")
+        bench.report.cannot_tell(bench.untold, "misuse.duplicates")
     else:
         bench.report.hold("misuse.duplicates")
 

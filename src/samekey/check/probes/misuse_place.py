@@ -51,6 +51,6 @@ def _look(bench: Bench, rule: str, where: str, seen: list[tuple[RawExchange, Sig
                 bench.report.find(rule, f"A used key {where} got the old answer.", [first, exchange])
                 return
     if all(what is Sight.UNCLEAR for _, what in seen):
-        bench.report.cannot_tell("every answer is the same; give a count URL", rule)
+        bench.report.cannot_tell(bench.untold, rule)
     else:
         bench.report.hold(rule)

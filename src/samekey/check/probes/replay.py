@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..bench import BUSY, Bench, Stop, Trial
-from ..judging import Sight, document_of, is_marked, seen
+from ..judging import Sight, document_of, is_marked
 from ..variants import reordered
 from ..wire import RawAnswer, RawExchange
 
@@ -15,8 +15,7 @@ SAME = ("replay.status", "replay.body", "replay.respelled", "replay.headers", "r
 def replay(bench: Bench) -> None:
     """Retries the first operation twice. Whoever fails here has nothing else to be asked about."""
     first = bench.operations[0]
-    exchange, effects = bench.counted(lambda: bench.answered(first.request))
-    what = seen(bench.identity, first.exchange, exchange, effects)
+    exchange, what = bench.looked_at(first.exchange, lambda: bench.answered(first.request))
     _must_be_a_replay(bench, first, exchange, what)
     if first.exchange.status == 202 and exchange.status == 202:
         exchange = _finished(bench, first)
@@ -26,8 +25,8 @@ def replay(bench: Bench) -> None:
             )
             return
     base = exchange if first.exchange.status == 202 else first.exchange
-    third, effects = bench.counted(lambda: bench.answered(first.request))
-    _must_be_a_replay(bench, first, third, seen(bench.identity, base, third, effects))
+    third, what = bench.looked_at(base, lambda: bench.answered(first.request))
+    _must_be_a_replay(bench, first, third, what)
     for retry in (exchange, third):
         _compare(bench, base, retry)
     bench.report.hold(*SAME)
@@ -63,7 +62,7 @@ def _must_be_a_replay(bench: Bench, first: Trial, exchange: RawExchange, what: S
         if what is Sight.REPLAYED:
             bench.report.hold("replay.ran-again")
         else:
-            bench.report.cannot_tell("every answer is the same; give a count URL", "replay.ran-again")
+            bench.report.cannot_tell(bench.untold, "replay.ran-again")
         return
     raise Stop("a plain retry does not get the first answer")
 
@@ -147,6 +146,6 @@ def reorder(bench: Bench) -> None:
             [operation.exchange, exchange],
         )
     elif what is Sight.UNCLEAR:
-        bench.report.cannot_tell("every answer is the same; give a count URL", "replay.reordered")
+        bench.report.cannot_tell(bench.untold, "replay.reordered")
     else:
         bench.report.hold("replay.reordered")

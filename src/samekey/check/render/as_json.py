@@ -32,6 +32,7 @@ def content(report: Report) -> dict[str, Any]:
     """One report, ready for ``json.dumps``."""
     return {
         "ok": report.ok,
+        "unchecked": report.unchecked or None,
         "url": report.url,
         "method": report.method,
         "name": report.name,

@@ -20,6 +20,13 @@ def as_junit(reports: Sequence[Report]) -> str:
 
 
 def _suite(root: ET.Element, report: Report) -> None:
+    if report.unchecked:
+        suite = ET.SubElement(
+            root, "testsuite", name=_text(f"{report.method} {report.url}"), tests="1", errors="1"
+        )
+        case = ET.SubElement(suite, "testcase", classname=f"samekey.check.{report.profile}", name="endpoint")
+        ET.SubElement(case, "error", message=_text(report.unchecked))
+        return
     verdicts = report.verdicts()
     suite = ET.SubElement(
         root,

@@ -34,6 +34,9 @@ def _report(report: Report) -> Iterator[str]:
         f'<p class="dim">profile {escape(report.profile)}{", strict" if report.strict else ""}; '
         f"{report.requests} requests, {report.seconds:.1f} s</p>"
     )
+    if report.unchecked:
+        yield f'<p class="error">Not checked: {escape(report.unchecked)}</p>'
+        return
     if report.ok:
         yield '<p class="ok">Nothing wrong was found.</p>'
     for finding in report.findings:

@@ -12,6 +12,10 @@ def lines(report: Report) -> Iterator[str]:
     """The findings first, each with what it rests on; then what else was seen."""
     name = f"{report.name}: " if report.name else ""
     yield f"{name}{report.method} {report.url}, profile {report.profile}{', strict' if report.strict else ''}"
+    if report.unchecked:
+        yield ""
+        yield f"✗ not checked: {report.unchecked}"
+        return
     for finding in report.findings:
         yield from _finding(report, finding)
     if report.notes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from ..masking import shown_answer, shown_request
 from ..report import Finding, Report
@@ -19,6 +20,16 @@ def as_sarif(reports: Sequence[Report]) -> str:
         "runs": [
             {
                 "tool": {"driver": {"name": "samekey check", "rules": [_rule(name) for name in RULES]}},
+                "invocations": [
+                    {
+                        "executionSuccessful": not any(report.unchecked for report in reports),
+                        "toolExecutionNotifications": [
+                            {"level": "error", "message": {"text": f"{report.url}: {report.unchecked}"}}
+                            for report in reports
+                            if report.unchecked
+                        ],
+                    }
+                ],
                 "results": [
                     _result(report, finding)
                     for report in reports
@@ -47,7 +58,7 @@ def _result(report: Report, finding: Finding) -> dict[str, Any]:
         "ruleIndex": list(RULES).index(finding.id),
         "level": str(finding.rule.severity),
         "message": {"text": finding.detail},
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": report.url}}}],
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(report.url)}}}],
         "properties": {
             "fix": finding.rule.fix,
             "exchanges": [
@@ -56,3 +67,8 @@ def _result(report: Report, finding: Finding) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _uri(url: str) -> str:
+    """What is masked in it is not ASCII."""
+    return quote(url, safe="%/:?&=@[]#;+,~")
