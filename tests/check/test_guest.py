@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from samekey.check.wire import RawRequest, send, together
-from tests.check.base import Asked, Record, Reply, Server, said
+from tests.check.base import Asked, Record, Reply, Server
 from tests.check.broken import ReplaysAndRuns
 from tests.check.test_broken import report_of
 from tests.check.test_command import samekey_check
@@ -188,11 +188,3 @@ def test_a_server_that_has_said_when_it_forgets_may() -> None:
 def test_the_report_says_for_how_long_a_key_was_seen_to_be_kept() -> None:
     report = report_of(Server())
     assert "lifetime.forgotten" in report.passed and report.facts["keys are kept"].endswith("s at least")
-
-
-def test_nothing_is_said_of_an_endpoint_without_operations() -> None:
-    class Fails(Server):
-        def answer(self, asked: Asked) -> Reply:
-            return said(500, {"detail": "always"})
-
-    assert [finding.id for finding in report_of(Fails(), count=False).findings] == ["endpoint.fails"]
