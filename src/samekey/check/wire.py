@@ -16,11 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 MAX_ANSWER = 4 * 1024 * 1024
 """Bytes of an answer that are read: more than any answer of an API, and a bound."""
@@ -164,7 +161,7 @@ class _Until(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError
