@@ -90,6 +90,8 @@ class Service:
         app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant())
         self._client = TestClient(app, raise_server_exceptions=False)
         self._idempotency = idempotency
+        self.steps: dict[str, str | None] = {}
+        """What a handler has told of its steps: the provider's ids."""
 
     def post(self, key: str = "k") -> Any:
         return self._client.post("/charges", headers={"Idempotency-Key": key}, json={"cents": 450})

@@ -56,7 +56,7 @@ _LEADS_ON: Final = frozenset({202, 301, 307, 308})
 _LATER: Final = frozenset({408, 425, 429})
 _SAYS_NOTHING: Final = frozenset({401, 403, 404, 405, 407, 413, 415, 421, 431})
 """Made before anybody looks at the key: by a gateway, by whoever checks credentials, by a router."""
-_DEFINITE_5XX: Final = frozenset({501, 505})
+DEFINITE_5XX: Final = frozenset({501, 505})
 _IN_USE: Final = frozenset({"in_progress", "idempotency_key_in_use"})
 _ADYEN_IN_PROGRESS: Final = "704"
 """Adyen: "request already processed or in progress", as 409 or 422; or any answer marked as transient."""
@@ -95,7 +95,20 @@ def _meaning(answer: Answer, request: Request, replayed: bool, target: str | Non
         return Meaning.LATER
     if status in _SAYS_NOTHING:
         return Meaning.REFUSED
-    return Meaning.UNCLEAR if status >= 500 and status not in _DEFINITE_5XX else Meaning.FINAL
+    return Meaning.UNCLEAR if status >= 500 and status not in DEFINITE_5XX else Meaning.FINAL
+
+
+_ABOUT_KEYS: Final = frozenset({400, 409, 422})
+
+
+def is_about_the_key(answer: Answer, dialect: Dialect) -> bool:
+    """Whether it complains of the key, and not of the operation: mostly that the key was used before, with
+    another request. What became of that one it does not say. Each provider has words of its own for it, but
+    all of them name the key."""
+    if answer.status not in _ABOUT_KEYS:
+        return False
+    body = answer.body.decode("utf-8", "replace").lower()
+    return "idempoten" in body or dialect.header.lower() in body or _code(answer) == "reused"
 
 
 def _conflict(answer: Answer) -> Meaning:

@@ -421,9 +421,10 @@ class PhasedRun:
         if unsure:
             yield from self.ways.belated.unsure(self.lease, self.operation_id, Sent((step,)))
 
-    def effect(self, name: str, rules: EffectRules) -> Effect:
+    def effect(self, name: str, rules: EffectRules, *, first: bool) -> Effect:
         effect = Effect(downstream_key(self.lease.scope, self.lease.key, name), source=rules.source)
         effect.window = None if rules.window_ms is None else rules.window_ms / 1000
+        effect.tried_before = not first
         return effect
 
     def _take_back(self, position: int, name: str) -> Flow[None]:

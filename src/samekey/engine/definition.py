@@ -112,6 +112,8 @@ class Effect:
         """Seconds that are left for the call when it begins: the longest time-out to give your client."""
         self.window: float | None = None
         """Seconds for which the provider knows the key, as the phase was told; None: it was told nothing."""
+        self.tried_before = False
+        """An earlier attempt meant this call too, and may have sent it."""
 
     def __repr__(self) -> str:
         return f"<Effect {self.key}>"

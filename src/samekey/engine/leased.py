@@ -13,6 +13,7 @@ from ..core.outcome import Outcome
 from ..core.problem import uncertain_answer, verdict_answer
 from ..core.program import Program
 from ..core.record import Answer, Lease, Record
+from ..core.states import Mode
 from ..errors import SamekeyError, StoreError
 from ..stores.keys import Absent, Keys, Seen
 from ..stores.sql.overruling import Moved
@@ -52,6 +53,7 @@ class Leased:
             running = Running(claim, rules, Operation(claim, record.id), lease=lease)
             running.expires_at = record.expires_at
             running.attempts = record.attempts
+            running.operation.tried_before = claim.mode is Mode.REPEATABLE and record.attempts > 1
             running.reused = decision.reused
             return running
         except BaseException:

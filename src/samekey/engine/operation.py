@@ -64,6 +64,8 @@ class Operation:
         self.began = next(MOMENTS)
         self.known = False
         """Whether the handler has it in its hands, and may have told others its id."""
+        self.tried_before = False
+        """An earlier run may have called providers, and was repeated without proof that it had not."""
 
     @property
     def provider_id(self) -> str | None:

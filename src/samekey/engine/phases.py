@@ -155,7 +155,7 @@ class AsyncPhasedOperation(_Operation):
         with run.step(name, PhaseKind.EFFECT) as (position, phase):
             if phase is not None and phase.done:
                 return decode_value(phase.result)
-            effect = run.effect(name, rules)
+            effect = run.effect(name, rules, first=phase is None)
             todo = await drive(run.prepare(position, name, phase, rules))
             if isinstance(todo, FoundWord):
                 return await drive(run.adopt(position, name, effect, todo))
@@ -232,7 +232,7 @@ class PhasedOperation(_Operation):
         with run.step(name, PhaseKind.EFFECT) as (position, phase):
             if phase is not None and phase.done:
                 return decode_value(phase.result)
-            effect = run.effect(name, rules)
+            effect = run.effect(name, rules, first=phase is None)
             todo = drive(run.prepare(position, name, phase, rules))
             if isinstance(todo, FoundWord):
                 return drive(run.adopt(position, name, effect, todo))

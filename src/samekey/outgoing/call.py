@@ -17,17 +17,18 @@ from datetime import timedelta
 from typing import Any, Final, Literal, assert_never
 from weakref import WeakKeyDictionary
 
-from ..client.carry import Act, Finished, Keyed, kept
+from ..client.carry import Act, Finished, Keyed, Told, kept
 from ..client.course import SAFE_PART, NeverSent, Patience
 from ..client.entry import Entry
 from ..client.errors import KeyExpired, OperationChanged, RedirectRefused, Unsettled
 from ..client.journal import MemoryJournal
+from ..client.reading import DEFINITE_5XX, is_about_the_key
 from ..client.wire import Answer, Request
 from ..core.pointer import find, parse_pointer
 from ..engine.definition import Effect
 from ..engine.events import Events
 from ..engine.jobs import JobContext
-from ..engine.operation import Operation
+from ..engine.operation import MOMENTS, Operation
 from ..engine.sending import Sender, sender
 from ..errors import ConfigurationError, NotExecuted, OutcomeUnknown
 from .profiles import Profile
@@ -115,13 +116,17 @@ class Outgoing:
         patience = replace(self.patience, follow=False)
         if isinstance(who, Effect) and who.timeout > 0:
             patience = replace(patience, deadline=min(patience.deadline, timedelta(seconds=who.timeout)))
-        keyed = Keyed(dialect=self.profile.dialect, patience=patience, journal=_sent_by(who))
-        entry = Entry.of(request, name or "the only call", key, time.time())
+        dialect = self.profile.dialect
+        if own is not None:  # it is left as it is, whatever its length
+            dialect = replace(dialect, longest=max(dialect.longest, len(own)))
+        calls = _calls_of(who)
+        keyed = Keyed(dialect=dialect, patience=patience, journal=calls, max_body=self.max_body)
+        # A call is known by its key, whoever has set it: one key, one call.
+        entry = Entry.of(request, key, key, time.time())
         if isinstance(who, Operation):
             who.acts()
-        finished = yield from self._said(kept(keyed, request, entry), name)
-        # Whoever has asked for the key itself has told the operation which step it is.
-        self._note_id(who, name if own is None else None, finished.answer)
+        finished = yield from self._said(kept(keyed, request, entry), name, calls)
+        self._note_id(who, name if own is None else self._step_of(who, own), finished.answer)
         return finished
 
     def _key(self, who: Sender, name: str, request: Request, own: str | None) -> str:
@@ -168,13 +173,23 @@ class Outgoing:
                 f"its key any more after {longest:g} s: a call now could be a second one. Nothing was sent."
             )
 
-    def _said(self, acts: Generator[Act, Any, Finished], name: str) -> Generator[Act, Any, Finished]:
+    def _step_of(self, who: Sender, own: str) -> str | None:
+        """The step whose key the handler has asked for, perhaps for one of several calls under way."""
+        steps = who.sent().steps if isinstance(who, Operation) else ()
+        keys = ((one.step, one.downstream_key) for one in steps if one.downstream_key is not None)
+        return next((step for step, key in keys if own in (key, self.profile.sent_key(key))), None)
+
+    def _said(
+        self, acts: Generator[Act, Any, Finished], name: str, calls: _Calls
+    ) -> Generator[Act, Any, Finished]:
         """The end of a call in the engine's words."""
         provider = self.profile.name
         try:
             finished = yield from acts
         except NeverSent as never:
-            raise NotExecuted(f"{provider} could not be reached, and nothing was sent.") from never.error
+            raise calls.not_executed(
+                f"{provider} could not be reached, and nothing was sent."
+            ) from never.error
         except Unsettled as unsettled:
             raise ProviderUnclear(f"{provider}: {unsettled.why}", unsettled.answer) from unsettled
         except (KeyExpired, RedirectRefused) as unsettled:
@@ -185,10 +200,31 @@ class Outgoing:
                 f"This operation makes two different calls to {provider} {called}; the second was not sent. "
                 'Name each: with step("authorise"): …; in phased work and jobs, give each an effect or a job.'
             ) from None
-        status = finished.answer.status
-        if not finished.told.happened and status in _NOT_LOOKED_AT:
-            raise NotExecuted(f"{provider} has not looked at the call: {status}.")
+        answer, told = finished.answer, finished.told
+        if not told.happened and answer.status in _NOT_LOOKED_AT:
+            raise calls.not_executed(f"{provider} has not looked at the call: {answer.status}.")
+        doubt = self._doubt(answer, told, calls)
+        if doubt is not None:
+            raise ProviderUnclear(f"{provider}: {doubt}", answer)
         return finished
+
+    def _doubt(self, answer: Answer, told: Told, calls: _Calls) -> str | None:
+        """Why an answer, although the provider will give no other, does not say what became of the call."""
+        status, tried = answer.status, told.attempts > 1 or calls.tried_before
+        if not told.settled or (calls.tried_before and not told.happened):
+            return f"an attempt before this one may have been carried out, and {status} says nothing of it."
+        if status >= 500 and status not in DEFINITE_5XX:
+            return f"it failed ({status}), perhaps after it had done the work."
+        if told.replayed:
+            return None
+        if status == 409 and tried:
+            return "409, perhaps because of an attempt before this one that was carried out."
+        if is_about_the_key(answer, self.profile.dialect):
+            return (
+                f"it complains of the key ({status}), which may have been used before, with another request. "
+                "What became of that one is not known. A call must be the very same at each attempt."
+            )
+        return None
 
     def _note_id(self, who: Sender, name: str | None, answer: Answer) -> None:
         """Before the handler goes on: if it fails now, what the provider made can be found by this."""
@@ -222,13 +258,35 @@ class Outgoing:
         logger.error("%s A retry of it may do it twice.", sentence)
 
 
-_senders: WeakKeyDictionary[Any, MemoryJournal] = WeakKeyDictionary()
-
-
-def _sent_by(who: Sender) -> MemoryJournal:
+class _Calls(MemoryJournal):
     """What this run of an operation, effect or job has sent: a call that is made again, and may have
     arrived, is no longer proof of anything; and another call under the same key is noticed."""
-    return _senders.setdefault(who, MemoryJournal())
+
+    def __init__(self, who: Sender) -> None:
+        super().__init__()
+        self.tried_before = who.attempts > 1 if isinstance(who, JobContext) else who.tried_before
+        """An earlier run may have sent anything of this, and nobody knows what."""
+        self._may_repeat = isinstance(who, Operation)
+
+    def begin(self, entry: Entry) -> Entry | None:
+        found = super().begin(entry)
+        # What never left may be tried again where its operation was declared to be repeatable.
+        return entry if found is None and self.tried_before and not self._may_repeat else found
+
+    def not_executed(self, sentence: str) -> NotExecuted:
+        """A call was not carried out, by proof. If others were sent, that is no word about them."""
+        error = NotExecuted(sentence)
+        with self._lock:
+            if self._kept:
+                error.is_word_of("one of several calls", 0, next(MOMENTS))
+        return error
+
+
+_senders: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
+
+
+def _calls_of(who: Sender) -> _Calls:
+    return _senders.setdefault(who, _Calls(who))
 
 
 def _at(place: str, body: bytes) -> str | None:
