@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select, text
+from typing import Any
+
+import pytest
+from sqlalchemy import func, insert, literal_column, select, text
 
 from samekey.sqlalchemy import Session
 from tests.sqlalchemy.stacks import Note, Stack, write
@@ -112,3 +115,52 @@ def test_a_pool_is_not_held_by_sessions_that_wait_for_their_operation(stack: Sta
             assert post(f"k{number}").status == 201
         assert stack.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     assert len(stack.rows()) == 6
+
+
+KEEPS: dict[str, Any] = {
+    "for update": select(Note).with_for_update(),
+    "for share in a text": text("select * from notes for share"),
+    "a lock": select(func.pg_advisory_xact_lock(7)),
+    "a lock in a text": text("select pg_advisory_xact_lock(7)"),
+    "a lock in a literal": select(literal_column("pg_advisory_xact_lock(7)")),
+    "a setting": select(func.set_config("app.tenant", "ann", True)),
+    "a row": select(insert(Note).values(text="early").returning(Note.id).cte()),
+}
+READS: dict[str, Any] = {
+    "an aggregate": select(func.count(), func.lower(Note.text)).group_by(Note.text),
+    "a text with with": text(
+        "with x as (select 1 as one) select one, count(*) from x where one in (1) group by one"
+    ),
+    "a text as objects": select(Note).from_statement(text("select id, text, about from notes")),
+    "a function": func.now(),
+}
+
+
+@pytest.mark.parametrize("make", ["async-postgres"], indirect=True)
+@pytest.mark.parametrize("what", KEEPS)
+def test_a_session_that_holds_more_than_what_it_has_read_is_refused(stack: Stack, what: str) -> None:
+    """Its lock would be let go where it joins, and the handler would go on as if it had it."""
+    stack.before = lambda session: session.execute(KEEPS[what]).all()
+    with stack.served() as post:
+        assert post().status == 500
+    assert (stack.runs, stack.rows()) == (0, [])
+
+
+@pytest.mark.parametrize("make", ["async-postgres"], indirect=True)
+@pytest.mark.parametrize("what", READS)
+def test_what_only_reads_before_the_claim_is_no_hindrance(stack: Stack, what: str) -> None:
+    def before(session: Session) -> None:
+        assert session.get_bind().dialect.name == "postgresql"
+        session.execute(READS[what]).all()
+
+    stack.before = before
+    with stack.served() as post:
+        assert post().status == 201
+    assert stack.rows() == ["tea"]
+
+
+def test_a_connection_that_was_taken_before_the_claim_may_have_written(stack: Stack) -> None:
+    stack.before = lambda session: session.connection().execute(text("delete from notes"))
+    with stack.served() as post:
+        assert post().status == 500
+    assert stack.runs == 0

@@ -23,12 +23,19 @@ from .savepoints import Savepoint, Shared
 
 OVER: Final = (
     "This session was in an operation that is over, so nothing was sent: it would stand outside of it. Do "
-    "the work before the handler returns, or do it with a session of its own. (After session.close() it is "
-    "an ordinary one again.)"
+    "the work before the handler returns, or do it with a session of its own. (After session.rollback() or "
+    "session.close() it is an ordinary one again.)"
 )
 _ISOLATION: Final = (
-    "The isolation level of an operation's transaction is samekey's to say, and it has begun. Use a session "
+    "The isolation level of an operation's transaction (and whether it is read-only or deferrable) is "
+    "samekey's to say, and it has begun. Use a session "
     "of your own, outside of the operation, for what needs another."
+)
+_OPTIONS: Final = (
+    "This session is bound to engines with different execution_options (schema_translate_map, say), or to "
+    "one without those of the engine that Idempotency was given. In an operation it has one connection, with "
+    "one set of them, and this was not sent. Use a session for each, or give Idempotency the engine without "
+    "them."
 )
 _TWO_PHASES: Final = (
     "samekey commits this transaction together with the answer; it cannot be prepared for a second phase. "
@@ -174,6 +181,7 @@ class OperationConnection(Connection):
 
     def __init__(self, engine: Engine, part: Part) -> None:
         self._part = part
+        self._adopted: Any = None
         # Never a new connection of the engine's pool, whatever happens to this one.
         super().__init__(engine, connection=_Proxied(part), _allow_revalidate=False)
 
@@ -209,8 +217,20 @@ class OperationConnection(Connection):
         with self._part.sending(writes=not reads(statement)):
             return super()._execute_context(dialect, constructor, statement, *args, **kwargs)
 
+    def adopt(self, engine: Engine) -> None:
+        """Takes the options of the engine that its session is bound to: ``engine.execution_options(…)`` of
+        the operation's, with the schemas of a tenant, say."""
+        wanted, own = engine.get_execution_options(), self.engine.get_execution_options()
+        if wanted == self._adopted:
+            return
+        if self._adopted is not None or own.keys() - wanted.keys():
+            raise ConfigurationError(_OPTIONS)
+        self.execution_options(**{name: wanted[name] for name in wanted if own.get(name) != wanted[name]})
+        self._adopted = wanted
+
     def execution_options(self, **options: Any) -> Any:
-        if "isolation_level" in options:
+        dialect: Any = self.dialect
+        if options.keys() & (dialect.connection_characteristics.keys() - {"logging_token"}):
             raise ConfigurationError(_ISOLATION)
         return super().execution_options(**options)
 

@@ -16,6 +16,7 @@ from sqlalchemy.util import greenlet_spawn
 from ..engine.exchange import Exchange, current_exchange
 from ..engine.within import Binding, SharedTransaction, current_transaction
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
+from .before import only_reads
 from .engines import EngineBinding
 from .joined import OVER, Part, reads
 from .savepoints import Shared
@@ -23,9 +24,10 @@ from .savepoints import Shared
 Entity = TypeVar("Entity")
 
 _WROTE_BEFORE: Final = (
-    "This session has written, or may have, before the operation began (in a dependency or a middleware), "
-    "and has not committed that: it would stand or fall without the operation. Nothing was sent. Commit it "
-    "before the handler is called, write it in the handler, or do it with a session of its own."
+    "This session has written or locked something, or may have (FOR UPDATE, a function that samekey does not "
+    "know), before the operation began (in a dependency or a middleware), and has not committed that: it "
+    "would stand or fall without the operation, and a lock would be let go. Nothing was sent. Commit it "
+    "before the handler is called, do it in the handler, or do it with a session of its own."
 )
 _OTHER_ENGINE: Final = (
     "This session is bound to another engine than the one that Idempotency(engine) was given, so what it "
@@ -60,6 +62,10 @@ class Joins:
     _samekey_past: SharedTransaction | None = None
     """That of an operation that was over when this session was made, or closed: it has nothing to do with it.
     What an operation has started may outlive it, with a copy of its context."""
+    _samekey_request: Any = None
+    """The request in which it has joined."""
+    _samekey_ended = False
+    """It was committed or rolled back after the handler has returned."""
     _samekey_wrote: Any = None
     """Outside of an operation: the transaction of its own in which it may have written."""
 
@@ -75,7 +81,7 @@ class Joins:
         found = super().get_bind(mapper, clause=clause, bind=bind, **kwargs)  # type: ignore[misc]
         if part is None:
             self._samekey_visit()
-            if not is_read and (self.autobegin or self._transaction is not None):  # type: ignore[attr-defined]
+            if self._samekey_keeps(clause) and (self.autobegin or self._transaction is not None):  # type: ignore[attr-defined]
                 self._autobegin_t()  # type: ignore[attr-defined]
                 self._samekey_wrote = self.get_transaction()  # type: ignore[attr-defined]
             return found
@@ -85,7 +91,14 @@ class Joins:
         assert isinstance(binding, EngineBinding)
         if not isinstance(found, Engine) or found.pool is not binding.engine.pool:
             raise ConfigurationError(_OTHER_ENGINE)
+        part.connection.adopt(found)
         return part.connection
+
+    def connection(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().connection(*args, **kwargs)  # type: ignore[misc]
+        if self._samekey_part is None:  # whoever has it may do anything with it
+            self._samekey_wrote = self.get_transaction()  # type: ignore[attr-defined]
+        return found
 
     def add(self, instance: object, *args: Any, **kwargs: Any) -> None:
         self._samekey_note()
@@ -104,6 +117,14 @@ class Joins:
         if not self._is_clean():  # type: ignore[attr-defined]
             self._samekey_join()  # before a flush is under way
         super().flush(objects)  # type: ignore[misc]
+
+    def commit(self) -> None:
+        super().commit()  # type: ignore[misc]
+        self._samekey_end()
+
+    def rollback(self) -> None:
+        super().rollback()  # type: ignore[misc]
+        self._samekey_end()
 
     def close(self) -> None:
         super().close()  # type: ignore[misc]
@@ -139,6 +160,7 @@ class Joins:
 
     def _samekey_note(self) -> None:
         """It is given something in an operation; nothing is sent yet, so nobody has to wait."""
+        self._samekey_renew()
         transaction = current_transaction.get()
         if (transaction is not None and not transaction.over) and not any(
             isinstance(one, _Guest) and one.session is self for one in transaction.guests
@@ -148,6 +170,7 @@ class Joins:
     def _samekey_join(self, *, reads: bool = False) -> Part | None:
         """The part that it has in the operation that is running, if one is. Raises where it cannot have one:
         it never goes elsewhere instead."""
+        self._samekey_renew()
         part, transaction = self._samekey_part, current_transaction.get()
         if transaction is self._samekey_past:
             transaction = None
@@ -155,10 +178,7 @@ class Joins:
             if transaction is None or transaction is part.transaction:
                 part.check(reads=reads)
                 return part
-            if not part.over:
-                raise ConfigurationError(_OTHER_OPERATION)
-            super().commit()  # type: ignore[misc] # of what is over: it sends nothing, or is refused
-            self._samekey_leave()
+            raise OperationOver(OVER) if part.over else ConfigurationError(_OTHER_OPERATION)
         if transaction is None:
             if self._samekey_left is not None and not self._samekey_left.over:
                 raise OperationOver(_GOES_ON)
@@ -171,8 +191,48 @@ class Joins:
             if transaction.shared is None:
                 transaction.shared = Shared(transaction, binding.engine)
         self._samekey_part = part = Part(transaction.shared)
+        self._samekey_request, self._samekey_ended = current_exchange.get(), False
         self._samekey_note()
         return part
+
+    def _samekey_keeps(self, clause: Any) -> bool:
+        """Whether a statement outside of an operation may leave more than what was read. (Nothing is sent
+        where an application only asks for the bind.)"""
+        if clause is None:
+            return bool(self._flushing)  # type: ignore[attr-defined]
+        return not only_reads(clause)
+
+    def _samekey_end(self) -> None:
+        """It was committed or rolled back. If its operation is over, it is an ordinary session from here on;
+        if only the handler has returned, from the operation's end on: until then it may be read from."""
+        part = self._samekey_part
+        if part is None or (part.over and current_transaction.get() is part.transaction):
+            return  # what the handler has left running ends nothing but by close()
+        if part.over:
+            self._samekey_leave()
+        elif part.transaction.settled:
+            self._samekey_ended = True
+
+    def _samekey_renew(self) -> None:
+        """A session that outlives its operation leaves it where it is used for something else: in another
+        request or operation, or after its end by the application. What was given to it in the operation and
+        was never sent is not taken along."""
+        part, transaction, request = self._samekey_part, current_transaction.get(), current_exchange.get()
+        if part is None or not part.over or not self._is_clean():  # type: ignore[attr-defined]
+            return
+        other_request = request is not None and request is not self._samekey_request
+        if transaction is part.transaction:
+            return  # what the handler has left running
+        other_operation = transaction is not None and not transaction.over
+        if not (self._samekey_ended or other_request or other_operation):
+            return
+        if part.transaction.settled:
+            super().commit()  # type: ignore[misc] # of what is over: it sends nothing
+        else:
+            super().rollback()  # type: ignore[misc]
+        if other_request:
+            self.expire_all()  # type: ignore[attr-defined]
+        self._samekey_leave()
 
     def _samekey_end_before(self) -> None:
         """A transaction that is open from before the operation. One that has only read ends here, and the
