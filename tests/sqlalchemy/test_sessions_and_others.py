@@ -86,7 +86,8 @@ def send(sql: str) -> None:
 def enqueued(stack: Stack) -> list[str]:
     jobs = "samekey.jobs" if stack.engine.dialect.name == "postgresql" else "samekey_jobs"
     with stack.plain.connect() as connection:
-        return sorted(connection.scalars(text(f"select name from {jobs}")))
+        found = connection.scalars(text(f"select name from {jobs}"))
+        return sorted(one.decode() if isinstance(one, bytes) else one for one in found)
 
 
 def forget_jobs(stack: Stack) -> None:
