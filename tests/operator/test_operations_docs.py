@@ -127,7 +127,7 @@ def test_every_finding_is_explained() -> None:
         for node in ast.walk(ast.parse(inspect.getsource(room)))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id == "Finding"
+        and node.func.id == "Diagnosis"
         and isinstance(node.args[0], ast.Constant)
     }
     assert described == codes

@@ -103,7 +103,7 @@ def test_a_write_ends_neither_the_loop_nor_its_attempt_in_silence(
     outbox.work(rounds=2)
     dead = outbox.job()
     assert (dead.state, dead.attempts) == ("dead", 2)
-    assert f"The job was done, but that could not be recorded: Ended: It raised {error.__name__}" in str(
+    assert f"The job was done, but that could not be recorded: Aborted: It raised {error.__name__}" in str(
         dead.error
     )
 

@@ -70,6 +70,7 @@ REPLACING: Final = frozenset(
         "recall",
         "found_not_executed",
         "close_dead",
+        "make_room",
         "atomic_commit",
         "atomic_outcome",
         "accept",
@@ -95,6 +96,7 @@ ENDING: Final = frozenset(
 """Statements that end what a marker says."""
 HARMLESS: Final = frozenset(
     {
+        "atomic_enter",
         "timeline",
         "former_lives",
         "stored_keys",
