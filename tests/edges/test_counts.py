@@ -168,8 +168,8 @@ def test_atomic_work_adds_no_commit(kind: Kind, meter: Any, postgres_url: str) -
     metered: Meter = meter(postgres_url, kind, "atomic")
     cost = metered.cost(keys=(b"new",))
     assert cost.transactions == (1, 1, 0), cost.sent
-    # A look before any connection is taken, the handler's own, the record. The lock and a look under it go with
-    # BEGIN, and the connection is cleaned for whoever has it next in one text with COMMIT.
+    # A look before any connection is taken, the handler's own, the record. The lock and a look under it go
+    # with BEGIN, and the connection is cleaned for whoever has it next in one text with COMMIT.
     until_commit = [sql for sql in cost.statements if "reset all" not in sql.lower()]
     assert len(until_commit) == 3 and "insert into effects" in until_commit[1], until_commit
     assert len(cost.statements) <= 4, cost.statements

@@ -194,11 +194,11 @@ def test_an_operation_that_runs_too_long_loses_its_connection_and_gives_its_plac
 ) -> None:
     async def story() -> None:
         async with asyncpg_driver(watched.url, pool_size=1) as driver:
-            key, told = new_key(), asyncio.Event()
+            key, told = new_key(), threading.Event()
             session = await driver.open()
             await session.connection.execute(INSERT, key)
             session.expire_after(0.01, told.set)
-            await told.wait()
+            assert await asyncio.to_thread(told.wait, 20)  # it is told by a thread, and wakes no loop
             assert driver._homes.here().operations.free == 1
             with pytest.raises(OperationOver):
                 await session.connection.execute(INSERT, key)
