@@ -85,8 +85,8 @@ def test_a_sync_handlers_outcome_is_recorded(request: pytest.FixtureRequest, sto
 
 
 def test_nothing_of_ours_is_run_there() -> None:
-    """Whoever wants a thread takes one of samekey's own: ``Lane``, ``in_a_thread``, ``Apart``. A client, and the
-    kit of users' tests, are no part of the engine."""
+    """Whoever wants a thread takes one of samekey's own: ``Lane``, ``in_a_thread``, ``Apart``. A client and
+    the kit of users' tests are no part of the engine."""
     package = Path(samekey.__file__).parent
     found = [
         f"{path.relative_to(package)}:{node.lineno}"
