@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.core.signals import request_finished
+from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
 
@@ -18,10 +19,13 @@ class SamekeyConfig(AppConfig):  # type: ignore[misc]
 
     def ready(self) -> None:
         from .checks import check, check_views
+        from .outside import watch, watch_all
 
         register(check, Tags.compatibility)
         register(check_views, Tags.urls)
         post_migrate.connect(_empty_the_test_database, sender=self, dispatch_uid="samekey")
+        connection_created.connect(watch, dispatch_uid="samekey")
+        watch_all()
         request_finished.connect(_leave_the_test_database, dispatch_uid="samekey")
 
 

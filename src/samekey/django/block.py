@@ -10,6 +10,7 @@ import logging
 from contextlib import suppress
 from typing import Any, Final
 
+from ..engine.within import current_transaction
 from ..errors import ConfigurationError, FailedTransaction, OpenTransaction
 
 logger = logging.getLogger("samekey")
@@ -70,6 +71,10 @@ class Block:
         self._open = True
 
     @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
     def is_marked(self) -> bool:
         """Whether Django would roll back at the end."""
         return self._open and bool(self.wrapper.needs_rollback or self.wrapper.closed_in_transaction)
@@ -103,8 +108,12 @@ class Block:
 def run_hooks(hooks: list[Any]) -> None:
     """``transaction.on_commit``, after the commit. The operation stands, whatever comes of them: its client
     must get the answer that every retry will get."""
-    for _, function, _ in hooks:
-        try:
-            function()
-        except Exception:
-            logger.exception("A function that was to run on commit failed; the operation stands")
+    token = current_transaction.set(None)  # what they write is their own
+    try:
+        for _, function, _ in hooks:
+            try:
+                function()
+            except Exception:
+                logger.exception("A function that was to run on commit failed; the operation stands")
+    finally:
+        current_transaction.reset(token)

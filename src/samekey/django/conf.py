@@ -16,7 +16,7 @@ from ..idempotency import Idempotency
 
 _KNOWN: Final = (
     *("DATABASE", "URL", "TENANT", "BINDING", "PROFILE", "POLICY", "SCHEMA", "OPTIONS"),
-    *("ROUTES", "UNDECORATED", "DECORATORS", "ON_ERROR"),
+    *("ROUTES", "UNDECORATED", "DECORATORS", "ON_ERROR", "OTHER_DATABASES"),
 )
 _PROFILES: Final[dict[str, Callable[..., Policy]]] = {
     "ietf": ietf,
@@ -41,6 +41,11 @@ class Settings:
     @property
     def url(self) -> str | None:
         return self.given.get("URL")
+
+    @property
+    def other_databases(self) -> frozenset[str]:
+        """The aliases to which an operation may write although that stands whatever becomes of it."""
+        return frozenset(self.given.get("OTHER_DATABASES", ()))
 
     def function(self, name: str) -> Callable[..., Any] | None:
         """A function that is given by itself or by its dotted path."""

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import Error, connections, transaction
@@ -149,6 +149,19 @@ def _is_in_testcase(wrapper: Any) -> bool:
     return any(block._from_testcase for block in blocks)
 
 
+def is_in_transaction() -> bool:
+    """Whether somebody holds a transaction of Django's open in this thread, other than a test."""
+    opened = connections.all(initialized_only=True)
+    return any(wrapper.in_atomic_block and not _is_in_testcase(wrapper) for wrapper in opened)
+
+
+IN_TRANSACTION: Final = (
+    "A middleware before samekey's holds a transaction open around it. The answer would be recorded before "
+    "that one commits, and replayed although it was rolled back. Nothing was run. Put the middleware that "
+    "opens it below samekey's in MIDDLEWARE, or use ATOMIC_REQUESTS."
+)
+
+
 def in_tests() -> bool:
     """Whether Django's test environment is set up in this process."""
     utils = sys.modules.get("django.test.utils")
@@ -186,7 +199,7 @@ class AsyncDjangoSession:
     """A session on Django's connection, for async code."""
 
     def __init__(self, session: Any) -> None:
-        self._session = session
+        self.session = session
         self.wrote = session.wrote
         self.in_transaction = session.in_transaction
         self.expire_after = session.expire_after
@@ -195,16 +208,16 @@ class AsyncDjangoSession:
 
     @property
     def connection(self) -> Any:
-        return self._session.connection
+        return self.session.connection
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        return await _in_djangos_thread(self._session.execute, statement)
+        return await _in_djangos_thread(self.session.execute, statement)
 
     async def commit(self) -> None:
-        await _in_djangos_thread(self._session.commit)
+        await _in_djangos_thread(self.session.commit)
 
     async def rollback(self) -> None:
-        await _in_djangos_thread(self._session.rollback)
+        await _in_djangos_thread(self.session.rollback)
 
 
 async def _in_djangos_thread(work: Callable[..., T], *args: Any) -> T:

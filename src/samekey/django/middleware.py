@@ -32,6 +32,7 @@ from ..engine.way import Finished, with_expiry
 from ..errors import ConfigurationError
 from .body import Caller, RequestBody
 from .conf import read, the_idempotency
+from .driver import IN_TRANSACTION, is_in_transaction
 from .framework import DJANGO, answer_of, response_of
 from .routes import Urlconf, route_of, stand_in_transactions
 
@@ -81,6 +82,7 @@ class IdempotencyMiddleware:
         if not isinstance(exchange, Exchange):
             with self._engine.unclaimed(exchange, request.path):
                 return self.app(request)
+        request.META[_AROUND] = is_in_transaction()
         with _in(exchange):
             try:
                 response = self.app(request)
@@ -148,6 +150,8 @@ class IdempotencyMiddleware:
         if guarded is None or guarded.leaves_alone(has_key):
             return None
         exchange.rules = guarded.rules
+        if has_key and request.META.get(_AROUND):
+            raise ConfigurationError(IN_TRANSACTION)
         if not guarded.at_handler:
             raise ConfigurationError(
                 f"{request.path} is of a URLconf that was not known when the request came, so its view was "
@@ -293,6 +297,8 @@ class IdempotencyMiddleware:
         return None if self._engine.abandon(running) else running
 
 
+_AROUND: Final = "samekey.around"
+"""Whether a transaction was open when the request came to us."""
 NO_TENANT: Final = (
     "SAMEKEY['TENANT'] is missing: a key belongs to a caller, and nobody may get another's answer. "
     "Give the dotted path of a function of the request, 'samekey.django.by_user' say."

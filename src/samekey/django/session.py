@@ -37,6 +37,11 @@ class DjangoSession:
         """Django's own, as ``django.db.connections`` gives it: the ORM of this thread writes through it."""
         return self._block.wrapper
 
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written on the connection is still in the transaction."""
+        return self._block.is_open
+
     def wrote(self) -> bool | None:
         found: bool | None = self._session.wrote()
         return found
@@ -106,10 +111,17 @@ class SavepointSession:
     def connection(self) -> Any:
         return self._wrapper
 
+    @property
+    def is_open(self) -> bool:
+        return not self._ended
+
     def wrote(self) -> bool | None:
         if self._changes is None:
             return None
-        return bool(self._wrapper.connection.total_changes != self._changes)
+        try:
+            return bool(self._wrapper.connection.total_changes != self._changes)
+        except (AttributeError, self._wrapper.Database.Error):
+            return True  # the view has closed it, and the next statement says so
 
     def in_transaction(self) -> bool:
         return not self._ended and not self._wrapper.needs_rollback

@@ -65,7 +65,11 @@ class SQLiteOnDjango:
         return self._wrapper
 
     def wrote(self) -> bool:
-        return self._loan.over or self._loan.gone or self._raw.total_changes != self._changes
+        try:
+            return self._loan.over or self._loan.gone or self._raw.total_changes != self._changes
+        except sqlite3.Error:
+            self._loan.lose()  # the view has closed it, so SQLite has rolled back
+            return True
 
     def in_transaction(self) -> bool:
         return True  # or it was rolled back, and has not escaped: the next statement says so
