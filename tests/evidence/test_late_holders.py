@@ -43,10 +43,8 @@ SOMEBODY = Actor("somebody", "a test")
 class Holder:
     """A call of ``once`` that is paused in its function until the test lets it go on."""
 
-    def __init__(
-        self, node: Node, ends: Callable[[], Any], *, is_async: bool = False, mode: str = "leased"
-    ) -> None:
-        self._node, self._ends, self._is_async, self._mode = node, ends, is_async, mode
+    def __init__(self, node: Node, ends: Callable[[], Any], *, is_async: bool = False) -> None:
+        self._node, self._ends, self._is_async = node, ends, is_async
         self.entered, self.go_on = threading.Event(), threading.Event()
         self.got: list[Any] = []
         self._thread = threading.Thread(target=self._call)
@@ -54,7 +52,7 @@ class Holder:
         assert self.entered.wait(60)
 
     def _call(self) -> None:
-        given: dict[str, Any] = {"tenant": "acme", "key": "k", "name": "pay", "mode": self._mode}
+        given: dict[str, Any] = {"tenant": "acme", "key": "k", "name": "pay"}
         once = self._node.idempotency.once
         try:
             self.got.append(
@@ -137,17 +135,6 @@ def given_up(node: Node) -> None:
 
 
 MEANWHILE = pytest.mark.parametrize("meanwhile", [found_nothing, given_up])
-
-
-def test_what_may_be_repeated_is_not_stuck_on_a_late_success(node: Node) -> None:
-    """Another attempt runs when the first holder comes back, and fails: the next one may run."""
-    first = Holder(node, paid, mode="repeatable")
-    node.end_leases()
-    second = Holder(node, nothing, mode="repeatable")
-    assert isinstance(first.finish(), LeaseLost)
-    assert isinstance(second.finish(), NotExecuted)
-    given: Any = {"tenant": "acme", "key": "k", "name": "pay", "mode": "repeatable"}
-    assert node.idempotency.once(run=paid, **given) == {"paid": "ch_1"}
 
 
 @MEANWHILE

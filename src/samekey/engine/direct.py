@@ -9,7 +9,7 @@ from ..core.disputes import Yes, check_set_aside
 from ..core.effects import Foreign, Keep, Says, Settle, TooLate, Unplaced, judge, unburied
 from ..core.program import Program
 from ..core.record import Record
-from ..core.states import Mode, State
+from ..core.states import State
 from ..errors import Contradicted
 from ..evidence import Declined, Evidence, Executed, answer_for, check_about, says
 from ..stores.protocols import Actor, Searching
@@ -104,9 +104,8 @@ class DirectResolver:
                     raise Moved
                 return Resolution.RESOLVED
             case Keep():
+                yield from self._dispute(record, said)
                 running = record.state is State.IN_PROGRESS
-                if not running or record.mode is not Mode.REPEATABLE:  # which may run again all the same
-                    yield from self._dispute(record, said)
                 return Resolution.TOO_EARLY if running else Resolution.UNPLACED
             case Unplaced():
                 yield from self._dispute(record, said)
