@@ -88,7 +88,7 @@ def _after(bench: Bench, leaving: Callable[[RawRequest], None]) -> tuple[RawExch
         except Unreachable:
             pass
         bench.answered(request)
-        return bench.send(request)
+        return bench.answered(request)
 
     for _ in range(3 if bench.incidents else 1):
         exchange, effects = bench.counted(act)
