@@ -66,6 +66,7 @@ def believe_the_no(patch: pytest.MonkeyPatch) -> None:
         return rules._judge(word, record, effects, others)
 
     patch.setattr(applying, "judge", alone)
+    patch.setattr(rules, "_in_doubt", lambda _about_now: None)
 
 
 IGNORED = [
