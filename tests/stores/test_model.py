@@ -238,6 +238,7 @@ def _leave(queries: Queries | None, scope: str, key: str, operation_id: str, *, 
         name="later",
         payload=b"{}",
         answers=0,
+        goes_on=0,
         delay_ms=TTL,
     )
     if dead:
