@@ -136,7 +136,8 @@ def test_atomic_work_of_a_paused_holder_is_undone(arena: Arena) -> None:
     assert second.is_new
     arena.wake("undone", place)
     late = request.result()
-    assert (late.status, late.code) == (503, "store_unavailable")
+    # It may wake before it has been cut off: then it finds the other's answer under its key, and gives that.
+    assert (late.status, late.code) == (503, "store_unavailable") or late.body == second.body
     assert (arena.evidence.runs("undone"), arena.evidence.effects("undone")) == (2, 1)
     assert arena.holder.send("/hung/atomic", "undone").repeats(second)
 
