@@ -8,6 +8,7 @@ follow a request has to open that many files, and to jump between them that ofte
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -143,6 +144,9 @@ def table(walks: Mapping[str, Walk]) -> str:
 
 def main() -> None:
     walks = asyncio.run(walk())
+    if "--json" in sys.argv:
+        print(json.dumps({name: (one.files, one.functions) for name, one in walks.items()}))
+        return
     print(table(walks))
     if "--verbose" in sys.argv:
         for name, one in walks.items():

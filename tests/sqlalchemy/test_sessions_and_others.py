@@ -192,11 +192,9 @@ def test_rows_that_are_fetched_piece_by_piece_are_nobody_elses(stack: Stack) -> 
 
 
 def test_a_bare_cursor_of_a_sessions_connection_writes_for_nobody_who_could_undo_it_alone(
-    stack: Stack, request: pytest.FixtureRequest
+    stack: Stack,
 ) -> None:
     """Past SQLAlchemy nobody can tell whose a statement is, so a rollback is refused rather than guessed."""
-    if "async-mariadb" in request.node.name or "async-sqlite" in request.node.name:
-        return  # drivers in threads: the test client's loop may end after the refusal, it is not known why
 
     def act(session: Session) -> None:
         bare = session.connection().connection.cursor()

@@ -88,7 +88,9 @@ class Part:
         self._begin()
         if self._writes is not False:
             self._shared.wrote(self)
-        return self._shared.lent.cursor(*args, **kwargs)
+        return (self._shared.lent if self._writes is not None else self._shared.unheard).cursor(
+            *args, **kwargs
+        )
 
     @property
     def bare(self) -> Any:

@@ -50,8 +50,11 @@ class Shared:
         self._counting = threading.Lock()
         self._speaking = 0
         self.lent = lent_connection(transaction, engine, self.speaking)
-        self.around = nullcontext if isinstance(self.lent, ThreadedConnection) else self.speaking
+        threaded = isinstance(self.lent, ThreadedConnection)
+        self.around = nullcontext if threaded else self.speaking
         """For what is sent where the connection itself does not tell when a session speaks."""
+        self.unheard = lent_connection(transaction, engine, nullcontext) if threaded else self.lent
+        """For cursors past SQLAlchemy: they are kept and used at any time, so nobody can tell for whom."""
         self._seen = transaction.session.sent()
         """Of the statements that were sent in the transaction: those that were ours, or have been noted."""
 
