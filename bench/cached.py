@@ -31,7 +31,7 @@ from lab.servers.redis import RedisServer
 from samekey import Idempotency
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.program import Row, Statement
-from samekey.drivers.asyncpg import AsyncpgDriver
+from samekey.drivers.postgres.asyncpg import AsyncpgDriver
 from samekey.tenants import single_tenant
 
 BUSY = 4

@@ -32,7 +32,7 @@ from samekey.core.claim import Claim
 from samekey.core.policy import ietf
 from samekey.core.record import Answer, Lease
 from samekey.core.states import Mode
-from samekey.drivers.asyncpg import AsyncpgDriver
+from samekey.drivers.postgres.asyncpg import AsyncpgDriver
 from samekey.drivers.run import run, run_async
 from samekey.drivers.url import drivers_for
 from samekey.stores.sql.keys import SqlKeys

@@ -54,9 +54,9 @@ from samekey.check import RULES
 from samekey.cli.app import app as command_line
 from samekey.core.problem import CODES
 from samekey.core.states import diagram
-from samekey.drivers.sqlite import SQLiteDriver
+from samekey.drivers.sqlite.driver import SQLiteDriver
 from samekey.encryption import fernet
-from samekey.engine.rules import _AT_THE_EDGE, Rules
+from samekey.engine.handler.rules import _AT_THE_EDGE, Rules
 from samekey.errors import SignatureRefused
 from samekey.stores.sql.queries import queries_for
 from samekey.tenants import single_tenant

@@ -16,7 +16,7 @@ from lab import ROOT
 from samekey import Idempotency
 from samekey.core.policy import Policy
 from samekey.core.settings import HandlerSettings, Settings
-from samekey.engine.rules import _AT_THE_EDGE
+from samekey.engine.handler.rules import _AT_THE_EDGE
 
 RIGHT = """\
 from datetime import timedelta

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Protocol
 
-from samekey.drivers.mysql import target_of
+from samekey.drivers.mysql.url import target_of
 
 Row = Sequence[Any]
 

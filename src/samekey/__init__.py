@@ -5,12 +5,12 @@ from .core.fingerprint import FingerprintRules
 from .core.header import KeyRules
 from .core.outcome import Outcome
 from .core.policy import Policy, ietf, stripe, stripe_v2
-from .engine.input import Input
+from .engine.evidence.said import Resolution
 from .engine.jobs import JobContext
 from .engine.operation import Operation, current_operation
-from .engine.phased import NOT_FOUND, Effect
-from .engine.phases import AsyncPhasedOperation, PhasedOperation
-from .engine.said import Resolution
+from .engine.phased.input import Input
+from .engine.phased.phased import NOT_FOUND, Effect
+from .engine.phased.phases import AsyncPhasedOperation, PhasedOperation
 from .errors import (
     CallDeclined,
     ConfigurationError,

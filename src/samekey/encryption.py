@@ -8,7 +8,7 @@ written with it has expired.
 
 from __future__ import annotations
 
-from .drivers.encrypted import Cipher
+from .drivers.wrappers.encrypted import Cipher
 from .errors import ConfigurationError
 
 __all__ = ["Cipher", "fernet"]

@@ -23,7 +23,7 @@ from fastapi.routing import APIRoute
 from .core.outcome import OnError
 from .edges.asgi import AsgiMiddleware
 from .edges.guards import Decorators, RouteGuard
-from .engine.marks import mark_of
+from .engine.handler.marks import mark_of
 from .errors import ConfigurationError
 from .idempotency import Idempotency
 from .openapi import describe

@@ -15,20 +15,20 @@ from .core.ledger import FIELDS, Comparison, Field, Ledgers
 from .core.policy import Policy
 from .core.record import Record
 from .core.states import Mode
-from .drivers.encrypted import Cipher
 from .drivers.url import Drivers
-from .engine.decorate import exempted, guard, phased_endpoint
+from .drivers.wrappers.encrypted import Cipher
 from .engine.engine import Engine
+from .engine.evidence.resolving import NamedOperation, resolve
+from .engine.evidence.said import Resolution
 from .engine.extending import Extension, extend
-from .engine.extras import Extras
-from .engine.input import model_of
+from .engine.handler.decorate import exempted, guard, phased_endpoint
+from .engine.handler.options import LeasedOptions, OnceOptions, PhasedOptions, TransactionOptions
+from .engine.handler.rules import rules_from, seconds
 from .engine.jobs import JobDefinition
 from .engine.once import Once, decorator
-from .engine.options import LeasedOptions, OnceOptions, PhasedOptions, TransactionOptions
-from .engine.phased import Definition
-from .engine.resolving import NamedOperation, resolve
-from .engine.rules import rules_from, seconds
-from .engine.said import Resolution
+from .engine.phased.extras import Extras
+from .engine.phased.input import model_of
+from .engine.phased.phased import Definition
 from .engine.within import Binding
 from .errors import ConfigurationError
 from .evidence import Evidence

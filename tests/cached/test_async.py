@@ -14,11 +14,11 @@ from samekey.core.claim import Claim
 from samekey.core.decide import Decision, Replay
 from samekey.core.program import Row, Statement
 from samekey.core.record import Answer
-from samekey.drivers.cached import AsyncCachedDriver
 from samekey.drivers.protocol import AsyncDriver, AsyncSession
-from samekey.drivers.redis_cache import AsyncRedisCache, CacheUrl
 from samekey.drivers.run import run_async
 from samekey.drivers.url import drivers_for
+from samekey.drivers.wrappers.cached import AsyncCachedDriver
+from samekey.drivers.wrappers.redis_cache import AsyncRedisCache, CacheUrl
 from samekey.engine.breaker import Breaker
 from samekey.testing.conformance_subject import retry_of
 from tests.cached.world import POLICY, World

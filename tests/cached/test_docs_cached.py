@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samekey.drivers import copies, redis_cache
+from samekey.drivers.wrappers import copies, redis_cache
 from samekey.engine import breaker
 from tests.chosen import whole
 

@@ -12,7 +12,7 @@ import pytest
 from lab.servers.redis import RedisServer
 from samekey.core.claim import Claim
 from samekey.core.decide import Replay, Withheld
-from samekey.drivers.cache_scripts import BLOCK
+from samekey.drivers.wrappers.cache_scripts import BLOCK
 from samekey.errors import StoreUnavailable
 from tests.cached.world import ANN, ANSWER, World
 from tests.chosen import whole

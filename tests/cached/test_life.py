@@ -8,8 +8,8 @@ import pytest
 
 from samekey.core.decide import Execute, Replay
 from samekey.core.record import COLUMNS
-from samekey.drivers.cache_scripts import DROP, FILL, LOOK
-from samekey.drivers.copies import LIFE, CacheRequest, Copies, Fetch
+from samekey.drivers.wrappers.cache_scripts import DROP, FILL, LOOK
+from samekey.drivers.wrappers.copies import LIFE, CacheRequest, Copies, Fetch
 from samekey.errors import StoreUnavailable
 from samekey.stores.cached import identity
 from samekey.stores.sql.queries import queries_for

@@ -10,7 +10,7 @@ from lab.servers.redis import RedisServer
 from samekey.core.claim import Claim
 from samekey.core.decide import Execute, Mismatch, Outstanding, Replay, Uncertain
 from samekey.core.record import Lease
-from samekey.drivers.copies import MARKER_LIFE
+from samekey.drivers.wrappers.copies import MARKER_LIFE
 from samekey.testing.conformance_subject import different_request, executed, lease_of, new_claim, retry_of
 from tests.cached.world import ANSWER, POLICY, World
 from tests.chosen import whole

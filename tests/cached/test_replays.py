@@ -6,8 +6,8 @@ import pytest
 
 from samekey.core.decide import Execute, Mismatch, Outstanding, Replay, Uncertain, Withheld
 from samekey.core.record import Answer
-from samekey.drivers.copies import LARGEST, LIFE, CacheRequest
 from samekey.drivers.run import run
+from samekey.drivers.wrappers.copies import LARGEST, LIFE, CacheRequest
 from samekey.testing.conformance_subject import (
     different_request,
     executed,

@@ -8,7 +8,7 @@ import pytest
 
 from samekey.core.program import Dialect
 from samekey.core.record import COLUMNS
-from samekey.drivers.copies import ENDING, EVICTING, HARMLESS, READING, REPLACING
+from samekey.drivers.wrappers.copies import ENDING, EVICTING, HARMLESS, READING, REPLACING
 from samekey.stores.cached import identity
 from samekey.stores.sql.queries import queries_for
 
@@ -27,7 +27,7 @@ def test_every_statement_on_a_key_has_its_list(dialect: Dialect) -> None:
     found = {name for name in queries_for(dialect) if {"scope", "key"} <= parameters(dialect, name)}
     # What stands for many of another name is made below the cache, of statements that have passed it.
     found = {name for name in found if name.removesuffix("_many") not in READING}
-    assert found <= known, "does it change a completed record? (drivers/copies.py)"
+    assert found <= known, "does it change a completed record? (drivers/wrappers/copies.py)"
 
 
 def test_the_lists_do_not_overlap() -> None:

@@ -13,12 +13,12 @@ from samekey.core.decide import Decision
 from samekey.core.policy import ietf
 from samekey.core.program import Program, Row, Statement
 from samekey.core.record import Answer
-from samekey.drivers.cached import AsyncCachedDriver, CachedDriver
-from samekey.drivers.copies import Copies
 from samekey.drivers.protocol import Driver, Session
-from samekey.drivers.redis_cache import AsyncRedisCache, CacheUrl, RedisCache
 from samekey.drivers.run import run, run_async
 from samekey.drivers.url import drivers_for
+from samekey.drivers.wrappers.cached import AsyncCachedDriver, CachedDriver
+from samekey.drivers.wrappers.copies import Copies
+from samekey.drivers.wrappers.redis_cache import AsyncRedisCache, CacheUrl, RedisCache
 from samekey.engine.breaker import Breaker
 from samekey.stores.cached import identity
 from samekey.stores.protocols import Actor

@@ -11,15 +11,15 @@ import pytest
 from samekey import SamekeyError
 from samekey.core.program import Program
 from samekey.core.record import Lease
-from samekey.drivers import asyncpg as asyncpg_driver
-from samekey.drivers.asyncpg_session import AsyncpgSession
 from samekey.drivers.pool import AsyncPool
-from samekey.engine.atomic import LockedAtomic
+from samekey.drivers.postgres import asyncpg as asyncpg_driver
+from samekey.drivers.postgres.asyncpg_session import AsyncpgSession
 from samekey.engine.errands import Errands
 from samekey.engine.exchange import Exchange
 from samekey.engine.keeper import Keeper
-from samekey.engine.leased import Leased
-from samekey.engine.way import Handled
+from samekey.engine.modes.atomic import LockedAtomic
+from samekey.engine.modes.leased import Leased
+from samekey.engine.modes.mode import Handled
 from samekey.stores.keys import Keys
 from tests.cancellation import test_once, test_requests, world
 from tests.cancellation.world import Found, Mode, Store

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import botocore.session
 
 from samekey.core.program import Program, Value
-from samekey.drivers.dynamodb import _LOADER
-from samekey.drivers.dynamodb_url import DynamoURL
+from samekey.drivers.dynamodb.driver import _LOADER
+from samekey.drivers.dynamodb.url import DynamoURL
 from samekey.drivers.run import run, run_async
 from samekey.drivers.url import drivers_for
 from samekey.stores.dynamodb.items import encode, pk_of

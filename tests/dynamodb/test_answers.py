@@ -12,8 +12,8 @@ from samekey.core.claim import Claim
 from samekey.core.decide import Replay, Withheld
 from samekey.core.record import Answer, Lease, encode_headers
 from samekey.core.states import State
-from samekey.drivers.encrypted import EncryptedDriver
 from samekey.drivers.run import run
+from samekey.drivers.wrappers.encrypted import EncryptedDriver
 from samekey.encryption import fernet
 from samekey.stores.dynamodb.finding import DynamoFinding
 from samekey.stores.dynamodb.plans import LARGEST_ANSWER

@@ -18,7 +18,7 @@ from lab.servers.dynamodb import NamedServer
 from samekey import ietf
 from samekey.core.decide import Execute, Outstanding
 from samekey.core.program import Program
-from samekey.drivers.dynamodb_clock import Clock
+from samekey.drivers.dynamodb.clock import Clock
 from samekey.drivers.run import run, run_async
 from samekey.drivers.url import drivers_for
 from samekey.errors import (

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import samekey
-from samekey.drivers.dynamodb_clock import TOLERATED
+from samekey.drivers.dynamodb.clock import TOLERATED
 from samekey.stores.dynamodb.items import KEPT_BEYOND, SHARDS
 from samekey.stores.dynamodb.plans import LARGEST_ANSWER
 from samekey.stores.dynamodb.table import DEFINITION, FORGET

@@ -16,7 +16,7 @@ from lab.processes import ServedApp, serve_asgi
 from lab.servers.dynamodb import NamedServer
 from samekey import Executed, Idempotency, Response
 from samekey.core.record import Record
-from samekey.engine.said import Resolution
+from samekey.engine.evidence.said import Resolution
 from samekey.errors import ConfigurationError
 from samekey.workers.reconciler import Reconciler
 from samekey.workers.sweeper import Sweeper

@@ -9,7 +9,7 @@ import pytest
 
 from lab.servers.dynamodb import NamedServer
 from samekey import Idempotency
-from samekey.drivers.dynamodb_url import DynamoURL
+from samekey.drivers.dynamodb.url import DynamoURL
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.engine.store import store_on

@@ -22,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
-from samekey.engine.options import LeasedOptions, TransactionOptions
+from samekey.engine.handler.options import LeasedOptions, TransactionOptions
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.edges.callers import AsgiApp, AsgiClient, Client, LoopThread, WsgiApp, WsgiClient
 from tests.edges.litestar_app import litestar_app, litestar_response

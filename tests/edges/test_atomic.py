@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from samekey import OutcomeUnknown, current_operation
-from samekey.engine.options import TransactionOptions
+from samekey.engine.handler.options import TransactionOptions
 from samekey.errors import CommitRefused, NothingWritten
 from tests.edges.apps import FRAMEWORKS, Kind, Setup
 from tests.edges.callers import Got, LoopThread

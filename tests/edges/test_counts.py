@@ -16,8 +16,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from samekey.drivers import sqlite as sqlite_driver
-from samekey.drivers.sqlite_lent import HandlerConnection
+from samekey.drivers.sqlite import driver as sqlite_driver
+from samekey.drivers.sqlite.lent import HandlerConnection
 from tests.edges.apps import Kind
 from tests.edges.callers import Client, LoopThread
 from tests.edges.conftest import Build

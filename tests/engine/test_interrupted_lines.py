@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from samekey import Idempotency
-from samekey.engine.boundary import Boundary
 from samekey.engine.engine import Engine
-from samekey.engine.leased import Leased
+from samekey.engine.handler.boundary import Boundary
+from samekey.engine.modes.leased import Leased
 from samekey.engine.once import Once
 from samekey.engine.operation import Running
 from samekey.errors import SamekeyError

@@ -22,7 +22,7 @@ from lab.processes import wait_until
 from lab.servers import mariadb
 from lab.servers.mariadb import NamedServer
 from samekey import Idempotency, current_operation
-from samekey.drivers.sqlite import SQLiteSession
+from samekey.drivers.sqlite.driver import SQLiteSession
 from samekey.errors import FailedTransaction, StoreUnavailable
 from tests.chosen import whole
 

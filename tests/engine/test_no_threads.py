@@ -13,8 +13,9 @@ import pytest
 from lab.processes import wait_until
 from samekey import Idempotency, current_operation
 from samekey.core.program import Program
-from samekey.drivers import loan, psycopg_session
+from samekey.drivers import loan
 from samekey.drivers.alarm import Alarm
+from samekey.drivers.postgres import psycopg_session
 from samekey.drivers.threads import Lane
 from samekey.engine.keeper import Keeper
 from samekey.errors import StoreBusy, StoreUnavailable

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from samekey.drivers.asyncpg import AsyncpgDriver
-from samekey.engine import atomic
+from samekey.drivers.postgres.asyncpg import AsyncpgDriver
+from samekey.engine.modes import atomic
 from samekey.errors import StoreUnavailable
 from samekey.stores.sql.queries import queries_for
 

@@ -15,7 +15,7 @@ import pytest
 from lab.processes import wait_until
 from samekey import Declined, Executed, OutcomeUnknown, Resolution, current_operation
 from samekey.drivers.run import run_in
-from samekey.engine.said import Said
+from samekey.engine.evidence.said import Said
 from samekey.errors import CallDeclined
 from samekey.stores.protocols import Actor
 from tests.evidence.conftest import Node

@@ -13,7 +13,7 @@ import pytest
 
 from samekey import AsyncPhasedOperation, Effect, Executed, Input, Response
 from samekey.core.states import State
-from samekey.engine.said import Said
+from samekey.engine.evidence.said import Said
 from samekey.workers.completer import Completer
 from tests.evidence.conftest import Node
 from tests.evidence.test_late_holders import SOMEBODY

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from lab.processes import PATIENCE
 from samekey import Idempotency, current_operation, ietf
-from samekey.engine.rules import seconds
+from samekey.engine.handler.rules import seconds
 from samekey.tenants import single_tenant
 from tests.fire.checkpoints import POLL, Checkpoints, Journal, current_key, with_checkpoints
 

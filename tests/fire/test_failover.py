@@ -24,7 +24,7 @@ from lab.servers.postgres_pair import PostgresPair
 from samekey import Idempotency, current_operation, ietf
 from samekey.drivers.run import run, run_async
 from samekey.drivers.url import drivers_for
-from samekey.engine import atomic
+from samekey.engine.modes import atomic
 from samekey.errors import SamekeyError, StoreUnavailable
 from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for

@@ -17,7 +17,7 @@ from lab.processes import wait_until
 from samekey import Outcome
 from samekey.core.outcome import OnError, judge
 from samekey.core.states import Mode as Ways
-from samekey.engine.way import Handled
+from samekey.engine.modes.mode import Handled
 from tests.chosen import stores
 from tests.edges.callers import AsgiClient, Got, LoopThread, Request, WsgiClient
 from tests.edges.world import Stores, World
@@ -157,7 +157,7 @@ def test_the_matrix_catches(
 ) -> None:
     """Each mutant is a mistake that was made once; the matrix must see it."""
     judged = Handled.ending.fget  # type: ignore[attr-defined]
-    import samekey.engine.rules as rules_module
+    import samekey.engine.handler.rules as rules_module
 
     def by_the_page(self: Handled) -> Any:
         found = judged(self)

@@ -23,8 +23,8 @@ from samekey.asgi import IdempotencyMiddleware
 from samekey.core.program import Row, Statement
 from samekey.core.record import Record
 from samekey.core.states import Mode
-from samekey.engine.phased import Effect
-from samekey.engine.phases import AsyncPhasedOperation
+from samekey.engine.phased.phased import Effect
+from samekey.engine.phased.phases import AsyncPhasedOperation
 from samekey.errors import StoreError
 from samekey.tenants import single_tenant
 from samekey.workers.completer import Completer

@@ -23,7 +23,7 @@ from samekey.core.program import Program
 from samekey.core.record import Record
 from samekey.core.states import Mode
 from samekey.drivers.run import run_in
-from samekey.engine.said import Said
+from samekey.engine.evidence.said import Said
 from samekey.errors import Contradicted
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.phases import Disputed, StoredInput

@@ -23,12 +23,12 @@ from samekey import (
 from samekey.core.fingerprint import RequestParts
 from samekey.core.record import Answer, Record
 from samekey.core.states import Mode
-from samekey.engine.asking import Asking
-from samekey.engine.desk import Desk
+from samekey.engine.evidence.asking import Asking
+from samekey.engine.evidence.desk import Desk
 from samekey.engine.exchange import Exchange
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from tests.operator.world import DAY, TENANT, World
 
 PAID = Response(201, {"id": "ch_1"})

@@ -15,7 +15,7 @@ import pytest
 
 from lab.processes import Racers
 from samekey.core.states import Mode
-from samekey.engine.input import Captured, Given, Input
+from samekey.engine.phased.input import Captured, Given, Input
 from samekey.stores.sql.phases import StoredInput
 from tests.chosen import whole
 from tests.operator.contest import ROLES, Bout, Node, Said, fight, leave

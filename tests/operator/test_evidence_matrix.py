@@ -387,6 +387,6 @@ def test_a_retry_does_not_run_what_the_provider_said_had_happened(world: World) 
 
 
 def RULES(world: World):  # type: ignore[no-untyped-def]
-    from samekey.engine.rules import rules_from
+    from samekey.engine.handler.rules import rules_from
 
     return rules_from(world.engine.engine.policy, Mode.LEASED, {})

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import samekey.core.effects as rules
-import samekey.engine.reconcile as applying
+import samekey.engine.evidence.reconcile as applying
 from samekey.core.effects import KnownEffect, Verdict, Word
 from samekey.core.program import Program
 from samekey.core.record import Record

@@ -17,7 +17,7 @@ from samekey import Response as Answer
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.effects import CLOCK_TOLERANCE_MS, Sent, SentStep
 from samekey.core.record import Record
-from samekey.engine.said import Resolution
+from samekey.engine.evidence.said import Resolution
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.upkeep import Upkeep
 from samekey.workers.reconciler import KEPT_BATCH, Reconciler

@@ -14,7 +14,7 @@ import typer.main
 import samekey.ops.doctor
 import samekey.ops.doctor_servers
 from samekey.cli.app import app
-from samekey.engine.said import Resolution
+from samekey.engine.evidence.said import Resolution
 from tests.operator.session import IDS, PAGE, PREPARE, URL, comparable, play, shop, unknown_payment, written
 from tests.operator.world import World
 

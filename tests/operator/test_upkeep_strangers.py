@@ -12,7 +12,7 @@ import pytest
 from samekey import Executed, Response, StillUnknown
 from samekey.core.backoff import Backoff
 from samekey.core.record import Record
-from samekey.engine.input import Captured, Given, Input
+from samekey.engine.phased.input import Captured, Given, Input
 from samekey.stores.protocols import Actor
 from samekey.workers.completer import Completer
 from samekey.workers.reconciler import LEASE, Reconciler

@@ -12,7 +12,7 @@ import pytest
 from samekey import Declined, Executed, NotExecuted, Response, StillUnknown
 from samekey.core.effects import Sent, SentStep
 from samekey.core.record import Record
-from samekey.engine.said import Resolution
+from samekey.engine.evidence.said import Resolution
 from samekey.errors import AmbiguousProviderId, ConfigurationError, SignatureRefused
 from samekey.stores.protocols import Actor
 from samekey.workers.reconciler import Reconciler

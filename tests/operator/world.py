@@ -25,7 +25,7 @@ from samekey.core.program import Program
 from samekey.core.record import Answer, Record
 from samekey.core.states import Mode, State
 from samekey.drivers.run import run
-from samekey.drivers.sqlite import SQLiteDriver
+from samekey.drivers.sqlite.driver import SQLiteDriver
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.operator import Operator, Transition

@@ -20,7 +20,7 @@ from lab.torture.outbox.run import Verdict
 from samekey import Backoff, Idempotency
 from samekey.asgi import IdempotencyMiddleware
 from samekey.cli.app import app as command_line
-from samekey.drivers import listen
+from samekey.drivers.postgres import listen
 from samekey.engine.jobs import JobDefinition
 from samekey.tenants import single_tenant
 from samekey.workers import outbox, wake, watchdog

@@ -13,8 +13,8 @@ import pytest
 from lab.processes import wait_until
 from lab.proxy import FaultProxy
 from lab.servers.postgres import PostgresServer
-from samekey.drivers import listen
-from samekey.drivers.listen import PostgresListener
+from samekey.drivers.postgres import listen
+from samekey.drivers.postgres.listen import PostgresListener
 from samekey.drivers.run import run
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.keys import SqlKeys

@@ -24,7 +24,7 @@ from lab.servers import mariadb
 from samekey import Backoff, Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
 from samekey.drivers.run import run
-from samekey.engine.options import TransactionOptions
+from samekey.engine.handler.options import TransactionOptions
 from samekey.stores.sql.jobs import Job
 from samekey.stores.sql.migrations import migrate
 from samekey.workers.outbox import OutboxWorker

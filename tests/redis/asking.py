@@ -11,8 +11,8 @@ from redis.crc import key_slot
 
 from samekey.core.program import Program
 from samekey.core.record import Record
-from samekey.drivers.redis import AsyncRedisDriver, RedisDriver
-from samekey.drivers.redis_url import read_url
+from samekey.drivers.redis.driver import AsyncRedisDriver, RedisDriver
+from samekey.drivers.redis.url import read_url
 from samekey.drivers.run import run, run_async
 from samekey.stores.keys import Keys
 from samekey.stores.redis.scripts import RedisStatements

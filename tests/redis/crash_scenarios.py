@@ -8,9 +8,9 @@ from samekey import Idempotency
 from samekey.core.claim import scope_of, scope_part
 from samekey.core.record import Answer
 from samekey.core.states import Mode
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from samekey.testing.crash import Points
 from tests.redis.subjects import RedisSubject, plain_client
 from tests.stores.crash_scenarios import PAID, exchange_of

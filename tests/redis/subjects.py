@@ -15,9 +15,9 @@ import redis.cluster
 
 from samekey.core.claim import downstream_base
 from samekey.core.program import Program, Value
-from samekey.drivers.redis import AsyncRedisDriver, RedisDriver
-from samekey.drivers.redis_plan import Layout
-from samekey.drivers.redis_url import RedisURL, read_url
+from samekey.drivers.redis.driver import AsyncRedisDriver, RedisDriver
+from samekey.drivers.redis.plan import Layout
+from samekey.drivers.redis.url import RedisURL, read_url
 from samekey.drivers.run import run, run_async
 from samekey.stores.keys import Keys
 from samekey.stores.redis.scripts import RedisStatements

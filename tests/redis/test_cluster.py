@@ -18,8 +18,8 @@ from lab.processes import Racers, spawn, wait_until
 from lab.servers.redis import NamedServer, RedisCluster, RedisServer, RedisUnavailable, connect
 from samekey import Idempotency, OutcomeUnknown, StillRunning, StoreUnavailable, current_operation
 from samekey.core.claim import downstream_base
-from samekey.drivers.redis_plan import Layout
-from samekey.drivers.redis_url import PARTITIONS
+from samekey.drivers.redis.plan import Layout
+from samekey.drivers.redis.url import PARTITIONS
 from samekey.drivers.run import run
 from tests.chosen import whole
 from tests.redis.conftest import unavailable

@@ -13,8 +13,8 @@ from samekey import ietf
 from samekey.core.program import Program
 from samekey.core.record import Answer, Lease
 from samekey.core.states import Mode
-from samekey.drivers.redis import RedisDriver
-from samekey.drivers.redis_url import read_url
+from samekey.drivers.redis.driver import RedisDriver
+from samekey.drivers.redis.url import read_url
 from samekey.drivers.run import run
 from samekey.stores.keys import Keys
 from samekey.stores.redis.scripts import RedisStatements

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from samekey.drivers import redis_url
-from samekey.drivers.redis_errors import _ACL
+from samekey.drivers.redis import url as redis_url
+from samekey.drivers.redis.errors import _ACL
 from samekey.stores.redis.finding import INDEXES
 from samekey.stores.redis.scripts import RedisStatements
 from tests.chosen import whole

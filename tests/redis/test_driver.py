@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from lab.processes import free_port, wait_until
 from lab.proxy import FaultProxy
 from lab.servers.redis import RedisServer, RedisUnavailable, connect
-from samekey.drivers.redis import AsyncRedisDriver, RedisDriver
-from samekey.drivers.redis_errors import translate
-from samekey.drivers.redis_url import RedisURL, read_url
+from samekey.drivers.redis.driver import AsyncRedisDriver, RedisDriver
+from samekey.drivers.redis.errors import translate
+from samekey.drivers.redis.url import RedisURL, read_url
 from samekey.drivers.run import run, run_async
 from samekey.errors import (
     ConfigurationError,

@@ -11,9 +11,9 @@ from lab.processes import free_port, wait_until
 from lab.servers.redis import NamedServer, RedisCluster, RedisServer, connect
 from samekey.core.claim import Claim
 from samekey.core.decide import Execute
-from samekey.drivers.redis import RedisDriver
-from samekey.drivers.redis_plan import INDEXES, Layout
-from samekey.drivers.redis_url import read_url
+from samekey.drivers.redis.driver import RedisDriver
+from samekey.drivers.redis.plan import INDEXES, Layout
+from samekey.drivers.redis.url import read_url
 from samekey.drivers.run import run
 from samekey.errors import (
     ConfigurationError,

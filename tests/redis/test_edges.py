@@ -27,11 +27,11 @@ from samekey import (
 )
 from samekey.core.claim import call_part, downstream_key, scope_of
 from samekey.core.states import State
-from samekey.drivers.redis import RedisDriver
-from samekey.drivers.redis_plan import Batch
+from samekey.drivers.redis.driver import RedisDriver
+from samekey.drivers.redis.plan import Batch
 from samekey.drivers.run import run, run_async
 from samekey.encryption import fernet
-from samekey.engine.said import Resolution
+from samekey.engine.evidence.said import Resolution
 from samekey.workers.reaper import Reaper
 from samekey.workers.reconciler import Reconciler
 from samekey.workers.sweeper import Sweeper

@@ -12,7 +12,7 @@ from lab.servers.dynamodb import find_server as find_dynamodb
 from lab.servers.redis_server import find_server as find_redis
 from samekey import Idempotency, NotExecuted, current_operation
 from samekey.core import effects
-from samekey.engine.said import Resolution
+from samekey.engine.evidence.said import Resolution
 from samekey.errors import SamekeyError
 from tests.dynamodb.conftest import migrated
 

@@ -21,7 +21,7 @@ import pytest
 from lab.processes import wait_until
 from lab.servers.pgbouncer import PgBouncer
 from samekey import Idempotency, current_operation
-from samekey.drivers import listen
+from samekey.drivers.postgres import listen
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.errors import StoreError

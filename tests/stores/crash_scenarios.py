@@ -20,9 +20,9 @@ from samekey.core.states import Mode
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.engine.exchange import Exchange
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from samekey.stores.sql.migrations import migrate
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.crash import Points

@@ -10,9 +10,9 @@ import psycopg
 from samekey import Idempotency
 from samekey.core.record import Answer
 from samekey.core.states import Mode
+from samekey.engine.handler.rules import Rules, rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import Rules, rules_from
-from samekey.engine.way import Handled
 from tests.stores.crash_scenarios import PAID, exchange_of
 
 Connection = psycopg.Connection[Any]

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 import psycopg
 
-from samekey.drivers.asyncpg import AsyncpgDriver
-from samekey.drivers.psycopg import PsycopgDriver
+from samekey.drivers.postgres.asyncpg import AsyncpgDriver
+from samekey.drivers.postgres.psycopg import PsycopgDriver
 
 PATIENCE = 20.0
 """Seconds that something may take which is certain to come."""

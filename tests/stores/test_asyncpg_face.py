@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from samekey.drivers.asyncpg_session import AsyncpgSession
+from samekey.drivers.postgres.asyncpg_session import AsyncpgSession
 from samekey.errors import CommitRefused, ConfigurationError, OperationOver, StoreError, UnfinishedWork
 from tests.stores.postgres_sessions import Watched, asyncpg_driver, new_key, until
 

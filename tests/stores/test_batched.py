@@ -12,9 +12,9 @@ import pytest
 from samekey.core.decide import Decision, Execute, Outstanding
 from samekey.core.policy import ietf
 from samekey.core.program import Row, Statement
-from samekey.drivers.batched import LARGEST, UNDER_WAY, AsyncBatchedDriver
 from samekey.drivers.protocol import AsyncDriver, AsyncSession
 from samekey.drivers.run import run_async
+from samekey.drivers.wrappers.batched import LARGEST, UNDER_WAY, AsyncBatchedDriver
 from samekey.errors import ConnectionLost, StoreBusy, StoreError, StoreUnavailable
 from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import Queries, queries_for

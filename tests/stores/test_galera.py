@@ -25,9 +25,9 @@ from samekey.core.decide import Execute, Outstanding
 from samekey.core.states import Mode
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from samekey.errors import StoreError
 from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for

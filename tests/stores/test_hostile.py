@@ -26,9 +26,9 @@ from samekey.core.record import Answer
 from samekey.core.states import Mode
 from samekey.drivers.run import run, run_async, run_in
 from samekey.drivers.url import drivers_for
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from samekey.errors import (
     ConnectionLost,
     OpenTransaction,

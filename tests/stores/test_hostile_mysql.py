@@ -20,8 +20,8 @@ from samekey import Idempotency
 from samekey.core.record import Answer
 from samekey.drivers.run import run_in
 from samekey.drivers.url import drivers_for
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.way import Handled
 from samekey.errors import ConfigurationError, ConnectionLost, OpenTransaction
 from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for

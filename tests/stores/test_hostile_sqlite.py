@@ -14,9 +14,9 @@ from samekey import Idempotency
 from samekey.core.record import Answer
 from samekey.core.states import Mode
 from samekey.drivers.run import run
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from samekey.errors import CommitRefused
 from samekey.testing.conformance import new_claim
 from samekey.testing.conformance_subject import executed

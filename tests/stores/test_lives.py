@@ -13,8 +13,8 @@ from samekey.core.decide import Execute
 from samekey.core.record import Answer, Record
 from samekey.core.states import Mode
 from samekey.drivers.run import run
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.operator import Operator

@@ -18,13 +18,13 @@ from samekey import Idempotency, ietf
 from samekey.core.decide import Decision, Execute, Outstanding
 from samekey.core.record import Lease
 from samekey.core.states import Mode
-from samekey.drivers.mysql import literal, packets, setup
-from samekey.drivers.pymysql import PyMySQLDriver
-from samekey.drivers.pymysql_lent import OurConnection
+from samekey.drivers.mysql.driver import PyMySQLDriver
+from samekey.drivers.mysql.lent import OurConnection
+from samekey.drivers.mysql.url import literal, packets, setup
 from samekey.drivers.run import run, run_in
 from samekey.drivers.url import drivers_for
+from samekey.engine.handler.rules import rules_from
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
 from samekey.errors import (
     ConfigurationError,
     SchemaMismatch,

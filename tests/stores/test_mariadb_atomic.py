@@ -19,13 +19,13 @@ from lab.servers.mariadb import MariaDBServer, NamedServer, ask, connected
 from samekey import Idempotency, current_operation
 from samekey.core.record import Answer, Lease
 from samekey.core.states import Mode
-from samekey.drivers.mysql_text import ends_transaction
-from samekey.drivers.pymysql import PyMySQLDriver
-from samekey.drivers.pymysql_lent import OurConnection
+from samekey.drivers.mysql.driver import PyMySQLDriver
+from samekey.drivers.mysql.lent import OurConnection
+from samekey.drivers.mysql.text import ends_transaction
 from samekey.drivers.run import run_in
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from samekey.errors import (
     CommitRefused,
     CommitUncertain,

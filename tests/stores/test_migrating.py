@@ -19,7 +19,7 @@ from lab.processes import wait_until
 from lab.servers import mariadb
 from samekey import Idempotency
 from samekey.cli.app import app
-from samekey.drivers.mysql import target_of
+from samekey.drivers.mysql.url import target_of
 from samekey.engine import migrating
 from samekey.engine.migrating import migrate_patiently
 from samekey.errors import StoreBusy

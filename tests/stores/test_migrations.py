@@ -22,7 +22,7 @@ from samekey.core.record import Answer
 from samekey.core.states import Mode, State
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
-from samekey.engine.rules import rules_from
+from samekey.engine.handler.rules import rules_from
 from samekey.errors import ConfigurationError, SchemaMismatch
 from samekey.stores.sql import migrations as module
 from samekey.stores.sql.keys import SqlKeys

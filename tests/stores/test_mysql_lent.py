@@ -17,13 +17,13 @@ from lab.processes import wait_until
 from lab.servers.mariadb import NamedServer, connected
 from samekey import Idempotency
 from samekey.core.states import Mode
-from samekey.drivers.mysql_text import ends_transaction, is_plain
-from samekey.drivers.pymysql import PyMySQLDriver, PyMySQLSession
-from samekey.drivers.pymysql_async import AsyncPyMySQLDriver
+from samekey.drivers.mysql.driver import PyMySQLDriver, PyMySQLSession
+from samekey.drivers.mysql.driver_async import AsyncPyMySQLDriver
+from samekey.drivers.mysql.text import ends_transaction, is_plain
 from samekey.drivers.threaded_session import AsyncConnection
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from samekey.errors import CommitRefused, OperationOver, StoreUnavailable
 from tests.chosen import whole
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of

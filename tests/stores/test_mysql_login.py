@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from samekey.drivers.pymysql import PyMySQLDriver
+from samekey.drivers.mysql.driver import PyMySQLDriver
 from samekey.errors import StoreUnavailable
 
 PASSWORD = "correct-horse"

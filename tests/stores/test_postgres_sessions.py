@@ -16,7 +16,7 @@ import pytest
 from lab.proxy import FaultProxy
 from samekey import Idempotency, current_operation
 from samekey.core.program import Statement
-from samekey.drivers.asyncpg import AsyncpgDriver
+from samekey.drivers.postgres.asyncpg import AsyncpgDriver
 from samekey.drivers.url import drivers_for
 from samekey.errors import ConnectionLost, OperationOver, SamekeyError
 from samekey.stores.sql.queries import queries_for

@@ -17,9 +17,9 @@ from pymysql.cursors import SSCursor  # type: ignore[import-untyped]
 from lab.processes import wait_until
 from lab.servers.mariadb import NamedServer, ask, connected
 from samekey import Idempotency, current_operation
-from samekey.drivers.mysql_text import is_plain, may_hide_an_end
-from samekey.drivers.pymysql import PyMySQLDriver
-from samekey.drivers.pymysql_watched import NOTES
+from samekey.drivers.mysql.driver import PyMySQLDriver
+from samekey.drivers.mysql.text import is_plain, may_hide_an_end
+from samekey.drivers.mysql.watched import NOTES
 from samekey.errors import EscapedTransaction, OperationOver, OutcomeUnknown, SamekeyError, TransactionGone
 from tests.chosen import whole
 from tests.stores.crash_scenarios import effects, execute, prepare

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from samekey.drivers.sqlite import SQLiteDriver, SQLiteSession
-from samekey.drivers.sqlite_async import AsyncSQLiteDriver
+from samekey.drivers.sqlite.driver import SQLiteDriver, SQLiteSession
+from samekey.drivers.sqlite.driver_async import AsyncSQLiteDriver
 from samekey.drivers.threaded_session import ThreadedSession
 from samekey.errors import OperationOver
 

@@ -18,12 +18,12 @@ import pytest
 from lab.processes import wait_until
 from samekey import ConfigurationError, Idempotency, current_operation
 from samekey.core.states import Mode
-from samekey.drivers.sqlite import SQLiteDriver, SQLiteSession
-from samekey.drivers.sqlite_async import AsyncSQLiteDriver
-from samekey.drivers.sqlite_lent import USED
+from samekey.drivers.sqlite.driver import SQLiteDriver, SQLiteSession
+from samekey.drivers.sqlite.driver_async import AsyncSQLiteDriver
+from samekey.drivers.sqlite.lent import USED
+from samekey.engine.handler.rules import rules_from
+from samekey.engine.modes.mode import Handled
 from samekey.engine.operation import Running
-from samekey.engine.rules import rules_from
-from samekey.engine.way import Handled
 from samekey.errors import CommitRefused, OperationOver
 from samekey.stores.sql import queries
 from tests.stores.crash_scenarios import PAID, effects, exchange_of, execute, prepare, state_of

@@ -22,11 +22,11 @@ import pytest
 from lab.processes import LOOPBACK, free_port
 from lab.servers.postgres import PostgresServer, PostgresUnavailable
 from samekey import Idempotency, current_operation
-from samekey.drivers import asyncpg as asyncpg_driver
-from samekey.drivers import psycopg as psycopg_driver
-from samekey.drivers import sqlite as sqlite_driver
-from samekey.drivers import sqlstate
+from samekey.drivers.postgres import asyncpg as asyncpg_driver
+from samekey.drivers.postgres import psycopg as psycopg_driver
+from samekey.drivers.postgres import sqlstate
 from samekey.drivers.run import run
+from samekey.drivers.sqlite import driver as sqlite_driver
 from samekey.errors import ConfigurationError, ReadOnlyStore, SamekeyError, SchemaMismatch
 from samekey.stores.sql.migrations import migrate
 from tests.operator.command import samekey

@@ -15,23 +15,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import samekey.engine.attempt as attempt_module
 import samekey.engine.engine as engine_module
+import samekey.engine.evidence.reconcile as reconcile_module
 import samekey.engine.gate as gate_module
+import samekey.engine.handler.rules as rules_module
 import samekey.engine.jobs as jobs_module
+import samekey.engine.modes.mode as way_module
 import samekey.engine.operation as operation_module
-import samekey.engine.reconcile as reconcile_module
-import samekey.engine.rules as rules_module
-import samekey.engine.way as way_module
+import samekey.engine.phased.attempt as attempt_module
 from samekey.core.claim import downstream_base
 from samekey.core.outcome import Ending, Outcome
 from samekey.edges import held
-from samekey.engine.atomic import LockedAtomic
 from samekey.engine.engine import Engine
 from samekey.engine.exchange import Exchange
 from samekey.engine.flow import Commit, Pause, ask
 from samekey.engine.keeper import Keeper
-from samekey.engine.way import Finished, Handled, keep
+from samekey.engine.modes.atomic import LockedAtomic
+from samekey.engine.modes.mode import Finished, Handled, keep
 from samekey.errors import NotExecuted
 from samekey.stores.keys import Keys
 from samekey.stores.sql.queries import Queries

@@ -11,7 +11,7 @@ import typer
 
 from ..core.states import State
 from ..drivers.run import run
-from ..engine.desk import LOOKUP_TIMEOUT
+from ..engine.evidence.desk import LOOKUP_TIMEOUT
 from ..idempotency import Idempotency
 from ..workers.reconciler import BATCH, MAX_TRIES, Looked, Reconciler
 from .output import DryRun, Json, print_json, print_table, progress, say, sentences

@@ -19,13 +19,13 @@ from ..core.claim import call_part, scope_of, scope_part
 from ..core.program import Program, Undecryptable
 from ..core.record import Record
 from ..core.states import State
-from ..drivers.encrypted import Cipher, EncryptedDriver
 from ..drivers.protocol import Driver
 from ..drivers.run import run
-from ..drivers.sqlite import SQLiteDriver
+from ..drivers.sqlite.driver import SQLiteDriver
+from ..drivers.wrappers.encrypted import Cipher, EncryptedDriver
 from ..encryption import fernet
-from ..engine.direct import DirectResolver
-from ..engine.reconcile import NotingResolver, Resolver
+from ..engine.evidence.direct import DirectResolver
+from ..engine.evidence.reconcile import NotingResolver, Resolver
 from ..engine.store import Store, cached
 from ..engine.store import open_store as open_engine_store
 from ..errors import ConfigurationError, CorruptRecord, SamekeyError

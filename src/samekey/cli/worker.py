@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ..core.backoff import Backoff
-from ..engine.desk import LOOKUP_TIMEOUT
+from ..engine.evidence.desk import LOOKUP_TIMEOUT
 from ..errors import ConfigurationError, SamekeyError
 from ..idempotency import Idempotency
 from ..workers.reconciler import BACKOFF, CONCURRENCY, MAX_TRIES

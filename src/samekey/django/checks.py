@@ -13,9 +13,9 @@ from django.db import connections
 from ..core.states import Mode
 from ..edges.startup import look
 from ..edges.walk import RoutePlace, plain, walk
-from ..engine.around import REFUSED
 from ..engine.engine import Engine
-from ..engine.marks import Mark, mark_of
+from ..engine.handler.around import REFUSED
+from ..engine.handler.marks import Mark, mark_of
 from ..errors import ConfigurationError, SamekeyError
 from .address import dialect_of, in_memory, url_of
 from .conf import Settings, read, the_idempotency

@@ -125,15 +125,15 @@ def execute_on(wrapper: Any, statement: Statement) -> Sequence[Row]:
     rows: Sequence[Row]
     match wrapper.vendor:
         case "sqlite":
-            from ..drivers import sqlite
+            from ..drivers.sqlite import driver as sqlite
 
             rows = sqlite._execute(raw, statement)
         case "postgresql":
-            from ..drivers import psycopg_session
+            from ..drivers.postgres import psycopg_session
 
             rows = psycopg_session.execute(raw, statement, _PATIENCE)
         case _:
-            from ..drivers import pymysql_wire
+            from ..drivers.mysql import wire as pymysql_wire
 
             rows = pymysql_wire.execute(raw, statement, _PATIENCE, alone=False)
     return rows

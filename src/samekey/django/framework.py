@@ -13,8 +13,8 @@ from django.http.response import HttpResponseBase
 
 from ..core.record import Answer
 from ..engine.exchange import Asked, Framework
+from ..engine.handler.streams import watched, watched_sync
 from ..engine.operation import Running
-from ..engine.streams import watched, watched_sync
 
 _REFUSALS: tuple[tuple[Any, int], ...] = (
     (Http404, 404),

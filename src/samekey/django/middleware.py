@@ -24,11 +24,11 @@ from ..core.states import Mode
 from ..edges.guards import NO_ROUTE, Found, Route, RouteGuards, leads_to, too_large, unguarded_answer
 from ..edges.startup import Wrong, look
 from ..edges.walk import Guard, ReachedRoute, state_changing
-from ..engine.anonymous import anonymous_operation
 from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
 from ..engine.gate import tenant_of
+from ..engine.modes.anonymous import anonymous_operation
+from ..engine.modes.mode import Finished, with_expiry
 from ..engine.operation import Running, _current
-from ..engine.way import Finished, with_expiry
 from ..errors import ConfigurationError
 from .body import Caller, RequestBody
 from .conf import read, the_idempotency

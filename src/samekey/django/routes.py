@@ -18,9 +18,9 @@ from ..core.states import Mode
 from ..edges.bound import bound
 from ..edges.guards import Route
 from ..edges.walk import OTHERS, ReachedRoute, RoutePlace
-from ..engine.around import is_wrapped
 from ..engine.exchange import Exchange, current_exchange
-from ..engine.marks import Mark, mark_of, own_handler, stands_in
+from ..engine.handler.around import is_wrapped
+from ..engine.handler.marks import Mark, mark_of, own_handler, stands_in
 from .framework import in_call
 
 _PERFORMS: Final = {

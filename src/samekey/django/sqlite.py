@@ -15,8 +15,8 @@ from django.db import Error
 
 from ..core.program import Row, Statement
 from ..drivers.loan import Loan
-from ..drivers.sqlite import _execute, _translate
-from ..drivers.sqlite_lent import gone
+from ..drivers.sqlite.driver import _execute, _translate
+from ..drivers.sqlite.lent import gone
 from ..drivers.threaded_session import COMMIT_REFUSED
 from ..errors import CommitRefused, OperationOver, StoreBusy, StoreUnavailable, TransactionGone
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from ..engine.marks import mark_of
+from ..engine.handler.marks import mark_of
 from ..errors import ConfigurationError
 
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from ..core.program import Statement, Value
 from ..errors import StoreError
-from .sqlstate import CLEAN, LEFT, RESET, UNLOCK
+from .postgres.sqlstate import CLEAN, LEFT, RESET, UNLOCK
 
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)\b")
 OURS: Final = "samekey_"

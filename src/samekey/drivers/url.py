@@ -10,10 +10,10 @@ from urllib.parse import unquote, urlsplit
 from ..core.program import Dialect
 from ..errors import ConfigurationError
 from .protocol import AsyncDriver, Driver, Ready
-from .redis_url import SCHEMES as REDIS_SCHEMES
-from .redis_url import read_url
-from .sqlite import SQLiteDriver
-from .sqlite_async import AsyncSQLiteDriver
+from .redis.url import SCHEMES as REDIS_SCHEMES
+from .redis.url import read_url
+from .sqlite.driver import SQLiteDriver
+from .sqlite.driver_async import AsyncSQLiteDriver
 from .url_kinds import plain_url
 
 
@@ -84,8 +84,8 @@ def _postgres(
     from psycopg import Error
     from psycopg.conninfo import conninfo_to_dict
 
-    from .asyncpg import AsyncpgDriver
-    from .psycopg import PsycopgDriver
+    from .postgres.asyncpg import AsyncpgDriver
+    from .postgres.psycopg import PsycopgDriver
 
     try:
         conninfo_to_dict(url)
@@ -109,8 +109,8 @@ def _postgres(
 def _mysql(url: str, pool_size: int, timeout: float, ready: Ready | None) -> Drivers:
     if importlib.util.find_spec("pymysql") is None:
         raise ConfigurationError("MySQL and MariaDB need PyMySQL: pip install 'samekey[mysql]'.")
-    from .pymysql import PyMySQLDriver
-    from .pymysql_async import AsyncPyMySQLDriver
+    from .mysql.driver import PyMySQLDriver
+    from .mysql.driver_async import AsyncPyMySQLDriver
 
     driver = PyMySQLDriver(url, pool_size=pool_size, timeout=timeout, ready=ready)
     return Drivers("mysql", driver, AsyncPyMySQLDriver(driver))
@@ -119,7 +119,7 @@ def _mysql(url: str, pool_size: int, timeout: float, ready: Ready | None) -> Dri
 def _redis(url: str, pool_size: int, timeout: float) -> Drivers:
     if importlib.util.find_spec("redis") is None:
         raise ConfigurationError("Redis and Valkey need redis: pip install 'samekey[redis]'.")
-    from .redis import AsyncRedisDriver, RedisDriver
+    from .redis.driver import AsyncRedisDriver, RedisDriver
 
     read = read_url(url)
     aio = AsyncRedisDriver(read, pool_size=pool_size, timeout=timeout)
@@ -131,9 +131,9 @@ def _dynamodb(url: str, pool_size: int, timeout: float) -> Drivers:
     missing = [name for name in ("aiobotocore", "botocore") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"DynamoDB needs {' and '.join(missing)}: pip install 'samekey[dynamodb]'.")
-    from .dynamodb import AsyncDynamoDriver, DynamoDriver
-    from .dynamodb_clock import Clock
-    from .dynamodb_url import DynamoURL
+    from .dynamodb.clock import Clock
+    from .dynamodb.driver import AsyncDynamoDriver, DynamoDriver
+    from .dynamodb.url import DynamoURL
 
     table, clock = DynamoURL.parse(url), Clock()
     return Drivers(

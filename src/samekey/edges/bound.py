@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..engine.decorate import at_handler, undecorated
 from ..engine.exchange import Asked, Exchange, Unguarded, current_exchange, exchange_of, is_sign, reached
-from ..engine.forms import in_form_of, value_of
-from ..engine.marks import Mark, mark_of, put_in_place
-from ..engine.streams import called_at_first_step, claiming_stream
+from ..engine.handler.decorate import at_handler, undecorated
+from ..engine.handler.forms import in_form_of, value_of
+from ..engine.handler.marks import Mark, mark_of, put_in_place
+from ..engine.handler.streams import called_at_first_step, claiming_stream
 
 Finds = Callable[[tuple[Any, ...], dict[str, Any]], Asked | None]
 """Gives the request that a call is for; None where it cannot be seen. It may take from the arguments what the

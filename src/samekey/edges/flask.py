@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from ..core.record import Answer
-from ..engine.around import is_wrapped
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
-from ..engine.marks import mark_of, own_handler, stands_in
+from ..engine.handler.around import is_wrapped
+from ..engine.handler.marks import mark_of, own_handler, stands_in
+from ..engine.handler.streams import watched_sync
 from ..engine.operation import Running
-from ..engine.streams import watched_sync
 from . import wrapped
 from .bound import bound
 from .guards import NO_ROUTE, Found, Route

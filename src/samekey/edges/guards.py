@@ -12,8 +12,8 @@ from ..core.claim import is_operation_id
 from ..core.outcome import OnError
 from ..core.problem import Refusal
 from ..core.record import Answer
-from ..engine.marks import Mark, mark_of
-from ..engine.rules import Rules
+from ..engine.handler.marks import Mark, mark_of
+from ..engine.handler.rules import Rules
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 

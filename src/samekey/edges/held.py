@@ -12,11 +12,11 @@ from ..core.decide import Outstanding
 from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
-from ..engine.anonymous import anonymous_operation
-from ..engine.boundary import Pieces, Place
 from ..engine.exchange import Exchange, current_exchange, is_sign
+from ..engine.handler.boundary import Pieces, Place
+from ..engine.modes.anonymous import anonymous_operation
+from ..engine.modes.mode import Finished, Handled, with_expiry
 from ..engine.operation import Running, _current
-from ..engine.way import Finished, Handled, with_expiry
 from .guards import Guarded, own_word, unguarded_answer
 from .messages import App, Collected, Message, Receive, Scope, Send, lower_case, send_answer
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..core.states import Mode
 from ..engine.engine import Engine
-from ..engine.marks import Mark, mark_of
+from ..engine.handler.marks import Mark, mark_of
 from .guards import Undecorated
 from .walk import ReachedRoute
 

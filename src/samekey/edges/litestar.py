@@ -14,11 +14,11 @@ from functools import cache, partial
 from typing import Any, Final
 
 from ..core.record import Answer
-from ..engine.around import is_wrapped
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
-from ..engine.marks import stands_in
+from ..engine.handler.around import is_wrapped
+from ..engine.handler.marks import stands_in
+from ..engine.handler.streams import watched
 from ..engine.operation import Running
-from ..engine.streams import watched
 from .bound import bound
 from .guards import NO_ROUTE, Found, Route
 from .messages import send_answer

@@ -14,11 +14,11 @@ from functools import cache, partial
 from typing import Any
 
 from ..core.record import Answer
-from ..engine.around import is_wrapped
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
-from ..engine.marks import mark_of, own_handler, stands_in
+from ..engine.handler.around import is_wrapped
+from ..engine.handler.marks import mark_of, own_handler, stands_in
+from ..engine.handler.streams import is_stream, watched
 from ..engine.operation import Running
-from ..engine.streams import is_stream, watched
 from . import litestar
 from .bound import bound, bound_stream
 from .guards import NO_ROUTE, Found, Route

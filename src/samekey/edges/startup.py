@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..engine.around import REFUSED
 from ..engine.engine import Engine
-from ..engine.marks import GUARD, Mark, identity, mark_of
-from ..engine.shape import DEFINITION, Shape
+from ..engine.handler.around import REFUSED
+from ..engine.handler.marks import GUARD, Mark, identity, mark_of
+from ..engine.handler.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
 from .guards import Decorators, Found, Route, RouteGuard, Undecorated
 from .hidden import two_guards

@@ -17,8 +17,8 @@ from typing import Any, Final
 from wsgiref.util import setup_testing_defaults
 
 from ..core.policy import Policy
-from ..engine.around import is_wrapped
-from ..engine.marks import GUARD, own_handler
+from ..engine.handler.around import is_wrapped
+from ..engine.handler.marks import GUARD, own_handler
 from . import flask, litestar, routing, starlette
 from .guards import Found, GuardHandler, Route
 from .wrapped import attribute, inside, is_flask, is_litestar, routes_of

@@ -19,13 +19,13 @@ from ..core.outcome import OnError
 from ..core.problem import refuse, verdict_answer
 from ..core.record import Answer
 from ..core.states import Mode
-from ..engine.anonymous import anonymous_operation
-from ..engine.boundary import Place
 from ..engine.engine import Engine
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, current_exchange, passed
 from ..engine.gate import tenant_of
+from ..engine.handler.boundary import Place
+from ..engine.modes.anonymous import anonymous_operation
+from ..engine.modes.mode import Finished, with_expiry
 from ..engine.operation import _current
-from ..engine.way import Finished, with_expiry
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Tenant

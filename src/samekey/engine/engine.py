@@ -36,11 +36,11 @@ from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..drivers.caller import Caller, for_the_handler
-from ..drivers.encrypted import Cipher
 from ..drivers.fork import anew_after_fork
 from ..drivers.run import run, run_in, run_in_async
 from ..drivers.threads import Lane, in_a_thread
 from ..drivers.url import Drivers
+from ..drivers.wrappers.encrypted import Cipher
 from ..errors import (
     AmbiguousProviderId,
     CorruptRecord,
@@ -55,36 +55,36 @@ from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import SqlKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.queries import Queries
-from . import body
-from .anonymous import Anonymous, anonymous_operation
-from .asking import Asking
-from .atomic import ClaimedAtomic, LockedAtomic
 from .breaker import Breaker
-from .deferred import ClaimedDeferred, LockedDeferred
-from .desk import Lookup
-from .direct import DirectResolver
 from .errands import Errands
 from .events import Events
+from .evidence.asking import Asking
+from .evidence.desk import Lookup
+from .evidence.direct import DirectResolver
+from .evidence.reconcile import NotingResolver, Resolver
 from .exchange import Answered, Exchange, Unguarded, current_exchange, sign
 from .flow import Course, Flow, Pause, ask, drive, drive_async
 from .gate import binding_of, claim_of, event_of, stale_answer, tenant_of
-from .input import Captured
+from .handler import body
+from .handler.marks import Mark
+from .handler.rules import Rules
 from .jobs import JobRegistry, enqueue_program
 from .keeper import Keeper
-from .leased import Leased
 from .lookups import LookupLimit
-from .marks import Mark
 from .migrating import migrate_patiently
+from .modes.anonymous import Anonymous, anonymous_operation
+from .modes.atomic import ClaimedAtomic, LockedAtomic
+from .modes.deferred import ClaimedDeferred, LockedDeferred
+from .modes.leased import Leased
+from .modes.mode import Admit, Finished, Handled, Way, unavailable
+from .modes.proven import ProvenAtomic, ProvenDeferred
 from .operation import Running, _current
-from .phased import Definition, PhasedRun, PhasedWay
-from .phases import AsyncPhasedOperation, PhasedOperation
-from .proven import ProvenAtomic, ProvenDeferred
-from .reconcile import NotingResolver, Resolver
-from .rules import Rules
+from .phased.input import Captured
+from .phased.phased import Definition, PhasedRun, PhasedWay
+from .phased.phases import AsyncPhasedOperation, PhasedOperation
 from .status import gone_answer, status_answer
 from .store import Tables, open_store
 from .stranded import Stranded
-from .way import Admit, Finished, Handled, Way, unavailable
 from .within import Binding
 
 logger = logging.getLogger("samekey")

@@ -17,16 +17,16 @@ from ..core.policy import Policy
 from ..core.record import Answer
 from ..core.states import Mode
 from ..errors import ConfigurationError
-from .body import Body
-from .boundary import Boundary, Pieces, Place
-from .marks import mark_of
+from .handler.body import Body
+from .handler.boundary import Boundary, Pieces, Place
+from .handler.marks import mark_of
+from .modes.mode import Handled
 from .operation import Operation, Running
-from .way import Handled
 from .within import Guest
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .rules import Rules
+    from .handler.rules import Rules
 
 logger = logging.getLogger("samekey")
 

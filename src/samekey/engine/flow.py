@@ -21,7 +21,7 @@ from ..drivers.caller import Caller, leave_if_unwanted
 from ..drivers.protocol import AsyncDriver, Driver
 from ..drivers.run import run, run_async, run_in, run_in_async
 from .breaker import Breaker
-from .desk import Desk, Lookup
+from .evidence.desk import Desk, Lookup
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from ..core.policy import Policy
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
 from .exchange import Exchange
+from .handler.rules import Rules
 from .operation import Running
-from .rules import Rules
 
 logger = logging.getLogger("samekey")
 

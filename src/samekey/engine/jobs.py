@@ -20,8 +20,8 @@ from ..core.provider import StoredText
 from ..core.texts import checked_text
 from ..errors import ConfigurationError, NotSerialisable
 from ..stores.sql.jobs import Job, Jobs
+from .handler.rules import seconds
 from .operation import Running
-from .rules import seconds
 
 ENVELOPE_VERSION = 1
 """The layout of a stored payload. A worker of an older version leaves newer ones to others."""

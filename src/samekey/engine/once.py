@@ -46,13 +46,13 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..evidence import CALL_DECLINED, CALL_RETURNED
-from .boundary import Place
 from .exchange import Exchange
-from .forms import has_async_call, must_have_run
+from .handler.boundary import Place
+from .handler.forms import has_async_call, must_have_run
+from .handler.options import OnceOptions
+from .handler.rules import Rules, rules_from
+from .modes.mode import Finished, Handled
 from .operation import Running, enter, leave
-from .options import OnceOptions
-from .rules import Rules, rules_from
-from .way import Finished, Handled
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -24,13 +24,13 @@ from ..core.states import Mode
 from ..core.texts import checked_text
 from ..errors import ConfigurationError, HandlerError, NoOperation, NotExecuted, OperationOver
 from ..stores.sql.atomic import Opened
-from .boundary import Boundary, Pieces
-from .rules import Rules
-from .steps import Steps
+from .handler.boundary import Boundary, Pieces
+from .handler.rules import Rules
+from .phased.steps import Steps
 from .within import Binding, Guest, SharedTransaction, current_transaction
 
 if TYPE_CHECKING:
-    from .way import Finished, Handled
+    from .modes.mode import Finished, Handled
 
 logger = logging.getLogger("samekey")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from .definition import Effect
 from .jobs import JobContext
 from .operation import Operation, _current
+from .phased.definition import Effect
 
 Sender = Operation | Effect | JobContext
 

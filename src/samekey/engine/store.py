@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from ..core.policy import Policy
 from ..core.program import Program
 from ..core.states import Mode
-from ..drivers.batched import AsyncBatchedDriver
-from ..drivers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
 from ..drivers.protocol import Ready
 from ..drivers.url import Drivers, drivers_for
+from ..drivers.wrappers.batched import AsyncBatchedDriver
+from ..drivers.wrappers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
 from ..errors import ConfigurationError
 from ..stores.cached import identity
 from ..stores.keys import Keys
@@ -126,8 +126,8 @@ def cached(drivers: Drivers, schema: str, cache: str | None, *, in_progress: boo
         raise ConfigurationError(f"A cache stands in front of a transactional store only. {_ADVICE}")
     if importlib.util.find_spec("redis") is None:
         raise ConfigurationError("The cache needs redis: pip install 'samekey[redis]'.")
-    from ..drivers.cached import with_cache
-    from ..drivers.redis_cache import CacheUrl
+    from ..drivers.wrappers.cached import with_cache
+    from ..drivers.wrappers.redis_cache import CacheUrl
 
     which = identity(queries_for(drivers.dialect, schema))
     url = CacheUrl.parse(cache)

@@ -20,8 +20,8 @@ from ..core.policy import Policy
 from ..edges.guards import NO_ROUTE
 from ..edges.startup import Declared, Guarded, guarded_on, wrong_with
 from ..edges.walk import READ_ONLY, Guard, ReachedRoute, RoutePlace, named_paths, plain, walk
-from ..engine.marks import Mark, mark_of
-from ..engine.rules import Rules
+from ..engine.handler.marks import Mark, mark_of
+from ..engine.handler.rules import Rules
 from ..errors import ConfigurationError
 
 

@@ -32,10 +32,10 @@ from ..engine.engine import Engine
 from ..engine.events import Event
 from ..engine.exchange import Exchange
 from ..engine.flow import Flow
+from ..engine.handler.rules import Rules
+from ..engine.modes.mode import Finished, Handled
 from ..engine.operation import Running
-from ..engine.phased import PhasedRun
-from ..engine.rules import Rules
-from ..engine.way import Finished, Handled
+from ..engine.phased.phased import PhasedRun
 from ..idempotency import Idempotency
 from .metrics import FINISHED, SCOPE
 

@@ -25,10 +25,10 @@ from ..client.journal import MemoryJournal
 from ..client.reading import DEFINITE_5XX, is_about_the_key
 from ..client.wire import Answer, Request
 from ..core.pointer import find, parse_pointer
-from ..engine.definition import Effect
 from ..engine.events import Events
 from ..engine.jobs import JobContext
 from ..engine.operation import MOMENTS, Operation
+from ..engine.phased.definition import Effect
 from ..engine.sending import Sender, sender
 from ..errors import ConfigurationError, NotExecuted, OutcomeUnknown
 from .profiles import Profile

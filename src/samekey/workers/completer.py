@@ -18,8 +18,8 @@ from ..core.policy import milliseconds
 from ..core.record import Lease, Record
 from ..drivers.run import run_async
 from ..engine.engine import Engine
-from ..engine.phased import Definition, PhasedRun, max_run_ms
-from ..engine.way import Finished
+from ..engine.modes.mode import Finished
+from ..engine.phased.phased import Definition, PhasedRun, max_run_ms
 from ..errors import CorruptRecord, SamekeyError
 from .apart import TooLong
 from .places import Room

@@ -11,8 +11,8 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Final
 
-from ..drivers.mysql_errors import from_code
-from ..drivers.sqlstate import from_sqlstate
+from ..drivers.mysql.errors import from_code
+from ..drivers.postgres.sqlstate import from_sqlstate
 from ..errors import CommitRefused, ConfigurationError, HandlerError, StoreError
 
 _MISTAKES: Final = (

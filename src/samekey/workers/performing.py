@@ -27,11 +27,11 @@ from ..core.record import Answer, Lease
 from ..core.replayable import replayable
 from ..drivers.protocol import Lending
 from ..drivers.run import run_async, run_in, run_in_async
-from ..engine.belated import Belated
 from ..engine.engine import Engine
+from ..engine.evidence.belated import Belated
+from ..engine.evidence.reconcile import NotingResolver
 from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import TRIED_FOR, Keeper
-from ..engine.reconcile import NotingResolver
 from ..engine.sending import sends
 from ..engine.within import SharedTransaction, inside
 from ..errors import (

@@ -21,11 +21,11 @@ from ..core.policy import milliseconds
 from ..core.record import Record
 from ..core.states import State
 from ..drivers.run import run_async
-from ..engine.asked import told_by_lookup
-from ..engine.desk import LOOKUP_TIMEOUT, Lookup, LookupFailed
 from ..engine.engine import Engine
-from ..engine.resolving import ROUNDS
-from ..engine.said import Misfit, Resolution
+from ..engine.evidence.asked import told_by_lookup
+from ..engine.evidence.desk import LOOKUP_TIMEOUT, Lookup, LookupFailed
+from ..engine.evidence.resolving import ROUNDS
+from ..engine.evidence.said import Misfit, Resolution
 from ..errors import ConfigurationError, Contradicted, CorruptRecord, SamekeyError, StoreBusy
 from ..evidence import Declined, Executed, check_finding, fault_of, is_still_unknown
 from ..stores.protocols import Actor

@@ -345,7 +345,7 @@ class WorkerService:
         url = self._services.listen_url or self._engine.url
         if self._engine.drivers.dialect != "postgres" or not url:
             return Polling()
-        from ..drivers.listen import PostgresListener  # needs asyncpg, which SQLite does not
+        from ..drivers.postgres.listen import PostgresListener  # needs asyncpg, which SQLite does not
 
         return PostgresListener(url)
 

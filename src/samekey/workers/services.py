@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ..core.backoff import Backoff
-from ..engine.desk import LOOKUP_TIMEOUT
-from ..engine.rules import seconds
+from ..engine.evidence.desk import LOOKUP_TIMEOUT
+from ..engine.handler.rules import seconds
 from ..errors import ConfigurationError
 from .completer import CONCURRENCY as COMPLETER_CONCURRENCY
 from .completer import INTERVAL as COMPLETER_INTERVAL

@@ -1,4 +1,4 @@
--- Many statements of one kind in one round trip (drivers/batched.py). Parameters are lists; each row begins
+-- Many statements of one kind in one round trip (drivers/wrappers/batched.py). Parameters are lists; each row begins
 -- with the number, from 0, of the statement that it answers. Each list is a selection of its own: the planner then
 -- cannot count it, finds a plan for any list as good as one for this list, and plans once for all batches.
 

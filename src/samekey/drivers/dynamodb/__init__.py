@@ -1,0 +1,1 @@
+"""DynamoDB, through botocore and aiobotocore."""

@@ -1,0 +1,1 @@
+"""Drivers around a driver: they batch, cache or encrypt what passes."""

@@ -1,0 +1,44 @@
+"""What a lookup or an operator finds out is about one effect: the one that is open.
+
+Where others have moved the operation meanwhile, a lookup's yes is an event like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ...core.effects import KnownEffect, another_step
+from ...core.record import Record
+from ...core.states import Mode
+from ...errors import ConfigurationError
+from ...evidence import Declined, Evidence, Executed
+from .said import Said
+
+LOOKUP: Final = "lookup"
+"""The source of what a lookup tells about an effect of which nobody has said whom it was sent to."""
+
+
+def told_by_lookup(finding: Executed, record: Record, effects: Sequence[KnownEffect]) -> Said:
+    """A lookup's yes about a record as it was asked, as an event. It is one for each attempt, however often
+    that is asked about."""
+    effect = record.open_effect
+    about = None if effect is None else effect.downstream_key
+    if effect is None and record.mode is not Mode.PHASED and not any(e.run == record.run for e in effects):
+        about = record.downstream_key()
+    source = None if effect is None else effect.source
+    return Said(finding, source or LOOKUP, f"lookup-{record.run}", None, about=about, is_ours=True)
+
+
+def check_step(finding: Evidence, record: Record, effects: Sequence[KnownEffect]) -> None:
+    """``ConfigurationError`` if it names what another step of the same operation has made: money that was set
+    aside is not money that was taken."""
+    given = finding.provider_id if isinstance(finding, Executed | Declined) else None
+    step = another_step(given, record, effects)
+    if step is None:
+        return
+    raise ConfigurationError(
+        f"The provider's id {given!r} is that of the step {step!r}, and that is not the one asked about: "
+        "nothing was settled. A lookup finds that one in record.open_effect, with its downstream key. Where "
+        "one object of the provider's stands for both steps, leave out its id."
+    )

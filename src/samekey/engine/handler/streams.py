@@ -1,0 +1,183 @@
+"""Handlers that are generators: FastAPI calls them, begins to answer, and only then runs their first line.
+
+Such a handler claims at its first step, below authentication and validation. From its call until it has
+given its first piece the edge holds the answer back (``Exchange.stream_due``). With that piece it has
+returned: what fails later has broken its answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
+from typing import Any, Final
+
+from ...core.record import Answer
+from ..exchange import Exchange
+from ..operation import Running, enter, leave
+from .boundary import Pieces
+
+Within = Callable[[], AbstractContextManager[None]]
+"""Enters the request that it is called for. At each step: whoever drives a generator has its own context."""
+
+
+def is_stream(handler: Any) -> bool:
+    """Whether calling it gives a generator, as FastAPI sees it: through partials, wrappers and objects."""
+    return any(
+        inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in _behind(handler)
+    )
+
+
+def _behind(handler: Any) -> tuple[Any, Any]:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = inspect.unwrap(handler)
+    return function, getattr(type(function), "__call__", None)  # noqa: B004 - whether it is a generator
+
+
+def claiming_stream(
+    given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any], *, wrapped: bool
+) -> Any:
+    """A generator in the place of one that has not begun: it claims before that one's first step."""
+    exchange.stream_due = True
+    make = _steps_async if inspect.isasyncgen(given) else _steps
+    return make(given, exchange, within, arguments, wrapped)
+
+
+def called_at_first_step(handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A generator that calls the handler no earlier than at its first step, with whatever is around it."""
+
+    def steps() -> Iterator[Any]:
+        with closing(handler(*args, **kwargs)) as given:
+            yield from given
+
+    async def steps_async() -> AsyncIterator[Any]:
+        async with aclosing(handler(*args, **kwargs)) as given:
+            async for piece in given:
+                yield piece
+
+    return steps_async() if any(map(inspect.isasyncgenfunction, _behind(handler))) else steps()
+
+
+def watched(pieces: AsyncIterable[Any], running: Running) -> AsyncIterator[Any]:
+    """The pieces of an answer that a handler returned. They are the handler's own lines, and run in its
+    operation; the boundary hears whether they came to their end."""
+    running.boundary.pieces = Pieces.OPEN
+    return _watched(aiter(pieces), running)
+
+
+async def _watched(pieces: AsyncIterator[Any], running: Running) -> AsyncIterator[Any]:
+    try:
+        while True:
+            with _step(running, nullcontext):
+                piece = await anext(pieces, _END)
+            if piece is _END:
+                break
+            yield piece
+        running.boundary.pieces = Pieces.WHOLE
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
+
+
+def watched_sync(pieces: Iterator[Any], running: Running) -> Iterator[Any]:
+    """``watched`` for sync code. Nobody may ask for them: of a 204, say."""
+    running.boundary.pieces = Pieces.OPEN
+    try:
+        while True:
+            with _step(running, nullcontext):
+                piece = next(pieces, _END)
+            if piece is _END:
+                break
+            yield piece
+        running.boundary.pieces = Pieces.WHOLE
+    finally:
+        if isinstance(pieces, Generator):
+            pieces.close()
+
+
+@contextmanager
+def _step(begun: Running, within: Within) -> Iterator[None]:
+    """Around one step of the handler's own."""
+    entered = enter(begun.operation)
+    try:
+        with within():
+            yield
+    except BaseException:
+        begun.boundary.streams = False
+        if begun.boundary.pieces is Pieces.OPEN:
+            begun.boundary.pieces = Pieces.BROKEN
+        raise
+    finally:
+        leave(entered)
+
+
+def _steps(
+    given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any], wrapped: bool
+) -> Iterator[Any]:
+    engine, rules = exchange.engine, exchange.rules
+    assert engine is not None and rules is not None
+    try:
+        begun = exchange.answer or engine.begin(exchange, rules)
+        if isinstance(begun, Answer):
+            exchange.answer = begun
+            return
+        if not begun.boundary.enter(exchange.framework.noted(arguments), wrapped=wrapped):
+            engine.unwanted(begun)
+        try:
+            with _step(begun, within):
+                piece = next(given, _END)
+        except BaseException as error:
+            if begun.boundary.raised(error):
+                engine.finish(begun, exchange.handled(None))
+            raise
+        if begun.boundary.returned():
+            engine.finish(begun, exchange.handled(None))
+        exchange.stream_due = False
+        begun.boundary.streams, begun.boundary.pieces = True, Pieces.OPEN
+        while piece is not _END:
+            yield piece
+            with _step(begun, within):
+                piece = next(given, _END)
+        begun.boundary.pieces = Pieces.WHOLE
+    finally:
+        exchange.stream_due = False
+        given.close()
+
+
+async def _steps_async(
+    given: Any, exchange: Exchange, within: Within, arguments: dict[str, Any], wrapped: bool
+) -> AsyncIterator[Any]:
+    """``_steps`` for async generators."""
+    engine, rules = exchange.engine, exchange.rules
+    assert engine is not None and rules is not None
+    try:
+        begun = exchange.answer or await engine.begin_async(exchange, rules)
+        if isinstance(begun, Answer):
+            exchange.answer = begun
+            return
+        if not begun.boundary.enter(exchange.framework.noted(arguments), wrapped=wrapped):
+            await engine.unwanted_async(begun)
+        try:
+            with _step(begun, within):
+                piece = await anext(given, _END)
+        except BaseException as error:
+            if begun.boundary.raised(error):
+                await engine.finish_async(begun, exchange.handled(None))
+            raise
+        if begun.boundary.returned():
+            await engine.finish_async(begun, exchange.handled(None))
+        exchange.stream_due = False
+        begun.boundary.streams, begun.boundary.pieces = True, Pieces.OPEN
+        while piece is not _END:
+            yield piece
+            with _step(begun, within):
+                piece = await anext(given, _END)
+        begun.boundary.pieces = Pieces.WHOLE
+    finally:
+        exchange.stream_due = False
+        await given.aclose()
+
+
+_END: Final[Any] = object()

@@ -1,0 +1,1 @@
+"""How an operation is run: atomic, leased, deferred, or without a key."""

@@ -1,0 +1,1 @@
+"""Phased operations: steps that are remembered, and go on where they stopped."""
