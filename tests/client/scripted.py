@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ MOST_DROPS = 200
 
 @dataclass(frozen=True)
 class Trickle:
-    """A body of which a byte comes now and then, for ten seconds, or until nobody listens."""
+    """An answer of which a byte comes now and then, for ten seconds, or until nobody listens."""
+
+    part: Literal["body", "head", "interim answers"] = "body"
 
 
 def problem(status: int, code: str, **headers: str) -> Say:
@@ -96,7 +98,7 @@ def scripted(*script: Say | Cut | Hang | Trickle) -> Iterator[Scripted]:
                 return
             if isinstance(act, Trickle):
                 self.close_connection = True
-                self._trickle()
+                self._trickle(act)
                 return
             self.send_response(act.status)
             for name, value in act.headers:
@@ -109,13 +111,17 @@ def scripted(*script: Say | Cut | Hang | Trickle) -> Iterator[Scripted]:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
 
-        def _trickle(self) -> None:
-            self.send_response(201)
-            self.send_header("content-length", "1000")
-            self.end_headers()
+        def _trickle(self, act: Trickle) -> None:
+            if act.part == "body":
+                self.send_response(201)
+                self.send_header("content-length", "1000")
+                self.end_headers()
+            elif act.part == "head":
+                self.wfile.write(b"HTTP/1.1 201 Created\r\nx-long: ")
+            drop = b"HTTP/1.1 100 Continue\r\n\r\n" if act.part == "interim answers" else b"x"
             while told.drops < MOST_DROPS and not told.over.wait(0.05):
                 told.drops += 1
-                self.wfile.write(b"x")
+                self.wfile.write(drop)
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("do_"):

@@ -42,10 +42,11 @@ from .test_outgoing import (
 )
 
 AT_ONCE = Backoff(first=timedelta(milliseconds=1), longest=timedelta(milliseconds=10))
-PATIENT = Outgoing(STRIPE, patience=Patience(deadline=timedelta(seconds=20), backoff=AT_ONCE))
+TWICE = Patience(deadline=timedelta(seconds=20), backoff=AT_ONCE, attempts=2)
+PATIENT = Outgoing(STRIPE, patience=TWICE)
 ANOTHER_BODY = Say(400, b'{"error": {"type": "idempotency_error", "message": "Keys can only be"}}')
 REPLAYED_500 = Say(500, b'{"error": {"type": "api_error"}}', (("Idempotent-Replayed", "true"),))
-SAYS_NOTHING = [Say(403), Say(409), ANOTHER_BODY, problem(422, "reused"), REPLAYED_500]
+SAYS_NOTHING = [Say(403), Say(409), Say(423), Say(501), ANOTHER_BODY, problem(422, "reused"), REPLAYED_500]
 
 
 def _named(said: Say) -> str:

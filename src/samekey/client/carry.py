@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -36,24 +36,16 @@ class Way(Protocol):
     """What a shell asks about a request: whether it is ours, and what to do with it."""
 
     @property
-    def max_body(self) -> int: ...
-
-    @property
     def in_threads(self) -> bool: ...
+
+    def check_size(self, body: bytes | bytearray) -> None:
+        """Raises if it is too large to be kept: ``BodyRefused``, or what says so to an operation."""
 
     def takes(self, request: Request, carrier: MutableMapping[str, Any]) -> bool:
         """Whether it is sent in this way at all. A body that is streamed is not there yet."""
 
     def acts(self, request: Request, carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
         """What to do, in order. ``carrier`` stays with the request object."""
-
-
-def check_size(way: Way, body: bytes | bytearray) -> None:
-    if len(body) > way.max_body:
-        raise BodyRefused(
-            f"The body has {len(body)} bytes or more, and {way.max_body} are kept at most, so that it can be "
-            "sent again. Nothing was sent. Raise max_body, or upload it first and refer to it."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +62,13 @@ class Keyed:
     @property
     def in_threads(self) -> bool:
         return self.journal.in_threads
+
+    def check_size(self, body: bytes | bytearray) -> None:
+        if len(body) > self.max_body:
+            raise BodyRefused(
+                f"The body has {len(body)} bytes or more, and {self.max_body} are kept at most, so that it "
+                "can be sent again. Nothing was sent. Raise max_body, or upload it first and refer to it."
+            )
 
     def takes(self, request: Request, carrier: MutableMapping[str, Any]) -> bool:
         """What is sent on behalf of another request, such as an auth flow's for a token, passes untouched."""
@@ -101,6 +100,8 @@ class Underway:
     """The operation that a request object is, for as long as there is that object."""
 
     entry: Entry
+    own_key: bool = False
+    """The caller has set its key."""
     listed: bool = False
     """It comes out of ``pending()``."""
     tried: bool = False
@@ -142,6 +143,8 @@ class Finished:
 
     answer: Answer
     told: Told
+    proven: bool = True
+    """False: an answer that somebody else may have given, who knows of no attempt before it."""
     expires_at: float | None = None
     """Until when the key may be sent again, where the server has said so."""
 
@@ -159,7 +162,8 @@ def begin(keyed: Keyed, request: Request, said: Named | Listed | None, defaults:
     if isinstance(said, Listed):
         return Underway(said.entry, listed=True, tried=True)
     key = keyed.dialect.own_key(request)
-    return Underway(Entry.of(request, None if said is None else said.name, key, time.time(), defaults))
+    entry = Entry.of(request, None if said is None else said.name, key, time.time(), defaults)
+    return Underway(entry, own_key=key is not None)
 
 
 def _again(said: Sending, request: Request) -> Underway | None:
@@ -170,7 +174,14 @@ def _again(said: Sending, request: Request) -> Underway | None:
 
 def carriage(keyed: Keyed, request: Request, going: Underway) -> Generator[Act, Any, Finished]:
     """Yields what to do, and is sent what came of it. If nothing was sent, the library's error is raised."""
-    acts = kept(keyed, request, going.entry, tried_before=going.tried, listed=going.listed)
+    acts = kept(
+        keyed,
+        request,
+        going.entry,
+        tried_before=going.tried,
+        listed=going.listed,
+        own_key=going.own_key,
+    )
     going.tried = True  # until there is proof of the contrary, which is given for what was never tried only
     try:
         finished = yield from acts
@@ -178,17 +189,25 @@ def carriage(keyed: Keyed, request: Request, going: Underway) -> Generator[Act, 
         going.tried = False
         raise never.error from None
     going.tried = finished.told.happened
-    going.entry = going.entry.noted(finished.expires_at)
+    going.entry = replace(going.entry, key=finished.told.key).noted(finished.expires_at)
     return finished
 
 
 def kept(
-    keyed: Keyed, request: Request, entry: Entry, *, tried_before: bool = False, listed: bool = False
+    keyed: Keyed,
+    request: Request,
+    entry: Entry,
+    *,
+    tried_before: bool = False,
+    listed: bool = False,
+    own_key: bool = False,
 ) -> Generator[Act, Any, Finished]:
     """The same, with ``NeverSent`` where nothing was sent. ``tried_before``: it may have been sent already,
-    also if the journal does not know it. ``listed``: the journal must know it."""
+    also if the journal does not know it. ``listed``: the journal must know it. ``own_key``: it is sent under
+    this key or not at all."""
     journal = keyed.journal
-    check_size(keyed, request.body)
+    keyed.check_size(request.body)
+    keyed.dialect.put(request, entry.key)  # what can carry no key is refused before anything is saved
     begun = entry
     found = yield Call(lambda: journal.join(begun) if listed else journal.begin(begun))
     if listed and found is None:
@@ -198,6 +217,8 @@ def kept(
         )
     if found is not None:
         found.check_same(request)
+        if own_key:
+            found.check_key(entry.key)
         entry = found
     course = Course(
         request,
@@ -207,6 +228,7 @@ def kept(
         begun_at=entry.begun_at,
         expires_at=entry.expires_at,
         tried_before=tried_before or found is not None,
+        done_before=entry.finished_at is not None,
     )
     try:
         done = yield from _drive(course, keyed, entry)
@@ -218,7 +240,7 @@ def kept(
     elif done.settled:
         yield Call(lambda: _afterwards(lambda: journal.finish(entry, time.time(), done.expires_at)))
     told = Told(entry.key, done.replayed, done.attempts, done.settled, done.happened)
-    return Finished(done.answer, told, done.expires_at)
+    return Finished(done.answer, told, done.proven, done.expires_at)
 
 
 def _drive(course: Course, keyed: Keyed, entry: Entry) -> Generator[Act, Any, Done]:

@@ -131,6 +131,8 @@ class Done:
     """False: this answer says nothing about earlier attempts, whose outcome is not known."""
     happened: bool = True
     """False: it is certain that nothing was carried out."""
+    proven: bool = True
+    """False: an answer that somebody else may have given, who knows of no attempt before it."""
     expires_at: float | None = None
     """Until when the key may be sent again, where the server has said so."""
 
@@ -156,15 +158,18 @@ class Course:
         begun_at: float,
         expires_at: float | None = None,
         tried_before: bool = False,
+        done_before: bool = False,
     ) -> None:
         """``begun_at``: when the operation was begun, perhaps long ago and by another process; then
-        ``tried_before`` says that it may have been sent already."""
+        ``tried_before`` says that it may have been sent already, and ``done_before`` that it has had its
+        answer, which it is to get again."""
         self._request = request
         self._dialect = dialect
         self._patience = patience
         self._now = began
         self._deadline = began.monotonic + patience.deadline.total_seconds()
         self._uncertain = tried_before
+        self._done_before = done_before
         self._attempts = 0
         self._tries = 0
         """Attempts, and questions to the status resource: pauses grow with both."""
@@ -182,6 +187,8 @@ class Course:
         while True:
             event = yield from self._send(target)
             if isinstance(event, Failed):
+                if event.hopeless:
+                    self._give_up(None)
                 yield from self._pause(None)
                 continue
             reading = read(event.answer, target, self._dialect, event.at.wall)
@@ -189,9 +196,16 @@ class Course:
             match reading.meaning:
                 case Meaning.FINAL:
                     return self._final(event.answer, reading.replayed)
+                case Meaning.BARE:
+                    return self._bare(event.answer)
+                case Meaning.BROKEN:
+                    return replace(self._final(event.answer, reading.replayed), settled=False)
+                case Meaning.CONFLICT:
+                    if self._is_settled():
+                        return self._bare(event.answer)
                 case Meaning.REFUSED:
                     settled = not self._uncertain
-                    return Done(event.answer, self._attempts, settled=settled, happened=not settled)
+                    return replace(self._bare(event.answer), settled=settled, happened=not settled)
                 case Meaning.ELSEWHERE:
                     target, hops = self._elsewhere(target, reading, hops), hops + 1
                     continue
@@ -217,6 +231,13 @@ class Course:
     def _final(self, answer: Answer, replayed: bool = False) -> Done:
         return Done(answer, self._attempts, replayed, expires_at=self._expires_at)
 
+    def _bare(self, answer: Answer) -> Done:
+        return replace(self._final(answer), settled=self._is_settled(), proven=False)
+
+    def _is_settled(self) -> bool:
+        """Whether no attempt is left of which this answer would have to tell."""
+        return not self._uncertain or self._done_before
+
     def _send(self, target: Request) -> Generator[Step, Event, Heard | Failed]:
         """One attempt, if the server still knows the key."""
         self._check_age()
@@ -226,8 +247,6 @@ class Course:
         self._attempts, self._tries = self._attempts + 1, self._tries + 1
         if isinstance(event, Failed):
             self._uncertain = self._uncertain or event.left
-            if event.hopeless and not self._uncertain:
-                raise NeverSent(event.error)
         return event
 
     def _follow(self, target: Request, accepted: Reading) -> Generator[Step, Event, Answer | None]:
@@ -292,7 +311,7 @@ class Course:
             if isinstance(last, Failed):
                 raise NeverSent(last.error)
             assert answer is not None
-            return Done(answer, self._attempts, happened=False)
+            return Done(answer, self._attempts, happened=False, proven=False)
         error = last.error if isinstance(last, Failed) else None
         because = f"{type(error).__name__}: {error}" if error else f"{answer.status}" if answer else "nothing"
         sentence = (

@@ -106,6 +106,14 @@ class Entry:
                 "what it sent before."
             )
 
+    def check_key(self, key: str) -> None:
+        """``OperationChanged`` if it was begun under another key than the one that the caller sets now."""
+        if key != self.key:
+            raise OperationChanged(
+                f"The operation named {self.name!r} was begun under another key than this request's own. "
+                "Nothing was sent. Set no key of your own under a name, or the same one each time."
+            )
+
     def encode(self) -> bytes:
         """As bytes that tell whether they are whole."""
         content = {**asdict(self), "version": VERSION, "body": base64.b64encode(self.body).decode()}

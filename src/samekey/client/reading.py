@@ -21,7 +21,13 @@ class Meaning(StrEnum):
     """The closed list of what an answer can say."""
 
     FINAL = "final"
-    """This is what became of it."""
+    """This is what became of it: an answer that only the operation itself can have got."""
+    BARE = "bare"
+    """The end of this attempt. Of an earlier one it may say nothing: a gateway gives such answers too."""
+    CONFLICT = "conflict"
+    """The operation's own conflict, or an attempt that is still running: its words are not known."""
+    BROKEN = "broken"
+    """It failed half-way, perhaps after the work was done, and the server will say nothing else."""
     IN_PROGRESS = "in_progress"
     """An earlier attempt is still running: wait, then send it again."""
     UNKNOWN = "unknown"
@@ -56,6 +62,8 @@ _LEADS_ON: Final = frozenset({202, 301, 307, 308})
 _LATER: Final = frozenset({408, 425, 429})
 _SAYS_NOTHING: Final = frozenset({401, 403, 404, 405, 407, 413, 415, 421, 431})
 """Made before anybody looks at the key: by a gateway, by whoever checks credentials, by a router."""
+_OWN_REFUSALS: Final = frozenset({400, 402, 422})
+"""Said of what the request asks for, which is the same at every attempt."""
 DEFINITE_5XX: Final = frozenset({501, 505})
 _IN_USE: Final = frozenset({"in_progress", "idempotency_key_in_use"})
 _ADYEN_IN_PROGRESS: Final = "704"
@@ -69,7 +77,7 @@ def read(answer: Answer, request: Request, dialect: Dialect, wall: float) -> Rea
     location = answer.header("location") if answer.status in _LEADS_ON else None
     target = None if location is None else target_of(request.url, location)
     return Reading(
-        _meaning(answer, request, replayed, target),
+        _meaning(answer, request, replayed, target, dialect),
         replayed,
         _pause(answer, wall),
         target,
@@ -77,25 +85,38 @@ def read(answer: Answer, request: Request, dialect: Dialect, wall: float) -> Rea
     )
 
 
-def _meaning(answer: Answer, request: Request, replayed: bool, target: str | None) -> Meaning:
+def _meaning(
+    answer: Answer, request: Request, replayed: bool, target: str | None, dialect: Dialect
+) -> Meaning:
     status = answer.status
-    if replayed:
-        return Meaning.FINAL  # whatever it is, the server will say nothing else
-    if status == 202 and (answer.header("location") or answer.header("retry-after")):
+    failed = status >= 500 and status not in DEFINITE_5XX
+    if status == 202 and (answer.header("location") or (answer.header("retry-after") and not replayed)):
         return Meaning.ACCEPTED
+    if replayed:
+        return Meaning.BROKEN if failed else Meaning.FINAL
     if status in (307, 308) or (status == 301 and request.method != "POST"):
-        return Meaning.FINAL if target is None else Meaning.ELSEWHERE
+        return Meaning.BARE if target is None else Meaning.ELSEWHERE
     if (answer.header("transient-error") or "").lower() == "true" or _content(answer).get(
         "errorCode"
     ) == _ADYEN_IN_PROGRESS:
         return Meaning.IN_PROGRESS
-    if status == 409:
+    if status in (409, 423):
         return _conflict(answer)
     if status in _LATER or (status == 503 and _code(answer) == "store_unavailable"):
         return Meaning.LATER
     if status in _SAYS_NOTHING:
         return Meaning.REFUSED
-    return Meaning.UNCLEAR if status >= 500 and status not in DEFINITE_5XX else Meaning.FINAL
+    if failed:
+        return Meaning.UNCLEAR
+    return Meaning.FINAL if _is_its_own(answer, dialect) else Meaning.BARE
+
+
+def _is_its_own(answer: Answer, dialect: Dialect) -> bool:
+    """Whether nobody can have given it but whoever carries out the operation."""
+    if answer.status < 300 or answer.status == 303:
+        return True
+    is_page = "html" in (answer.header("content-type") or "").lower()
+    return answer.status in _OWN_REFUSALS and not is_page and not is_about_the_key(answer, dialect)
 
 
 _ABOUT_KEYS: Final = frozenset({400, 409, 422})
@@ -117,8 +138,10 @@ def _conflict(answer: Answer) -> Meaning:
         return Meaning.UNKNOWN
     if code in _IN_USE or _content(answer).get("title") == _TITLE_IN_USE:
         return Meaning.IN_PROGRESS
-    # A conflict of the application's own, unless it asks us to come back.
-    return Meaning.IN_PROGRESS if answer.header("retry-after") and code is None else Meaning.FINAL
+    if code == "result_unavailable":
+        return Meaning.FINAL
+    # The application's own, unless it asks us to come back.
+    return Meaning.IN_PROGRESS if answer.header("retry-after") and code is None else Meaning.CONFLICT
 
 
 def _content(answer: Answer) -> dict[str, Any]:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import requests
 import requests.adapters
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    DecodeError,
-    NewConnectionError,
-    ProtocolError,
-    ReadTimeoutError,
-    SSLError,
-)
+from urllib3.exceptions import HTTPError
 
 from ..errors import ConfigurationError
-from .carry import ENTRY, Keyed, Way, check_size, run
+from .carry import Keyed, Way, run
 from .course import Failed, Moment
+from .deadline import Attempt, attempting
+from .deadline_requests import bound
 from .entry import Entry
 from .pending import Pending, listed
 from .scope import going_on_with, sending
@@ -37,7 +31,7 @@ class Adapter(requests.adapters.HTTPAdapter):
         super().__init__(**settings)
         self._way = way
 
-    def _carried(self, request: Any, carrier: dict[str, Any]) -> None:
+    def _carried(self, request: Any, key: str) -> None:
         """Has the request carry its operation along."""
 
     def send(
@@ -54,32 +48,37 @@ class Adapter(requests.adapters.HTTPAdapter):
         if not self._way.takes(_ours(request, seen if isinstance(seen, bytes) else b""), carrier):
             return super().send(request, stream, timeout, verify, cert, proxies)
         acts = self._way.acts(_ours(request, self._body(request)), carrier)
-        self._carried(request, carrier)
+        attempt = Attempt(0.0)
 
         def send(sent: Request, seconds: float) -> Answer:
-            until = time.monotonic() + seconds
+            nonlocal attempt
             prepared = request.copy()
             prepared.method, prepared.url = sent.method, sent.url
             prepared.headers = requests.structures.CaseInsensitiveDict(dict(sent.headers))
             prepared.body = sent.body or None
             limits = _limits(timeout, seconds)
-            # Not super(): what we give back has to be read whole, within the deadline.
-            answer = requests.adapters.HTTPAdapter.send(self, prepared, True, limits, verify, cert, proxies)
-            try:
-                parts = []
-                for part in _parts(answer):
-                    parts.append(part)
-                    if time.monotonic() > until:
-                        raise requests.exceptions.ReadTimeout("The answer did not end within the deadline.")
-            finally:
-                answer.close()
-            return _answer(answer, b"".join(parts))
+            with attempting(seconds) as attempt:
+                # Not super(): what we give back has to be read whole, within the deadline.
+                sends = requests.adapters.HTTPAdapter.send
+                answer = sends(self, prepared, True, limits, verify, cert, proxies)
+                try:
+                    return Answer(answer.status_code, tuple(_texts(answer.headers)), answer.content, answer)
+                finally:
+                    answer.close()
 
-        finished = run(acts, send, _thrown)
+        finished = run(acts, send, lambda error, at: _thrown(error, at, attempt.began))
+        self._carried(request, finished.told.key)
         given = finished.answer.native or _made(finished.answer)
         given.request, given.connection, given.samekey = request, self, finished.told
         given.url = request.url
         return given
+
+    def init_poolmanager(self, *args: Any, **settings: Any) -> Any:
+        super().init_poolmanager(*args, **settings)
+        bound(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: str, **settings: Any) -> Any:
+        return bound(super().proxy_manager_for(proxy, **settings))
 
     def _body(self, request: Any) -> bytes:
         """The body, whole: what is streamed is collected, so that it can be sent again."""
@@ -93,7 +92,7 @@ class Adapter(requests.adapters.HTTPAdapter):
             parts = bytearray()
             for part in iter(lambda: read(64 * 1024), b"") if read is not None else body:
                 parts += part.encode() if isinstance(part, str) else part
-                check_size(self._way, parts)
+                self._way.check_size(parts)
             body = bytes(parts)
             request.body = body
             request.headers.pop("Transfer-Encoding", None)
@@ -114,9 +113,9 @@ class KeyedAdapter(Adapter):
             request.headers.pop(self._keyed.dialect.header, None)
         return super().send(request, *args, **options)
 
-    def _carried(self, request: Any, carrier: dict[str, Any]) -> None:
+    def _carried(self, request: Any, key: str) -> None:
         # An auth hook that sends a copy of the request does not begin another operation.
-        request.headers[self._keyed.dialect.header] = self._keyed.dialect.spell(carrier[ENTRY].entry.key)
+        request.headers[self._keyed.dialect.header] = self._keyed.dialect.spell(key)
 
 
 class Session(requests.Session):
@@ -153,25 +152,6 @@ class Session(requests.Session):
             return self.send(prepared, **{**settings, **options})
 
 
-def _parts(answer: Any) -> Iterator[bytes]:
-    """The body as it comes in: requests' own way waits until a part is full, however slowly it fills."""
-    if not hasattr(answer.raw, "read1"):  # urllib3 before 2
-        yield from answer.iter_content(64)
-        return
-    errors = requests.exceptions
-    try:
-        while part := answer.raw.read1(64 * 1024, decode_content=True):
-            yield part
-    except ProtocolError as error:
-        raise errors.ChunkedEncodingError(error) from error
-    except DecodeError as error:
-        raise errors.ContentDecodingError(error) from error
-    except ReadTimeoutError as error:
-        raise errors.ReadTimeout(error) from error
-    except SSLError as error:
-        raise errors.SSLError(error) from error
-
-
 def _carrier(request: Any) -> dict[str, Any]:
     """What stays with the request object, and not with copies of it."""
     carrier: dict[str, Any] = request.__dict__.setdefault("samekey", {})
@@ -197,21 +177,13 @@ def _limits(timeout: Any, seconds: float) -> Any:
     return tuple(seconds if part is None else min(part, seconds) for part in (connect, read))
 
 
-def _thrown(error: Exception, at: Moment) -> Failed | None:
+def _thrown(error: Exception, at: Moment, began: bool) -> Failed | None:
     errors = requests.exceptions
-    if isinstance(error, errors.ConnectTimeout):
-        return Failed(error, at, left=False)
-    if isinstance(error, errors.ConnectionError):
-        reason = getattr(error.args[0] if error.args else None, "reason", None)
-        return Failed(error, at, left=not isinstance(reason, NewConnectionError | ConnectTimeoutError))
-    if isinstance(error, errors.Timeout | errors.ChunkedEncodingError | errors.ContentDecodingError):
-        return Failed(error, at)
-    return None
-
-
-def _answer(answer: Any, body: bytes) -> Answer:
-    answer._content, answer._content_consumed = body, True
-    return Answer(answer.status_code, tuple(_texts(answer.headers)), body, answer)
+    about_the_wire = isinstance(error, errors.ConnectionError | errors.Timeout)
+    if not began:
+        return Failed(error, at, left=False, hopeless=not about_the_wire)
+    cut = (errors.ChunkedEncodingError, errors.ContentDecodingError, HTTPError, OSError)
+    return Failed(error, at) if about_the_wire or isinstance(error, cut) else None
 
 
 def _made(answer: Answer) -> Any:

@@ -5,12 +5,13 @@ It turns their requests and answers into ours, and has ``carry`` do the rest. No
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Self
 
-from .carry import Finished, Keyed, Way, check_size, run, run_async
+from .carry import Finished, Keyed, Way, run, run_async
 from .course import Failed, Moment
+from .deadline import LATE, attempting
+from .deadline_httpx import bound
 from .entry import Entry
 from .pending import Pending, listed
 from .scope import going_on_with
@@ -92,14 +93,15 @@ class Shell:
         library = self._library
         if isinstance(error, library.UnsupportedProtocol):
             return Failed(error, at, left=False, hopeless=True)
-        if isinstance(error, library.ConnectError | library.ConnectTimeout | library.PoolTimeout):
+        before = (library.ConnectError, library.ConnectTimeout, library.PoolTimeout, library.ProxyError)
+        if isinstance(error, before):
             return Failed(error, at, left=False)
         if isinstance(error, library.TransportError) and not isinstance(error, library.LocalProtocolError):
             return Failed(error, at)
         return None
 
     def _late(self) -> Exception:
-        late: Exception = self._library.ReadTimeout("The answer did not end within the deadline.")
+        late: Exception = self._library.ReadTimeout(LATE)
         return late
 
 
@@ -113,23 +115,27 @@ def header_pairs(headers: Any) -> Pairs:
 class SyncShell(Shell):
     """``handle_request`` with keys."""
 
+    def __init__(self, inner: Any, way: Way) -> None:
+        super().__init__(inner, way)
+        bound(inner, self._library)
+
     def handle_request(self, request: Any) -> Any:
         if not self._way.takes(self._ours(request, self._seen(request)), request.extensions):
             return self._inner.handle_request(request)
         ours = self._ours(request, self._read(request))
 
         def send(sent: Request, seconds: float) -> Answer:
-            until = time.monotonic() + seconds
-            answer = self._inner.handle_request(self._native(sent, seconds, request.extensions))
-            try:
-                parts = []
-                for part in answer.stream:
-                    parts.append(part)
-                    if time.monotonic() > until:
-                        raise self._late()
-                return self._answer(answer, b"".join(parts))
-            finally:
-                answer.close()
+            with attempting(seconds) as attempt:
+                answer = self._inner.handle_request(self._native(sent, seconds, request.extensions))
+                try:
+                    parts = []
+                    for part in answer.stream:
+                        parts.append(part)
+                        if attempt.is_over():
+                            raise self._late()
+                    return self._answer(answer, b"".join(parts))
+                finally:
+                    answer.close()
 
         return self._given(run(self._way.acts(ours, request.extensions), send, self._thrown))
 
@@ -148,7 +154,7 @@ class SyncShell(Shell):
         body = bytearray()
         for part in request.stream:
             body += part
-            check_size(self._way, body)
+            self._way.check_size(body)
         request.stream = self._library.ByteStream(bytes(body))
         return bytes(body)
 
@@ -198,7 +204,7 @@ class AsyncShell(Shell):
         body = bytearray()
         async for part in request.stream:
             body += part
-            check_size(self._way, body)
+            self._way.check_size(body)
         request.stream = self._library.ByteStream(bytes(body))
         return bytes(body)
 

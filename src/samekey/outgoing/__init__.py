@@ -6,7 +6,7 @@ Each HTTP library has a module of its own, which imports it: ``samekey.outgoing.
 
 from ..client.course import Patience
 from ..client.dialect import Dialect
-from .call import KeylessCall, Outgoing, ProviderUnclear, step
+from .call import CallRefused, KeylessCall, Outgoing, ProviderUnclear, step
 from .profiles import ADYEN, PAYPAL, SQUARE, STRIPE, STRIPE_V2, Profile
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "SQUARE",
     "STRIPE",
     "STRIPE_V2",
+    "CallRefused",
     "Dialect",
     "KeylessCall",
     "Outgoing",

@@ -17,10 +17,10 @@ from datetime import timedelta
 from typing import Any, Final, Literal, assert_never
 from weakref import WeakKeyDictionary
 
-from ..client.carry import Act, Finished, Keyed, Told, kept
+from ..client.carry import Act, Finished, Keyed, kept
 from ..client.course import SAFE_PART, NeverSent, Patience
 from ..client.entry import Entry
-from ..client.errors import KeyExpired, OperationChanged, RedirectRefused, Unsettled
+from ..client.errors import BodyRefused, KeyExpired, OperationChanged, RedirectRefused, Unsettled
 from ..client.journal import MemoryJournal
 from ..client.reading import DEFINITE_5XX, is_about_the_key
 from ..client.wire import Answer, Request
@@ -52,7 +52,11 @@ class ProviderUnclear(OutcomeUnknown):
         """The last answer, if there was one."""
 
 
-class KeylessCall(NotExecuted):
+class CallRefused(NotExecuted, ConfigurationError):
+    """A call that cannot be made as it stands: the sentence says why. Nothing of it was sent."""
+
+
+class KeylessCall(CallRefused):
     """A call that changes something was refused because no key would have gone with it. Nothing was sent."""
 
 
@@ -91,6 +95,14 @@ class Outgoing:
     def in_threads(self) -> bool:
         return False  # what is kept is kept in memory, for as long as the operation runs
 
+    def check_size(self, body: bytes | bytearray) -> None:
+        who = sender()
+        assert who is not None  # it takes nothing else
+        try:
+            Keyed(max_body=self.max_body).check_size(body)
+        except BodyRefused as error:
+            raise self._refused(error, _calls_of(who)) from error
+
     def takes(self, request: Request, _carrier: MutableMapping[str, Any]) -> bool:
         """Only what changes something, and is sent from inside an operation."""
         if request.method not in _CHANGES | self.profile.methods:
@@ -107,19 +119,35 @@ class Outgoing:
         return True
 
     def acts(self, request: Request, _carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
-        who, name = sender(), _step.get()
+        who = sender()
         assert who is not None  # it takes nothing else
-        own = self.profile.dialect.own_key(request)
+        calls = _calls_of(who)
+        try:
+            finished = yield from self._call(who, calls, request)
+        except KeylessCall as refused:
+            calls.is_no_word_of_others(refused)
+            raise
+        except (BodyRefused, ConfigurationError) as error:
+            raise self._refused(error, calls) from error
+        return finished
+
+    def _refused(self, error: Exception, calls: _Calls) -> CallRefused:
+        logger.error("A call to %s was refused. %s", self.profile.name, error)
+        refused = CallRefused(str(error))
+        calls.is_no_word_of_others(refused)
+        return refused
+
+    def _call(self, who: Sender, calls: _Calls, request: Request) -> Generator[Act, Any, Finished]:
+        name, dialect = _step.get(), self.profile.dialect
+        own = dialect.own_key(request)
         key = self._key(who, name, request, own)
         self._check_window(who)
         # A 202 is the provider's answer: what comes of it is the handler's to follow.
         patience = replace(self.patience, follow=False)
         if isinstance(who, Effect) and who.timeout > 0:
             patience = replace(patience, deadline=min(patience.deadline, timedelta(seconds=who.timeout)))
-        dialect = self.profile.dialect
         if own is not None:  # it is left as it is, whatever its length
             dialect = replace(dialect, longest=max(dialect.longest, len(own)))
-        calls = _calls_of(who)
         keyed = Keyed(dialect=dialect, patience=patience, journal=calls, max_body=self.max_body)
         # A call is known by its key, whoever has set it: one key, one call.
         entry = Entry.of(request, key, key, time.time())
@@ -203,26 +231,25 @@ class Outgoing:
         answer, told = finished.answer, finished.told
         if not told.happened and answer.status in _NOT_LOOKED_AT:
             raise calls.not_executed(f"{provider} has not looked at the call: {answer.status}.")
-        doubt = self._doubt(answer, told, calls)
+        doubt = self._doubt(finished, calls)
         if doubt is not None:
             raise ProviderUnclear(f"{provider}: {doubt}", answer)
         return finished
 
-    def _doubt(self, answer: Answer, told: Told, calls: _Calls) -> str | None:
+    def _doubt(self, finished: Finished, calls: _Calls) -> str | None:
         """Why an answer, although the provider will give no other, does not say what became of the call."""
-        status, tried = answer.status, told.attempts > 1 or calls.tried_before
-        if not told.settled or (calls.tried_before and not told.happened):
-            return f"an attempt before this one may have been carried out, and {status} says nothing of it."
-        if status >= 500 and status not in DEFINITE_5XX:
-            return f"it failed ({status}), perhaps after it had done the work."
-        if told.replayed:
-            return None
-        if status == 409 and tried:
-            return "409, perhaps because of an attempt before this one that was carried out."
-        if is_about_the_key(answer, self.profile.dialect):
+        answer, told = finished.answer, finished.told
+        if answer.status >= 500 and answer.status not in DEFINITE_5XX:
+            return f"it failed ({answer.status}), perhaps after it had done the work."
+        if not told.settled or (calls.tried_before and not finished.proven):
             return (
-                f"it complains of the key ({status}), which may have been used before, with another request. "
-                "What became of that one is not known. A call must be the very same at each attempt."
+                f"an attempt before this one may have been carried out, and {answer.status} says nothing "
+                "of it."
+            )
+        if not told.replayed and is_about_the_key(answer, self.profile.dialect):
+            return (
+                f"it complains of the key ({answer.status}), which may have been used before, with another "
+                "request. What became of that one is not known. A call must be the very same at each attempt."
             )
         return None
 
@@ -274,12 +301,16 @@ class _Calls(MemoryJournal):
         return entry if found is None and self.tried_before and not self._may_repeat else found
 
     def not_executed(self, sentence: str) -> NotExecuted:
-        """A call was not carried out, by proof. If others were sent, that is no word about them."""
+        """A call was not carried out, by proof."""
         error = NotExecuted(sentence)
+        self.is_no_word_of_others(error)
+        return error
+
+    def is_no_word_of_others(self, error: NotExecuted) -> None:
+        """If other calls were sent, this proof about one of them frees no key."""
         with self._lock:
             if self._kept:
                 error.is_word_of("one of several calls", 0, next(MOMENTS))
-        return error
 
 
 _senders: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
