@@ -6,7 +6,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -75,6 +75,7 @@ OVERRIDES: dict[str, object] = {
     "methods": frozenset({"PUT"}),
     "required": False,
     "required_at_edge": True,
+    "required_from": datetime(2027, 3, 1, tzinfo=UTC),
     "scope": "tenant+endpoint",
     "fingerprint": FingerprintRules(headers=("x-version",)),
     "max_body": 0,
@@ -242,6 +243,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"status_path": ""}, "status_path must begin with a slash, or be None"),
     ({"status_path": "/status of"}, "status_path must be a path in ASCII"),
     ({"status_path": 5}, "status_path must be a string or None, not 5"),
+    ({"required_from": datetime(2027, 3, 1)}, "required_from must have a time zone"),
+    ({"required_from": "soon"}, "required_from must be a datetime with a time zone or None, not 'soon'"),
     ({"key": "uuid"}, "key must be a KeyRules, not 'uuid'"),
     ({"fingerprint": None}, "fingerprint must be a FingerprintRules, not None"),
     ({"profile": "paypal"}, "profile must be one of ietf, stripe, stripe_v2, not 'paypal'"),

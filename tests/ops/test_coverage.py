@@ -595,6 +595,7 @@ def test_json(web: str) -> None:
         "how": "unguarded",
         "mode": None,
         "required": None,
+        "required_from": None,
         "why": 'it has no decorator, and the middleware has undecorated="pass".',
         "allowed": False,
         "ok": False,

@@ -303,6 +303,7 @@ def keyless(service: Service) -> None:
 
 
 HAPPENINGS: dict[str, tuple[Callable[[Service], None], int, dict[str, str]]] = {
+    "request": (created, 1, {"key": "sent"}),
     "reserve.created": (created, 1, {"mode": "leased"}),
     "reserve.replay": (replay, 1, {"mode": "atomic"}),
     "reserve.in_progress": (in_progress, 1, {"mode": "leased"}),
@@ -472,7 +473,8 @@ def test_a_path_is_never_an_attribute(service: Service) -> None:
     assert service.post("/leased/template", key="k2") == 201
     text = service.scrape().text
     assert KEY not in text
-    assert "/leased" not in text
+    assert "/leased/template" not in text
+    assert 'endpoint="POST /leased/{name}"' in text, "a template is the application's own word"
 
 
 def test_openmetrics_is_spoken_too(service: Service) -> None:

@@ -26,6 +26,7 @@ def test_the_page(samekey_url: str) -> None:
         "idempotency": idempotency,
         "IdempotencyMiddleware": IdempotencyMiddleware,
         "tenant": lambda request: "alice",
+        "JSONResponse": JSONResponse,
         "app": Starlette(routes=[Route("/payments", pay, methods=["POST"])]),
     }
     for code in blocks("docs/rollout.md", "python"):
@@ -47,4 +48,5 @@ def test_the_page(samekey_url: str) -> None:
     for answer in (first, again, refused):
         assert answer.headers["Access-Control-Allow-Origin"] == "https://shop.example"
         assert "Idempotent-Replayed" in answer.headers["Access-Control-Expose-Headers"]
-    assert names["with_keys"] == {("/payments", "alice"): 1}
+    assert names["keyless"] == {("POST /payments", "alice"): 2}
+    names["server"].close()

@@ -6,13 +6,16 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from ..engine.keyuse import KEY_USE
 from ..errors import ConfigurationError, SamekeyError
 from ..ops.coverage import How, RouteCoverage, coverage, is_allowed
+from ..ops.live import LiveUse, read_live
 
 UNGUARDED = 1
 """The exit code if a route is unguarded."""
@@ -51,11 +54,21 @@ def coverage_command(
             help="Fail for routes that also run without a key: the last step of a roll-out.",
         ),
     ] = False,
+    live: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="SAMEKEY_LIVE",
+            help="Also show how many requests came with and without a key: the address of an application's "
+            "metrics, or a file of them; repeatable, one for each process. In the environment: separated by "
+            "spaces.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON for scripts.")] = False,
 ) -> None:
     """List how every state-changing route is guarded; fail if one is not. Nothing is run or changed."""
     try:
         routes = coverage(load_app(target))
+        counted = placed(routes, read_live(live)) if live else None
     except SamekeyError as error:
         typer.echo(f"samekey: {error}", err=True)
         raise typer.Exit(COULD_NOT_LOOK) from None
@@ -64,9 +77,9 @@ def coverage_command(
         route for route in routes if _fails(route, all_methods, required) and not is_allowed(route, allowed)
     ]
     if as_json:
-        typer.echo(json.dumps(_content(routes, allowed, failing), indent=2))
+        typer.echo(json.dumps(_content(routes, allowed, failing, counted), indent=2))
     else:
-        _print(routes, allowed, failing)
+        _print(routes, allowed, failing, counted)
     for pattern in allowed:
         if not any(is_allowed(route, [pattern]) for route in routes):
             typer.echo(f"samekey: --allow {pattern} names no route; remove it.", err=True)
@@ -75,12 +88,15 @@ def coverage_command(
 
 
 def _fails(route: RouteCoverage, all_methods: bool, required: bool) -> bool:
-    only_by_key = required and route.guarded and not route.required
+    only_by_key = required and route.guarded and not route.refuses_without_key
     return not route.ok or only_by_key or (all_methods and route.how is How.METHOD)
 
 
 def _content(
-    routes: Sequence[RouteCoverage], allowed: Sequence[str], failing: Sequence[RouteCoverage]
+    routes: Sequence[RouteCoverage],
+    allowed: Sequence[str],
+    failing: Sequence[RouteCoverage],
+    counted: Placed | None,
 ) -> dict[str, Any]:
     return {
         "ok": not failing,
@@ -92,23 +108,40 @@ def _content(
                 "how": str(route.how),
                 "mode": route.mode,
                 "required": route.required,
+                "required_from": None if route.required_from is None else route.required_from.isoformat(),
                 "why": route.why or None,
                 "allowed": is_allowed(route, allowed),
                 "ok": route not in failing,
+                **({} if counted is None else {"live": _numbers(counted.of(route))}),
             }
             for route in routes
         ],
+        **({} if counted is None else {"elsewhere": {n: _numbers(u) for n, u in counted.elsewhere.items()}}),
     }
 
 
-def _print(routes: Sequence[RouteCoverage], allowed: Sequence[str], failing: Sequence[RouteCoverage]) -> None:
+def _numbers(use: LiveUse) -> dict[str, Any]:
+    return {**{key: use.by_key[key] for key in KEY_USE}, "keyless_by_tenant": dict(use.keyless)}
+
+
+def _print(
+    routes: Sequence[RouteCoverage],
+    allowed: Sequence[str],
+    failing: Sequence[RouteCoverage],
+    counted: Placed | None,
+) -> None:
     cells = []
     for route in routes:
         note = route.describe()
         if route not in failing and is_allowed(route, allowed):
             note = f"allowed ({route.how})"
-        cells.append((route.method, route.path, note))
-    print_table(("method", "path", "guarded"), cells)
+        use = () if counted is None else _columns(counted.of(route)) if route.guarded else ("", "", "")
+        cells.append((route.method, route.path, note, *use))
+    titles = () if counted is None else ("with key", "without", "who sends none")
+    print_table(("method", "path", "guarded", *titles), cells)
+    for name, elsewhere in ({} if counted is None else counted.elsewhere).items():
+        kept, keyless, _ = _columns(elsewhere)
+        typer.echo(f"{name} is no route of this application: {kept} with a key, {keyless} without.")
     if not routes:
         typer.echo("The application has no state-changing route.")
     elif failing:
@@ -119,6 +152,49 @@ def _print(routes: Sequence[RouteCoverage], allowed: Sequence[str], failing: Seq
             typer.echo(f"\n{optional} of {len(routes)} routes also run without a key.")
     else:
         typer.echo(f"\nAll {len(routes)} state-changing routes are accounted for.")
+
+
+def _columns(use: LiveUse) -> tuple[str, str, str]:
+    """How many came with a key and without, and who sends none, the most first."""
+    total = use.sent + use.without
+    if not total:
+        return "0", "0", ""
+    most = [f"{tenant} ({count})" for tenant, count in use.keyless.most_common(_SHOWN) if count]
+    more = len(use.keyless) - _SHOWN
+    who = ", ".join([*most, f"and {more} more"] if more > 0 else most)
+    return str(use.sent), f"{use.without} ({use.without / total:.0%})", who
+
+
+_SHOWN = 3
+"""Tenants that are named in a line; JSON has them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What was counted, by route."""
+
+    by_route: Mapping[tuple[str, str], LiveUse]
+    elsewhere: Mapping[str, LiveUse]
+    """What belongs to no route of this application: it is another one's, or runs another version."""
+
+    def of(self, route: RouteCoverage) -> LiveUse:
+        return self.by_route.get((route.method, route.path), LiveUse())
+
+
+def placed(routes: Sequence[RouteCoverage], counted: Mapping[str, LiveUse]) -> Placed:
+    """A template may be one below a mount, and know nothing of that: the end of a path will do, if there is
+    one such path only."""
+    known, by_route, elsewhere = {(one.method, one.path) for one in routes}, {}, {}
+    for name, use in counted.items():
+        method, _, template = name.partition(" ")
+        ends = [one for one in known if one[0] == method and one[1].endswith(template)]
+        if (method, template) in known:
+            by_route[method, template] = use
+        elif template and len(ends) == 1 and ends[0] not in by_route:
+            by_route[ends[0]] = use
+        else:
+            elsewhere[name] = use
+    return Placed(by_route, elsewhere)
 
 
 def print_table(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

@@ -16,7 +16,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Unpack
 
 from ..errors import ConfigurationError
@@ -27,9 +27,6 @@ from .settings import Remember, Settings
 
 NEVER_REMEMBERED = frozenset({401, 403, 408, 413, 415, 425, 429})
 """Refusals that say nothing about the operation: come back logged in, later, smaller …"""
-
-ROUTER_REFUSALS = frozenset({404, 405})
-"""Not remembered where a router may have made them: no handler ever saw the request."""
 
 ROUTER_REFUSALS = frozenset({404, 405})
 """Not remembered where a router may have made them: no handler ever saw the request."""
@@ -49,6 +46,9 @@ class Policy:
     """Whether a decorated handler refuses a request without a key."""
     required_at_edge: bool = False
     """Whether an undecorated route does."""
+    required_from: datetime | None = None
+    """Until then a request without a required key is served as before, and a header of its answer names this
+    day. None: it is refused at once."""
     scope: Literal["tenant", "tenant+endpoint"] = "tenant"
 
     # The request
@@ -245,12 +245,18 @@ def _wrong_types(policy: Policy) -> Iterator[str]:
             if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
                 yield f"{name} must be {expected}, not {value!r}."
     for name, kind, expected in (
+        ("required_from", datetime, "a datetime with a time zone"),
         *((name, int, "a whole number") for name in _LIMITS),
         ("max_age", timedelta, "a timedelta or a number of seconds"),
     ):
         optional = getattr(policy, name)
         if optional is not None and (not isinstance(optional, kind) or isinstance(optional, bool)):
             yield f"{name} must be {expected} or None, not {optional!r}."
+    if policy.required_from is not None and policy.required_from.utcoffset() is None:
+        yield (
+            "required_from must have a time zone, or it is another moment on every machine: "
+            "datetime(2027, 3, 1, tzinfo=UTC)."
+        )
     status_path: object = policy.status_path
     if status_path is not None and not isinstance(status_path, str):
         yield f"status_path must be a string or None, not {status_path!r}."

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal, TypedDict
 
 from .fingerprint import FingerprintRules
@@ -54,6 +54,7 @@ class HandlerSettings(CallSettings, total=False):
     """The settings of the policy that one handler can have of its own."""
 
     key: KeyRules
+    required_from: datetime | None
 
 
 class Settings(HandlerSettings, total=False):

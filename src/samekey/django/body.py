@@ -42,12 +42,12 @@ class RequestBody:
 
     def whole(self, policy: Policy) -> bytes | Refusal | None:
         for caller in self._callers:
-            caller.resolve(self._request)
+            caller.resolve()
         return self._whole(policy)
 
     async def whole_async(self, policy: Policy) -> bytes | Refusal | None:
         for caller in self._callers:
-            await caller.resolve_async(self._request)
+            await caller.resolve_async()
         return self._whole(policy)
 
     def _whole(self, policy: Policy) -> bytes | Refusal | None:
@@ -67,20 +67,27 @@ class Caller:
     """Who asks, or the session that the key is bound to: asked for at the claim, once the view's own
     authentication has been by."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, request: HttpRequest) -> None:
         self._resolver = resolver
+        self._request = request
+        self._is_known = False
         self._found: str | None = None
 
-    def resolve(self, request: HttpRequest) -> None:
-        resolver = self._resolver
+    def resolve(self) -> None:
+        resolver, request = self._resolver, self._request
         self._found = async_to_sync(resolver)(request) if iscoroutinefunction(resolver) else resolver(request)
+        self._is_known = True
 
-    async def resolve_async(self, request: HttpRequest) -> None:
+    async def resolve_async(self) -> None:
         """A sync one in Django's thread: a user that is looked up lazily is looked up there."""
         resolver = self._resolver
         if not iscoroutinefunction(resolver):
             resolver = sync_to_async(resolver, thread_sensitive=True)
-        self._found = await resolver(request)
+        self._found = await resolver(self._request)
+        self._is_known = True
 
     def __call__(self, context: Any) -> str | None:
+        # A claim has asked. Without a key there is none, and who counts such requests may ask here.
+        if not self._is_known and not iscoroutinefunction(self._resolver):
+            self.resolve()
         return self._found

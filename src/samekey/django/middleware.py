@@ -142,12 +142,14 @@ class IdempotencyMiddleware:
         if not isinstance(exchange, Exchange) or request.resolver_match is None:
             return None
         wrong = self._walk(request)
-        exchange.endpoint = f"/{request.resolver_match.route}"
+        exchange.endpoint, exchange.templated = f"/{request.resolver_match.route}", True
         route = route_of(view, exchange.parts.method, exchange.endpoint) or NO_ROUTE
         wrong.refuse(route)
         guarded = self._guards.for_route(route, request.path)
         has_key = bool(exchange.key_lines)
         if guarded is None or guarded.leaves_alone(has_key):
+            if guarded is not None:
+                self._guards.note_keyless(guarded, request.META, lambda: exchange)
             return None
         exchange.rules = guarded.rules
         if has_key and request.META.get(_AROUND):
@@ -176,7 +178,8 @@ class IdempotencyMiddleware:
         self._walk(request)
         sent = request.META.get(self._variable)
         lines = [] if sent is None else [str(sent).encode("utf-8", "surrogatepass")]
-        tenant, binding = Caller(self._tenant), None if self._binding is None else Caller(self._binding)
+        tenant = Caller(self._tenant, request)
+        binding = None if self._binding is None else Caller(self._binding, request)
         exchange = self._exchange(request, lines, tenant, binding)
         if lines:
             callers = [tenant] if binding is None else [tenant, binding]
@@ -241,7 +244,7 @@ class IdempotencyMiddleware:
             # No view claimed: Django refused it by itself, or no key was sent.
             if exchange.key_lines and exchange.rules is not None:
                 unguarded_answer(f"{exchange.parts.method} {exchange.endpoint}", response.status_code)
-            return response
+            return _noticing(exchange, response)
         running = exchange.running
         assert running is not None
         if self._engine.abandon(running):
@@ -264,8 +267,9 @@ class IdempotencyMiddleware:
         same = answer.status == response.status_code
         if same and (response.streaming or answer.body == response.content):
             _take_headers(response, answer)
-            return response
-        return _in_place_of(response, response_of(answer))
+        else:
+            response = _in_place_of(response, response_of(answer))
+        return _noticing(request.META[SEEN], response)
 
     def _below(self, request: HttpRequest, answer: Answer) -> Answer:
         return self._guards.below(request.META.get("SCRIPT_NAME", ""), answer)
@@ -277,14 +281,14 @@ class IdempotencyMiddleware:
         return self._guards.status_id(request.META["REQUEST_METHOD"].upper(), request.path, root)
 
     def _status(self, request: HttpRequest, operation_id: str) -> Answer:
-        caller = Caller(self._tenant)
-        caller.resolve(request)
+        caller = Caller(self._tenant, request)
+        caller.resolve()
         tenant = tenant_of(self._exchange(request, [], caller, None), self._policy)
         return tenant if isinstance(tenant, Answer) else self._engine.status(tenant, operation_id)
 
     async def _status_async(self, request: HttpRequest, operation_id: str) -> Answer:
-        caller = Caller(self._tenant)
-        await caller.resolve_async(request)
+        caller = Caller(self._tenant, request)
+        await caller.resolve_async()
         tenant = tenant_of(self._exchange(request, [], caller, None), self._policy)
         return tenant if isinstance(tenant, Answer) else await self._engine.status_async(tenant, operation_id)
 
@@ -359,6 +363,14 @@ def _in_place_of(response: Any, ours: Any) -> Any:
     """Our answer; what the view's response had open is closed with it."""
     ours._resource_closers += response._resource_closers
     return ours
+
+
+def _noticing(exchange: Exchange, response: Any) -> Any:
+    """What a client without a key is to be told goes with whatever it is answered."""
+    if exchange.notice is not None:
+        name, value = (part.decode("latin-1") for part in exchange.notice)
+        response[name] = value
+    return response
 
 
 def _take_headers(response: Any, answer: Answer) -> None:

@@ -38,7 +38,7 @@ from .guards import (
     too_large,
 )
 from .held import Held
-from .messages import PATH, App, Message, Receive, Scope, Send, send_answer
+from .messages import PATH, App, Message, Receive, Scope, Send, noticing, send_answer
 from .routing import find_route, framework_of, router_behind
 from .startup import Wrong, look
 from .walk import state_changing
@@ -142,6 +142,8 @@ class AsgiMiddleware:
         left_alone = guarded is not None and guarded.leaves_alone(bool(lines))
         outer = passed(Asked(scope))
         if guarded is None or self._guards.passes(guarded, bool(lines)) or (left_alone and outer is not None):
+            if guarded is not None and outer is None:
+                self._guards.note_keyless(guarded, scope, lambda: self._exchange(scope, [], route))
             await self._pass(scope, receive, send, None)
             return
         if outer is not None:
@@ -156,6 +158,8 @@ class AsgiMiddleware:
             if guarded.is_certain and body.is_larger(guarded.max_body):
                 await send_answer(send, refuse(too_large(guarded.max_body), self._policy))
                 return
+        else:
+            send = noticing(send, exchange)
         scope[SEEN] = exchange
         work = Held(self.app, self._guards.below, exchange, receive, send, guarded)
         task = asyncio.create_task(work.run())
@@ -226,6 +230,7 @@ class AsgiMiddleware:
             scope,
             self._tenant,
             endpoint=route.template if isinstance(route, Route) else parts.path,
+            templated=isinstance(route, Route) and route.templated,
             framework=framework_of(scope, self._router),
             binding=self._binding,
             engine=self._engine,

@@ -13,7 +13,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..engine.exchange import Asked, Exchange, Unguarded, current_exchange, exchange_of, is_sign, reached
+from ..engine.exchange import (
+    KEYLESS,
+    Asked,
+    Exchange,
+    Unguarded,
+    current_exchange,
+    exchange_of,
+    is_sign,
+    reached,
+)
 from ..engine.handler.decorate import at_handler, undecorated
 from ..engine.handler.forms import in_form_of, value_of
 from ..engine.handler.marks import Mark, mark_of, put_in_place
@@ -102,6 +111,8 @@ class _LeftBySign:
 @contextmanager
 def _within(asked: Asked | None, mark: object) -> Iterator[None]:
     exchange = exchange_of(asked, decorated=mark is not None)
+    if asked is not None and KEYLESS in asked.context:
+        asked.context[KEYLESS]()
     if mark is None and isinstance(exchange, Unguarded) and asked is not None:
         exchange.check(asked)
     if isinstance(exchange, Exchange) and asked is not None:

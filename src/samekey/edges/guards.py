@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -12,6 +12,7 @@ from ..core.claim import is_operation_id
 from ..core.outcome import OnError
 from ..core.problem import Refusal
 from ..core.record import Answer
+from ..engine.exchange import KEYLESS, Exchange
 from ..engine.handler.marks import Mark, mark_of
 from ..engine.handler.rules import Rules
 from ..errors import ConfigurationError
@@ -42,8 +43,15 @@ class Route:
     """A mounted application of another kind: its own router may still refuse the request."""
     walked: bool = False
     """An opaque one whose handlers are known all the same: they claim for themselves."""
+    bare: bool = False
+    """The application itself is the handler, and its template is the path of the request."""
     guard_handler: GuardHandler = lambda decorated: False
     """Puts a stand-in in the place of the route's own handler."""
+
+    @property
+    def templated(self) -> bool:
+        """Whether the template is the application's own, and holds nothing of the request's."""
+        return not self.opaque and not self.bare
 
 
 class NoRoute:
@@ -143,6 +151,19 @@ class RouteGuards:
         are decorated functions: whatever stands between may lead it to one, which decides for itself."""
         return guarded is None or (not self._engine.marks and guarded.leaves_alone(has_key))
 
+    def note_keyless(
+        self, guarded: Guarded, context: MutableMapping[str, Any], exchange: Callable[[], Exchange]
+    ) -> None:
+        """A request that goes past us without a key is told to those who count, once its handler is reached:
+        only then is it known who asks."""
+        rules, key_use = guarded.rules, self._engine.key_use
+        if rules is None or not self._engine.events.are_watched:
+            return
+        if guarded.at_handler:
+            context[KEYLESS] = lambda: key_use.without(exchange(), rules)
+        else:
+            key_use.without(exchange(), rules)
+
     def guard_all(self, reached: Iterable[tuple[str, Any, GuardHandler]]) -> None:
         """Has every handler of the application know its request, and every undecorated one claim for itself,
         whichever is reached."""
@@ -230,7 +251,7 @@ def unguarded_answer(name: str, status: int) -> None:
 
 def of_the_application(app: Any, path: str) -> Route | None:
     """A bare application that is itself decorated, as a function, a method or by its ``__call__``."""
-    return Route(app, path) if isinstance(mark_of(app), Mark) else None
+    return Route(app, path, bare=True) if isinstance(mark_of(app), Mark) else None
 
 
 def too_large(limit: int) -> Refusal:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from ..core.record import Answer, Headers
+from ..engine.exchange import Exchange
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -76,6 +77,17 @@ async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None
         headers.append((b"content-length", str(len(answer.body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if head else answer.body, "more_body": False})
+
+
+def noticing(send: Send, exchange: Exchange) -> Send:
+    """What a client without a key is to be told goes with whatever it is answered."""
+
+    async def send_noticing(message: Message) -> None:
+        if exchange.notice is not None and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), exchange.notice]}
+        await send(message)
+
+    return send_noticing
 
 
 def lower_case(headers: Headers) -> list[tuple[bytes, bytes]]:

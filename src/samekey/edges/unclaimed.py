@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..engine.exchange import Unguarded
+from ..engine.exchange import Exchange, Unguarded
 
 
 class Unclaimed:
@@ -60,6 +60,18 @@ class Unclaimed:
     def _end(self) -> None:
         if self._seen is not None:
             self._seen.over = True
+
+
+def noticing(start_response: Callable[..., Any], exchange: Exchange) -> Callable[..., Any]:
+    """What a client without a key is to be told goes with whatever it is answered."""
+
+    def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+        if exchange.notice is not None:
+            name, value = (part.decode("latin-1") for part in exchange.notice)
+            headers = [*headers, (name, value)]
+        return start_response(status, headers, *more)
+
+    return start
 
 
 def close(chunks: Any) -> None:

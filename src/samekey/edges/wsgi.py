@@ -46,7 +46,7 @@ from .guards import (
     unguarded_answer,
 )
 from .startup import Wrong, look
-from .unclaimed import Unclaimed, close
+from .unclaimed import Unclaimed, close, noticing
 from .walk import state_changing
 
 Environ = dict[str, Any]
@@ -103,6 +103,8 @@ class WsgiMiddleware:
         left_alone = guarded is not None and guarded.leaves_alone(sent is not None)
         outer = passed(Asked(environ))
         if guarded is None or self._guards.passes(guarded, sent is not None) or (left_alone and outer):
+            if guarded is not None and not outer:
+                self._guards.note_keyless(guarded, environ, lambda: self._exchange(environ, [], route))
             return self._pass(environ, start_response, None)
         if outer is not None:
             raise ConfigurationError(TWO_MIDDLEWARES)
@@ -117,7 +119,7 @@ class WsgiMiddleware:
         environ[SEEN] = exchange
         below = partial(self._guards.below, root)
         work = _Guarded(self.app, self._engine, exchange, below, guarded)
-        return work.run(start_response)
+        return work.run(start_response if lines else noticing(start_response, exchange))
 
     def _look(self, root: str) -> Wrong:
         """Once, at the first request: no server of this kind says when it starts."""
@@ -165,6 +167,7 @@ class WsgiMiddleware:
             self._binding,
             engine=self._engine,
             around=self._guards.decorators == "around",
+            templated=isinstance(route, Route) and route.templated,
         )
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:

@@ -70,6 +70,7 @@ from .handler.marks import Mark
 from .handler.rules import Rules
 from .jobs import JobRegistry, enqueue_program
 from .keeper import Keeper
+from .keyuse import KeyUse
 from .lookups import LookupLimit
 from .migrating import migrate_patiently
 from .modes.anonymous import Anonymous, anonymous_operation
@@ -163,6 +164,7 @@ class Engine:
         self.largest_body = self.policy.max_body
         """Bytes of the largest body that any of them takes."""
         self._anonymous = Anonymous()
+        self.key_use = KeyUse(self.events)
         self._abandoned: set[Running] = set()
         anew_after_fork(self)
         self.jobs = JobRegistry()
@@ -470,7 +472,9 @@ class Engine:
         try:
             key = parse_key(exchange.key_lines, policy.key)
         except KeyRefused as refused:
-            if refused.code == "missing" and not rules.required:
+            if refused.code != "missing":
+                self.key_use.malformed(exchange)
+            elif not self.key_use.without(exchange, rules):
                 return (yield from self._begin_anonymous(exchange, rules, connection))
             return refuse(Refusal(400, refused.detail, refused.code), policy)
         stale = stale_answer(exchange, policy)
@@ -482,6 +486,7 @@ class Engine:
                 return identity
         assert isinstance(tenant, str) and not isinstance(bound_to, Answer)
         exchange.bound_to = bound_to
+        self.key_use.sent(exchange, tenant)
         try:
             begun = yield from self.claim_key(exchange, rules, tenant, key, connection)
         except (StoreError, SchemaMismatch) as error:

@@ -16,6 +16,7 @@ logger = logging.getLogger("samekey")
 
 NAMES: Final = frozenset(
     {
+        "request",  # a guarded handler was reached, with a key or without
         "reserve.created",  # a new operation was claimed
         "reserve.replay",  # a retry got the stored answer
         "reserve.in_progress",  # a duplicate met the first request
@@ -59,6 +60,11 @@ class Events:
     def __init__(self) -> None:
         self._observers: tuple[Observer, ...] = ()
         self._changing = Lock()
+
+    @property
+    def are_watched(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._observers)
 
     def subscribe(self, observer: Observer) -> None:
         """From now on the observer hears every event."""

@@ -38,6 +38,11 @@ to itself on the way has none, or its own.
 """
 
 
+KEYLESS: Final = "samekey.keyless"
+"""The key there under which a request that nobody has to guard says whom its handler tells that it is
+reached."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The request that a handler is called for, as its framework hands it over."""
@@ -153,6 +158,10 @@ class Exchange:
 
     below_others: bool = False
     """The guarded function stands below decorators of the handler's own."""
+    templated: bool = False
+    """``endpoint`` is a template of the application's own; a path may hold anything, and is not told."""
+    notice: tuple[bytes, bytes] | None = None
+    """A header that whatever is answered is to have."""
     stream_due: bool = False
     """The handler is a generator: it was called, and has not given its first piece, nor claimed."""
 
@@ -171,6 +180,11 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self._path = _full_path(self.context)  # before a mount changes it
+
+    @property
+    def route(self) -> str:
+        """Its method and template, for those who count; one word for all that have no template."""
+        return f"{self.parts.method} {self.endpoint}" if self.templated else "other"
 
     def is_of(self, asked: Asked) -> bool:
         """Whether a request that carries nothing is this one: it has its method and full path, and no other

@@ -49,6 +49,15 @@ def tenant_of(exchange: Exchange, policy: Policy) -> str | Answer:
     return _resolved(exchange.tenant, exchange, policy, "tenant resolver")
 
 
+def caller_of(exchange: Exchange) -> str | None:
+    """Who asks, for those who count; None where nobody can tell, which is no reason to refuse anything."""
+    try:
+        found = exchange.tenant(exchange.context)
+    except Exception:
+        return None
+    return found if isinstance(found, str) and found else None
+
+
 def binding_of(exchange: Exchange, policy: Policy) -> str | Answer | None:
     """The session or credential that the key is bound to as well; None where it is bound to none."""
     if exchange.binding is None:

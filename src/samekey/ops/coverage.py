@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -72,12 +73,26 @@ class RouteCoverage:
     def guarded(self) -> bool:
         return self.how in (How.HANDLER, How.EDGE)
 
+    @property
+    def required_from(self) -> datetime | None:
+        """The day on which a key becomes required, if that is still to come."""
+        if not self.required or self.rules is None or self.rules.refuses_without_key:
+            return None
+        return self.rules.policy.required_from
+
+    @property
+    def refuses_without_key(self) -> bool:
+        """Whether a request without a key is refused by now."""
+        return bool(self.required) and self.required_from is None
+
     def __str__(self) -> str:
         return f"{self.method} {self.path}: {self.describe()}"
 
     def describe(self) -> str:
         """How it is guarded, in words."""
         key = "required" if self.required else "optional"
+        if self.required_from is not None:
+            key = f"required from {self.required_from:%Y-%m-%d}"
         match self.how:
             case How.HANDLER:
                 return f"{self.mode}, {key}"

@@ -3,7 +3,8 @@
     instrument(idempotency)                      # the application's own meter provider
     instrument(idempotency, by_tenant=True)      # replays and misuse can be told apart by tenant
 
-``INSTRUMENTS`` lists every metric. A key is never part of one, nor is a path, which may hold anything.
+``INSTRUMENTS`` lists every metric. A key is never part of one, nor is a path, which may hold anything: an
+endpoint is named by its template.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ SCOPE: Final = "samekey"
 """The instrumentation scope of everything here."""
 FINISHED: Final = "operation.finished"
 """The one event that is measured, not counted."""
+REQUEST: Final = "request"
+"""The event that is counted by endpoint, as its template."""
+MAX_CALLERS: Final = 300
+"""Pairs of an endpoint and a tenant that are told apart: with five values of ``key`` each, 1,500 series."""
 OTHER: Final = "other"
 """Stands for every tenant beyond the cap."""
 MAX_TENANTS: Final = 100
@@ -63,6 +68,7 @@ class Instrument:
 
 
 _COUNTED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    REQUEST: ("Guarded handlers reached, by what came as a key", ("endpoint", "key", "tenant")),
     "reserve.created": ("New operations that were claimed", ("mode", "tenant")),
     "reserve.replay": ("Retries that got the stored answer", ("mode", "tenant")),
     "reserve.in_progress": ("Duplicates that met the first request still at work", ("mode", "tenant")),
@@ -191,6 +197,7 @@ class Recorder:
         self._tenants = tenants
         self._attributes = attributes
         self._seen: set[tuple[str, ...]] = set()
+        self._callers: set[tuple[str, str]] = set()
         self._failed = False
         self._counters: dict[str, Any] = {
             event: meter.create_counter(made.name, made.unit, made.description)
@@ -222,10 +229,21 @@ class Recorder:
         counter = self._counters.get(event.name)
         if counter is None:
             return
-        attributes = self._attributes_of(event, COUNTERS[event.name])
+        made = COUNTERS[event.name]
+        attributes = self._attributes_of(event, made)
         if "tenant" in attributes:
-            self._start_tenant(attributes)
+            if event.name == REQUEST:
+                self._bound_callers(attributes)
+            else:
+                self._start_tenant(attributes)
         counter.add(event.value, attributes)
+
+    def _bound_callers(self, attributes: dict[str, str]) -> None:
+        pair = attributes["endpoint"], attributes["tenant"]
+        if pair not in self._callers and len(self._callers) >= MAX_CALLERS:
+            attributes["tenant"] = OTHER
+        else:
+            self._callers.add(pair)
 
     def _attributes_of(self, event: Event, made: Instrument) -> dict[str, str]:
         """Only what the instrument declares: a fact added elsewhere must not multiply the series."""
@@ -250,7 +268,7 @@ class Recorder:
         if identity not in self._seen:
             self._seen.add(identity)
             for event, made in COUNTERS.items():
-                if "tenant" in made.attributes:
+                if "tenant" in made.attributes and event != REQUEST:
                     self._counters[event].add(0, attributes)
 
 

@@ -89,12 +89,13 @@ class _Components:
 
     def operation(self, route: RouteCoverage) -> dict[str, Any]:
         assert route.rules is not None
-        policy = route.rules.policy
+        policy, day = route.rules.policy, route.required_from
         return {
-            "parameters": [self._parameter(required=bool(route.required))],
+            "parameters": [self._parameter(required=route.refuses_without_key)],
             "responses": dict(self._responses),
             "x-idempotency": {
-                "required": bool(route.required),
+                "required": route.refuses_without_key,
+                **({} if day is None else {"required_from": day.isoformat()}),
                 "scope": policy.scope,
                 "retention_seconds": int(policy.ttl.total_seconds()),
                 "retention_from": policy.ttl_from,

@@ -38,12 +38,14 @@ def _opening(found: list[Section]) -> Iterator[str]:
     for section in found:
         for route in section.routes:
             key = "required" if route.required else "optional"
+            if route.required_from is not None:
+                key = f"required from {route.required_from:%Y-%m-%d}"
             assert route.rules is not None
             row = f"| {_name(route)} | {key} | {span(route.rules.policy.ttl)} |"
             yield row + (f" [{section.number}](#rules-{section.number}) |" if several else "")
     yield ""
-    if any(not route.required for section in found for route in section.routes):
-        yield "Where the key is optional, a request without one is carried out each time that it arrives."
+    if any(not route.refuses_without_key for section in found for route in section.routes):
+        yield "Where the key is not required, a request without one is carried out each time that it arrives."
         yield ""
 
 

@@ -137,7 +137,15 @@ def _may_be_part(outer: Rules, inner: Rules) -> bool:
 
 
 def _are_alike(outer: Rules, inner: Rules) -> bool:
-    return replace(outer, required=True) == replace(inner, required=True)
+    return _without_its_key(outer) == _without_its_key(inner)
+
+
+def _without_its_key(rules: Rules) -> Rules:
+    """Whether a key is required is said of requests, and not of what runs."""
+    policy = rules.policy
+    if policy.required_from is not None:
+        policy = replace(policy, required_from=None)
+    return replace(rules, required=True, policy=policy)
 
 
 @functools.lru_cache(maxsize=1000)

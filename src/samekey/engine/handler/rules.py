@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from ...core.outcome import Classifier, Ending, OnError, Outcome, judge
@@ -37,6 +37,12 @@ class Rules:
             raise ConfigurationError(f'on_error must be "retry" or "unknown", not {self.on_error!r}.')
         if self.on_4xx not in ("commit", "rollback"):
             raise ConfigurationError(f'on_4xx must be "commit" or "rollback", not {self.on_4xx!r}.')
+
+    @property
+    def refuses_without_key(self) -> bool:
+        """Whether a request without a key is refused by now."""
+        day = self.policy.required_from
+        return self.required and (day is None or datetime.now(UTC) >= day)
 
     def judge(self, ending: Ending) -> Outcome:
         """The one judgement of a run. A classifier that fails proves nothing, so it frees no key."""
@@ -88,6 +94,14 @@ def rules_from(policy: Policy, mode: Mode, given: Mapping[str, Any]) -> Rules:
     if mode is Mode.DEFERRED and own.get("required") is False:
         raise ConfigurationError("Deferred work needs a key: without one its outcome could not be asked for.")
     own.setdefault("required", merged.required or mode is Mode.DEFERRED)
+    if mode in (Mode.DEFERRED, Mode.PHASED):
+        if given.get("required_from") is not None:
+            raise ConfigurationError(f"A {mode} handler cannot do without a key, not even until some day.")
+        merged = merged.override(required_from=None)
+    elif given.get("required_from") is not None and not own["required"]:
+        raise ConfigurationError(
+            "required_from has no effect where required is False; leave one of them out."
+        )
     if mode in (Mode.REPEATABLE, Mode.PHASED):
         # Safe to repeat by declaration; phases keep their effects apart from whatever else may fail.
         own.setdefault("on_error", "retry")
