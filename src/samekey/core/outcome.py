@@ -16,6 +16,7 @@ changes what the client sees, never what is recorded.
 | raised anything else, with `on_error="retry"`                         | by its kind        |
 | any of these that would free the key, after a provider's id was noted | `unknown`          |
 | any of these that would free the key, with a 2xx or 3xx page over it  | `unknown`          |
+| returned 4xx or 5xx, with a 2xx or 3xx page over it                   | by what it returned |
 | any of these that would free the key, after a part that would not     | `unknown`          |
 | was never reached: the claim is given back                            | released           |
 | died, or its lease ended                                              | `unknown`          |
@@ -80,6 +81,8 @@ class Ending:
     """Only the edge of an application is seen: a router may have answered, and no handler."""
     unsure: bool = False
     """A guarded function that it called ended in a way that by that one's own rules frees no key."""
+    said: int | None = None
+    """The status that it returned, where that is known; ``status`` is that of the page made of it."""
 
     @property
     def answer_failed(self) -> bool:
@@ -124,8 +127,10 @@ def judge(
         return of_status(status, remember)
     if status in _TRY_AGAIN or (status >= 500 and remember != "everything"):
         return Outcome.UNKNOWN
-    # Not the handler's own status: it may be kept, but it proves nothing that could free the key.
-    return Outcome.REMEMBER
+    # Not the handler's own status: it may be kept, but it proves nothing that could free the key. A page of
+    # success over a failure that the handler has returned is not kept either: no retry would ever run.
+    failed = ending.said is not None and of_status(ending.said, remember) is not Outcome.REMEMBER
+    return Outcome.UNKNOWN if failed and status < 400 else Outcome.REMEMBER
 
 
 def _shown_instead(ending: Ending, outcome: Outcome, remember: Remember) -> Outcome:

@@ -542,6 +542,17 @@ class Engine:
         begun = yield from begin()
         if isinstance(begun, Outstanding) and rules.policy.on_in_progress == "wait":
             begun = yield from self._wait(begin, rules.policy, begun)
+        try:
+            return (yield from self._told(begun, exchange, rules, tenant, key))
+        except BaseException:  # a signal's, or the user's own hook: nothing has run under the key
+            if isinstance(begun, Running):
+                way.let_go(begun)
+            raise
+
+    def _told(
+        self, begun: Running | Verdict, exchange: Exchange, rules: Rules, tenant: str, key: str
+    ) -> Flow[Running | Verdict]:
+        """Says in logs and events what became of a claim."""
         if isinstance(begun, Running):
             begun.tenant = tenant
         elif isinstance(begun, Accepted):

@@ -289,15 +289,17 @@ class Exchange:
             )
         if boundary.pieces is Pieces.BROKEN or (boundary.pieces is Pieces.OPEN and not streamed):
             page = None
-        own = self._is_own(boundary, page)
-        return Handled(page, streamed=streamed, own=own, at_edge=self.at_edge, unsure=boundary.is_unsure)
+        said = self._said(boundary)
+        own = page is not None and said == page.status
+        return Handled(page, None, streamed, own, said, at_edge=self.at_edge, unsure=boundary.is_unsure)
 
-    def _is_own(self, boundary: Boundary, page: Answer | None) -> bool:
-        if page is None or boundary.wrapped:
-            return False
+    def _said(self, boundary: Boundary) -> int | None:
+        """The status that the handler returned, if that can be told."""
+        if boundary.wrapped:
+            return None
         if self.at_edge or boundary.said is not None:
-            return boundary.said == page.status
-        return self.framework.own_status(boundary.value, boundary.noted) == page.status
+            return boundary.said
+        return self.framework.own_status(boundary.value, boundary.noted)
 
 
 def _key_lines(context: Mapping[str, Any], header: str) -> list[bytes]:

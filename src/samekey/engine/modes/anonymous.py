@@ -91,8 +91,7 @@ class Anonymous:
             return Finished(
                 refuse(Refusal(500, "The answer could not be kept."), policy), StreamedAnswer(STREAMED)
             )
-        keeps = answer is not None and (answer.status < 400 or running.rules.on_4xx == "commit")
-        if running.outcome is not Outcome.REMEMBER or handled.error is not None or not keeps:
+        if running.outcome is not Outcome.REMEMBER or handled.falls(running.rules.on_4xx):
             yield Rollback(running.session)
             return Finished(undone(handled, policy), handled.propagated)
         if running.part_failed:

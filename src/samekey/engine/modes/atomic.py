@@ -100,6 +100,11 @@ _ESCAPED = (
     "the end of the transaction to samekey."
 )
 
+_RAISED_SUCCESS = (
+    "The atomic handler raised its answer (a redirect, or an HTTP exception below 400). What is raised rolls "
+    "everything back, so the client got 500 in its place. Return the answer to have it committed."
+)
+
 
 RAN_TOO_LONG = (
     "An atomic handler ran longer than max_run and was rolled back; what it still does on its connection is "
@@ -126,7 +131,11 @@ class _Atomic(ABC):
             yield from self._undo(running, None)
             answer = refuse(Refusal(500, "The answer could not be kept."), policy)
             return Finished(with_expiry(answer, policy, running.expires_at), StreamedAnswer(STREAMED))
-        if running.outcome is not Outcome.REMEMBER:
+        falls = handled.falls(rules.on_4xx)
+        untrue = falls and handled.worst < 400  # a success that is rolled back
+        if untrue:
+            logger.error(_RAISED_SUCCESS)
+        if running.outcome is not Outcome.REMEMBER or untrue:
             escaped = yield from self._undo(running, None)
             # Cut off because it ran too long: it was rolled back, and a retry finds out who was faster.
             over = type(handled.error) is OperationOver
@@ -137,8 +146,7 @@ class _Atomic(ABC):
                 policy, Outcome.FAIL, running.operation.id, running.expires_at
             )
         answer = handled.answer_or_failure(policy)
-        refused = answer.status >= 400
-        if handled.error is not None or answer.status >= 500 or (refused and rules.on_4xx == "rollback"):
+        if falls:
             # A refusal is remembered; what the handler wrote before it refused is not.
             escaped = yield from self._undo(running, keep(answer, handled, policy), remember=True)
             sent = with_expiry(answer, policy, running.expires_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ...core.claim import Claim
 from ...core.decide import Decision, Verdict
@@ -20,6 +20,7 @@ from ...errors import (
     NotExecuted,
     OutcomeUnknown,
     ReadOnlyStore,
+    SamekeyError,
     StoreBusy,
     StoreError,
     StoreUnavailable,
@@ -45,6 +46,8 @@ class Handled:
     """There is more of the answer to come, so it cannot be kept."""
     own: bool = True
     """The handler returned, and the answer's status is its own word."""
+    said: int | None = None
+    """The status that the handler returned, where that is known: the answer may have become another one."""
     refusal: int | None = None
     """The status, if it raised the framework's own HTTP exception."""
     before_effect: bool = False
@@ -65,7 +68,18 @@ class Handled:
             self.before_effect,
             at_edge=self.at_edge,
             unsure=self.unsure,
+            said=self.said,
         )
+
+    @property
+    def worst(self) -> int:
+        """The status by the handler's own word or by the page that was made of it, whichever is worse."""
+        word = self.said if self.error is None else self.refusal
+        return max(500 if self.answer is None else self.answer.status, word or 0)
+
+    def falls(self, on_4xx: Literal["rollback", "commit"]) -> bool:
+        """Whether what the handler wrote in its transaction is rolled back, even if the answer is kept."""
+        return self.error is not None or self.worst >= (400 if on_4xx == "rollback" else 500)
 
     @property
     def propagated(self) -> BaseException | None:
@@ -138,11 +152,12 @@ def claimed(keys: Keys, keeper: Keeper, claim: Claim, policy: Policy, admit: Adm
 
 
 def _may_have_landed(error: BaseException) -> bool:
-    """Whether a statement that ended so may have been carried out."""
+    """Whether a statement that ended so may have been carried out. It may, unless the error proves that it
+    was not: what a signal raises (a soft time limit, say) comes out of a statement that is on its way."""
     if isinstance(error, StoreError):
         unheard = isinstance(error, StoreUnavailable | CommitUncertain)
         return unheard and not isinstance(error, StoreUnreachable | StoreBusy | ReadOnlyStore)
-    return not isinstance(error, Exception | NotSent)
+    return not isinstance(error, NotSent | SamekeyError)
 
 
 def given_back(keys: Keys, keeper: Keeper, lease: Lease) -> Flow[None]:

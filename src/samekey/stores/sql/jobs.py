@@ -144,11 +144,10 @@ class Jobs:
     ) -> Program[Written | Taken | Escaped]:
         """PostgreSQL: the pending record appears with the handler's transaction. ``NothingEnqueued`` if that
         holds no job of the operation's."""
-        rows = yield self._queries.statement(
-            "accept",
-            now,
-            **opened_values(claim, opened),
-        )
+        values = opened_values(claim, opened)
+        if opened.reused:
+            yield self._queries.statement("make_room", now, **values)
+        rows = yield self._queries.statement("accept", now, **values)
         same, wrote, expires_at, transaction, enqueued = rows[0]
         if not same:
             return Escaped()

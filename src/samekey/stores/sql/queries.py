@@ -179,6 +179,22 @@ _OVER: Final = (
 )
 """The record's retention is over, nothing of its operation is left, and what follows is not 410."""
 
+_PAST: Final = """past as (
+    insert into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
+    select :id::text, m.step, 'past', :tenant::text, m.source, m.downstream_key, m.provider_id
+    from former join {made} as m on m.operation_id = former.id
+    union
+    select
+        :id::text, e.step, 'past', :tenant::text, e.source, e.downstream_key,
+        coalesce(j.provider_id, e.provider_id)
+    from former join {effects} as e on e.operation_id = former.id
+    left join {jobs} as j on e.kind = 'job' and j.id = e.place
+    where coalesce(j.provider_id, e.provider_id) is not null
+    on conflict do nothing
+)"""
+"""PostgreSQL: what the provider has made for a former life is known as that life's. Whatever takes a former
+life away to make room for the next one (``former``) says this; a test reads every statement for it."""
+
 _OPEN_JOB: Final = "j.state in ('live', 'dead')"
 """It is to run, or an operator must see it."""
 _OPEN_PHASE: Final = "k.state <> 'completed' and p.kind = 'effect' and p.done = 1"
@@ -246,6 +262,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         quoted = f'"{schema}"'
         tables = {name: f"{quoted}.{name}" for name in _TABLES}
         words |= {"schema": quoted, "versions": f"{quoted}.schema_versions"}
+        words["past"] = _PAST.format(**tables)
     else:
         tables = {name: f"samekey_{name}" for name in _TABLES}
         words["versions"] = "samekey_schema_versions"

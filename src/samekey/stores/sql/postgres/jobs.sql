@@ -2,15 +2,11 @@
 
 -- name: accept  event: accept
 -- A deferred operation: the record appears, pending, with the handler's writes and its jobs. The proof and the
--- arbiter are those of atomic work (keys.sql).
+-- arbiter are those of atomic work (keys.sql), and a former life has made room in the same way.
 with proof as materialized (
     select
         {same} as same,
         pg_current_xact_id_if_assigned() is not null as wrote
-), former as (
-    delete from {keys}
-    where :reused::bigint = 1 and scope = :scope::text and key = :key::text and attempt = :seen::text and {over}
-    returning life
 ), written as (
     insert into {keys} as k (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
@@ -20,7 +16,7 @@ with proof as materialized (
         :scope::text, :key::text, :id::text, :tenant::text, :endpoint::text, :fingerprint::bytea,
         :fingerprint_version::text, {to:accept}, :mode::text, :attempt::text, 1, :downstream::text,
         :life::bigint, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text, {now}, {now}, {now} + :ttl_ms::bigint
-    from proof left join former on true where proof.same
+    from proof where proof.same
     on conflict (scope, key) do update set
         state = {to:accept}, mode = excluded.mode, attempt = excluded.attempt,
         attempts = k.attempts + 1, endpoint = excluded.endpoint, fingerprint = excluded.fingerprint,

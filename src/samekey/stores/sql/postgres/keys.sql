@@ -6,6 +6,7 @@
 -- {from:e}   the states that event e may leave, {to:e} the state that it enters (core/states.py)
 -- {expiry}   when the record ends if it is settled now: {expiry:k} of the table k
 -- {kept}     something of its operation is left: a job to run or to be seen, a phase, a provider's word
+-- {past}     what was made for a former life is known as that life's; for whatever takes one away for the next
 -- {over}     its retention is over, nothing of its operation is left, and something may follow
 -- {noted}    the attempt id of a record that its holder has noted something of
 -- {same}     whether this is still the transaction that took the lock of atomic work
@@ -77,17 +78,7 @@ with former as (
     delete from {keys}
     where scope = :scope::text and key = :key::text and attempt = :seen::text and {over} and {durable}
     returning id, life
-), past as (
-    insert into {made} (operation_id, step, attempt, tenant, source, downstream_key, provider_id)
-    select :id::text, m.step, 'past', :tenant::text, m.source, m.downstream_key, m.provider_id
-    from former join {made} as m on m.operation_id = former.id
-    union
-    select :id::text, e.step, 'past', :tenant::text, e.source, e.downstream_key, coalesce(j.provider_id, e.provider_id)
-    from former join {effects} as e on e.operation_id = former.id
-    left join {jobs} as j on e.kind = 'job' and j.id = e.place
-    where coalesce(j.provider_id, e.provider_id) is not null
-    on conflict do nothing
-), mine as (
+), {past}, mine as (
     insert into {keys} (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt,
         attempts, locked_until, downstream, life, ttl_ms, ttl_from, after_expiry, created_at, last_run_at, expires_at
@@ -216,10 +207,13 @@ where {durable}
 
 -- name: make_room  event: reap
 -- A former life of the key, whose retention is over, goes in the transaction that brings the new one. Apart from
--- atomic_commit: merely to be able to ask what is left of it opens three tables more, for every new key.
-delete from {keys}
-where scope = :scope::text and key = :key::text and attempt = :seen::text and {over} and {same}
-returning {now}, life
+-- atomic_commit and accept: merely to be able to ask what is left of it opens three tables more, for every new key.
+with former as (
+    delete from {keys}
+    where scope = :scope::text and key = :key::text and attempt = :seen::text and {over} and {same}
+    returning id, life
+), {past}
+select {now}, life from former
 
 -- name: atomic_commit  event: commit
 -- Ends atomic work: the record appears, completed, with the handler's writes. It proves that this is
@@ -274,8 +268,8 @@ with allowed as materialized (
     delete from {keys}
     where :reused::bigint = 1 and scope = :scope::text and key = :key::text and attempt = :seen::text and {over}
         and (select mine from allowed)
-    returning life
-)
+    returning id, life
+), {past}
 insert into {keys} as k (
     scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, state, mode, attempt, attempts,
     answer_version, answer_status, answer_headers, answer_body, error_code, reconcile_after,
