@@ -23,7 +23,7 @@ from samekey.ops.spec_page import markdown
 from samekey.tenants import single_tenant
 from tests.chosen import whole
 
-from .scripted import Cut, Say, problem, scripted
+from .scripted import Cut, Hang, Say, problem, scripted
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -74,7 +74,9 @@ def needs(program: str) -> str:
 
 def quickly(code: str) -> str:
     """The same program with pauses that a test can wait for."""
-    quick = code.replace("500 * 2 **", "5 * 2 **").replace("0.5 * Math.pow", "0.005 * Math.pow")
+    quick = code
+    for pause in ("500 * 2 **", "0.5 * 2 **", "0.5 * Math.pow", "0.5*math.Pow"):
+        quick = quick.replace(pause, pause.replace("500", "5").replace("0.5", "0.005"))
     assert quick != code
     return quick
 
@@ -119,6 +121,62 @@ def test_the_java(tmp_path: Path) -> None:
         told = run("java", "Main", f"{server.url}/payments", directory=tmp_path)
     assert told.strip() == '201 {"done": true}' and server.keys == {'"k-1"'}
     assert len(server.seen) == len(TROUBLE)
+
+
+@whole
+def test_the_go(tmp_path: Path) -> None:
+    go = needs("go")
+    main = (
+        "package main\n\n"
+        'import ("context"; "fmt"; "net/http"; "os"; "time"; "example.com/shop/orders")\n\n'
+        "func main() {\n"
+        "  seconds, _ := time.ParseDuration(os.Args[3])\n"
+        "  ctx, cancel := context.WithTimeout(context.Background(), seconds)\n"
+        "  defer cancel()\n"
+        "  answer, text, err := orders.Send(ctx, http.DefaultClient, os.Args[1], os.Args[2], "
+        '[]byte("{\\"cents\\":450}"))\n'
+        '  if err != nil { fmt.Println("still open:", err); return }\n'
+        "  fmt.Println(answer.StatusCode, string(text))\n"
+        "}\n"
+    )
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "send.go").write_text(quickly(programs(tmp_path, ietf())["go"]))
+    (tmp_path / "main.go").write_text(main)
+    (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.19\n")
+    run(go, "vet", "./...", directory=tmp_path)
+    run(go, "build", "-o", "main", directory=tmp_path)
+    _holds_to_its_key(tmp_path, str(tmp_path / "main"), hang=True)
+
+
+@whole
+def test_the_php(tmp_path: Path) -> None:
+    php = needs("php")
+    if "curl" not in run(php, "-m", directory=tmp_path).split():
+        pytest.skip("PHP's curl is not installed")
+    (tmp_path / "send.php").write_text(quickly(programs(tmp_path, ietf())["php"]))
+    (tmp_path / "main.php").write_text(
+        "<?php\nrequire 'send.php';\n"
+        "try { [$status, $text] = send($argv[1], $argv[2], '{\"cents\":450}', (float) $argv[3]);\n"
+        "      echo $status, ' ', $text; }\n"
+        "catch (RuntimeException $error) { echo 'still open: ', $error->getMessage(); }\n"
+    )
+    _holds_to_its_key(tmp_path, php, "main.php")
+
+
+def _holds_to_its_key(directory: Path, *program: str, hang: bool = False) -> None:
+    """``program URL KEY SECONDS`` prints a status and a body, or "still open" and why."""
+    with scripted(*TROUBLE) as server:
+        told = run(*program, f"{server.url}/payments", "k-1", "60s", directory=directory)
+        assert told.strip() == '201 {"done": true}' and server.keys == {'"k-1"'}
+        assert len(server.seen) >= len(TROUBLE)
+        assert {one.body for one in server.seen} == {b'{"cents":450}'}
+        server.script[:] = [Say(409, b'{"detail": "sold out"}')]
+        assert run(*program, server.url, "k-2", "60s", directory=directory).startswith("409 ")
+        never: list[Cut | Say | Hang] = [Cut(), Say(503), Hang()]
+        for open_for_ever in never[: 3 if hang else 2]:
+            server.script[:] = [open_for_ever]
+            told = run(*program, server.url, "k-3", "0.3s", directory=directory)
+            assert told.startswith("still open") and "eep the key" in told
 
 
 def test_the_commands_of_curl(tmp_path: Path) -> None:

@@ -331,6 +331,17 @@ class Bench:
         )
         return self.looked_at(operation.exchange, lambda: self.steady(request))
 
+    def must_not_run(
+        self, rule: str, sentence: str, operation: Trial, exchange: RawExchange, what: Sight
+    ) -> None:
+        """Judges what a request under a used key led to."""
+        if what is Sight.RAN:
+            self.report.find(rule, sentence, [operation.exchange, exchange])
+        elif what is Sight.UNCLEAR:
+            self.report.cannot_tell(self.untold, rule)
+        else:
+            self.report.hold(rule)
+
     @property
     def patience(self) -> float:
         """Seconds in which a key that is busy must have its answer."""

@@ -274,30 +274,57 @@ def _afterwards(act: Callable[[], None]) -> None:
         logger.error("An operation stays pending in its journal although it has an answer: %s", error)
 
 
+class _Drive:
+    """A carriage on its way: what to do next, and what came of it."""
+
+    def __init__(self, acts: Generator[Act, Any, Finished], thrown: Thrown) -> None:
+        self._acts = acts
+        self._thrown = thrown
+        self._result: Any = None
+        self._error: Exception | None = None
+        self.finished: Finished | None = None
+
+    def next(self) -> Act | None:
+        """None: it has ended."""
+        result, error = self._result, self._error
+        self._result = self._error = None
+        try:
+            return self._acts.send(result) if error is None else self._acts.throw(error)
+        except StopIteration as end:
+            self.finished = end.value
+            return None
+
+    def gave(self, result: Any) -> None:
+        self._result = result
+
+    def heard(self, answer: Answer) -> None:
+        self._result = Heard(answer, moment())
+
+    def caught(self, act: Act, error: Exception) -> None:
+        """What is about the wire is an event like any other; anything else goes to the caller."""
+        self._result = self._thrown(error, moment()) if isinstance(act, Ask) else None
+        self._error = error if self._result is None else None
+
+
 def run(
     acts: Generator[Act, Any, Finished], send: Callable[[Request, float], Answer], thrown: Thrown
 ) -> Finished:
     """Drives a carriage in sync code."""
-    result: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            act = acts.send(result) if error is None else acts.throw(error)
-        except StopIteration as end:
-            finished: Finished = end.value
-            return finished
-        result = error = None
+    drive = _Drive(acts, thrown)
+    while (act := drive.next()) is not None:
         try:
             match act:
                 case Call(call):
-                    result = call()
+                    drive.gave(call())
                 case Pause(seconds):
                     time.sleep(seconds)
                 case Ask(request, seconds):
                     with nothing_said():
-                        result = Heard(send(request, seconds), moment())
-        except Exception as caught:
-            result, error = _came_of(act, caught, thrown)
+                        drive.heard(send(request, seconds))
+        except Exception as error:
+            drive.caught(act, error)
+    assert drive.finished is not None
+    return drive.finished
 
 
 async def run_async(
@@ -309,28 +336,18 @@ async def run_async(
     block: Callable[[Callable[[], Any]], Awaitable[Any]],
 ) -> Finished:
     """Drives a carriage in async code. Cancelled, it leaves the operation as it is: pending."""
-    result: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            act = acts.send(result) if error is None else acts.throw(error)
-        except StopIteration as end:
-            finished: Finished = end.value
-            return finished
-        result = error = None
+    drive = _Drive(acts, thrown)
+    while (act := drive.next()) is not None:
         try:
             match act:
                 case Call(call):
-                    result = await block(call)
+                    drive.gave(await block(call))
                 case Pause(seconds):
                     await pause(seconds)
                 case Ask(request, seconds):
                     with nothing_said():
-                        result = Heard(await send(request, seconds), moment())
-        except Exception as caught:
-            result, error = _came_of(act, caught, thrown)
-
-
-def _came_of(act: Act, caught: Exception, thrown: Thrown) -> tuple[Failed | None, Exception | None]:
-    failed = thrown(caught, moment()) if isinstance(act, Ask) else None
-    return (failed, None) if failed is not None else (None, caught)
+                        drive.heard(await send(request, seconds))
+        except Exception as error:
+            drive.caught(act, error)
+    assert drive.finished is not None
+    return drive.finished

@@ -1,7 +1,7 @@
 """A page for callers, part of the specification: how to make, keep and retry a key, in their language.
 
 The programs are made for the API that is described: its header, its spelling of a key, its codes, its first
-route. Those in JavaScript and Java and the commands of curl are run by tests.
+route. All of them are run by tests, where their language is installed.
 """
 
 from __future__ import annotations

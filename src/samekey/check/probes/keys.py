@@ -55,16 +55,8 @@ def spellings(bench: Bench) -> None:
         return  # there a key is opaque, quotation marks included
     operation = bench.fresh()
     exchange, what = bench.again(operation, value=operation.key if bench.quoted else f'"{operation.key}"')
-    if what is Sight.RAN:
-        bench.report.find(
-            "header.spellings",
-            "The same key, once in quotation marks and once without, had two effects.",
-            [operation.exchange, exchange],
-        )
-    elif what is Sight.UNCLEAR:
-        bench.report.cannot_tell(bench.untold, "header.spellings")
-    else:
-        bench.report.hold("header.spellings")
+    sentence = "The same key, once in quotation marks and once without, had two effects."
+    bench.must_not_run("header.spellings", sentence, operation, exchange, what)
 
 
 def _word(bench: Bench, length: int) -> str:

@@ -20,18 +20,11 @@ var openCodes = regexp.MustCompile(`"(@CODES@)"`)
 func Send(ctx context.Context, client *http.Client, url, key string, body []byte) (*http.Response, []byte, error) {
 	for attempt := 0; ; attempt++ {
 		wait := time.Duration(rand.Float64() * math.Min(20, 0.5*math.Pow(2, float64(attempt))) * float64(time.Second))
-		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
-		if err != nil {
-			return nil, nil, err
+		answer, text, err := once(ctx, client, url, key, body) // an error: the same key finds out
+		if err == nil && !isOpen(answer, text) {
+			return answer, text, nil
 		}
-		request.Header.Set("Content-Type", "application/json")
-		request.Header.Set("@HEADER@", "@EQ@"+key+"@EQ@")
-		if answer, err := client.Do(request); err == nil {
-			text, cut := io.ReadAll(answer.Body)
-			answer.Body.Close()
-			if cut == nil && !isOpen(answer, text) {
-				return answer, text, nil
-			}
+		if err == nil {
 			if asked, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && asked > 0 {
 				wait = time.Duration(asked) * time.Second
 			}
@@ -42,6 +35,24 @@ func Send(ctx context.Context, client *http.Client, url, key string, body []byte
 		case <-time.After(wait):
 		}
 	}
+}
+
+func once(ctx context.Context, client *http.Client, url, key string, body []byte) (*http.Response, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("@HEADER@", "@EQ@"+key+"@EQ@")
+	answer, err := client.Do(request)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	return answer, text, err
 }
 
 func isOpen(answer *http.Response, text []byte) bool {
