@@ -25,7 +25,7 @@ from examples.demo.show import Screen, path_of
 from examples.demo.stage import Stage
 from examples.demo.tour import Step, Tour, chosen
 from lab.processes import alive, kill9, wait_until
-from samekey.stores.sql.operator import Transition
+from samekey.stores.sql.looking import Transition
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 240.0

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from samekey.errors import SamekeyError
-from samekey.stores.sql.operator import Transition
+from samekey.stores.sql.looking import Transition
 
 LOOKS_PER_SECOND = 8
 """At the states of a key. Quick enough to see each one that lasts."""

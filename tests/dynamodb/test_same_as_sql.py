@@ -30,6 +30,7 @@ pytestmark = whole
 
 
 T = TypeVar("T")
+DECLINED = Answer(402, (), b"no")
 ACTOR = Actor("operator", "because")
 LATE = NOW + 60 * SECOND
 
@@ -241,6 +242,26 @@ def test_an_evicted_answer_leaves_the_fact(pair: Pair) -> None:
     assert type(decision).__name__ == "Withheld"
 
 
+def test_a_remembered_failure_is_tried_again(pair: Pair) -> None:
+    done, declined, running = pair.completed(), pair.claim(), pair.claim()
+    pair.ask(lambda store: store.keys.complete(lease(declined), DECLINED, now=NOW))
+
+    def reopened(claim: Claim, attempt: str) -> bool:
+        return pair.ask(lambda store: store.finding.reopen(claim.id, ACTOR, attempt=attempt, now=LATE))
+
+    for claim in (done, running):
+        assert not reopened(claim, claim.attempt)
+        pair.read(claim)
+    assert not reopened(declined, "another")
+    assert reopened(declined, declined.attempt)
+    assert not reopened(declined, declined.attempt)
+    pair.read(declined)
+    again = retry_of(declined)
+    decision = pair.ask(lambda store: store.keys.claim(again, POLICY, now=LATE))
+    assert type(decision).__name__ == "Execute"
+    pair.read(declined)
+
+
 # ------------------------------------------------------------------ looking
 
 
@@ -262,6 +283,10 @@ def test_records_are_listed_newest_first(pair: Pair) -> None:
         ({"state": "in_progress", "created_before": NOW + 3}, 2),
         ({"created_before": NOW + 3}, 2),
         ({"key": made[0].key}, 1),
+        ({"created_after": NOW + 3}, 5),
+        ({"endpoint": made[0].endpoint, "limit": 3}, 3),
+        ({"endpoint": "POST /nothing"}, 0),
+        ({"endpoint": made[0].endpoint, "state": "unknown"}, 2),
         ({"state": "unknown", "tenant": "=conformance"}, 2),
         ({"tenant": "=nobody"}, 0),
     ]

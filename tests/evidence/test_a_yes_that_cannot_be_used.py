@@ -259,7 +259,7 @@ def test_an_operator_is_shown_it_and_why(lite: Node) -> None:
     with pytest.raises(ConfigurationError):
         lite.tell(Executed(Response(201)), downstream_key=call.sent)
     shown = samekey("evidence", "list", "--json", env={"SAMEKEY_URL": lite.url})
-    assert shown.code == 0 and "once()" in shown.json[0]["unusable"]
+    assert shown.code == 0 and "once()" in shown.json["events"][0]["unusable"]
 
 
 def looked_up(node: Node, finding: Callable[[Any], Any]) -> State:

@@ -106,7 +106,7 @@ def _moved(
     session = driver.open()
     try:
         if record.state is not None:
-            _write(session, queries, record)
+            _write(session, queries, record, failure=name == "reopen")
         before = _read(session, queries)
         session.execute(_statement(session, queries, name, {**chosen, "mode": str(record.mode)}))
         after = _read(session, queries)
@@ -153,7 +153,8 @@ def _statement(session: Any, queries: Queries, name: str, chosen: Mapping[str, A
     return queries.statement(name, NOW, **given)
 
 
-def _write(session: Any, queries: Queries, record: Written) -> None:
+def _write(session: Any, queries: Queries, record: Written, *, failure: bool) -> None:
+    """Past its retention; or, as a remembered ``failure``, not yet."""
     mode, known = record.mode, record.known
     columns = {
         **{"scope": SCOPE, "key": KEY, "id": ID, "life": 1, "tenant": "t", "endpoint": "POST /x"},
@@ -168,6 +169,8 @@ def _write(session: Any, queries: Queries, record: Written) -> None:
         **{"ttl_ms": DAY, "ttl_from": "completion", "after_expiry": record.after_expiry},
     }
     columns |= {"expires_at": NOW - 1, "disputed": int(record.disputed)}
+    if failure:
+        columns |= {"expires_at": NOW + DAY, "answer_version": 1, "answer_status": 402, "answer_body": b"no"}
     _insert(session, queries, "keys", columns)
     job = {
         **{"id": "job", "operation_id": ID, "scope": SCOPE, "key": KEY, "tenant": "t", "name": "charge"},

@@ -1,8 +1,8 @@
 """The sessions of docs/operations.md, played: each command is run, in order, against a shop that has trouble.
 
-``python -m tests.operator.session`` writes the outputs anew. Between commands the page may say
-``<!-- prepare: name -->``, which makes trouble by the function of that name below, and ``<!-- exit: 1 -->``,
-which says how the next command ends.
+``python -m tests.operator.session`` writes the outputs anew, and the tables of options. Between commands the
+page may say ``<!-- prepare: name -->``, which makes trouble by the function of that name below, and
+``<!-- exit: 1 -->``, which says how the next command ends.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import typer.main
 
 from samekey import Executed, Response
+from samekey.cli.app import app
 from samekey.core.effects import Sent, SentStep
-from samekey.core.record import Record
+from samekey.core.record import Answer, Record
 from samekey.stores.protocols import Actor
 from tests.operator.command import Ran, samekey
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, SECOND, World
@@ -48,6 +52,7 @@ IDS = {
     "refund": "a6c2f817de094b53917b0e5dc3f8a24d",
     "invoice": "09be47d1c35a8f62e7d0b1946a2cf8e3",
     "order": "f3905b7c1d2e4a6889d0c7e1b5a4f362",
+    "fee": "5d21c8b07f3e4a9690d1e6c2b5f8a743",
     "one": "3e8b01f6a7d94c25b86f0e12d7c9543a",
     "another": "b4d7720e91c35f68a0e4c81f36d25b97",
 }
@@ -94,6 +99,23 @@ def stored_answer(world: World) -> None:
     _name(world, world.completed("key of the order", endpoint="POST /orders"), "order")
 
 
+def remembered_failure(world: World) -> None:
+    """A transfer that the bank declined, for a reason that is gone."""
+    record = world.claim("key of the fee")
+    sent = Sent((SentStep("", record.downstream_key(), None, "bank"),))
+    declined = Answer(402, (), b"declined")
+    world.run(lambda: world.keys.complete(record.lease(HOUR), declined, sent=sent))
+    _name(world, record, "fee")
+
+
+def old_audit(world: World) -> None:
+    """Lines of keys that are long gone."""
+    for number in range(40):
+        world.completed(f"former {number}", at=-3 * DAY)
+    world.sql("update {audit} set at = at - ? where key like 'former %'", 500 * DAY)
+    world.sql("delete from {keys} where key like 'former %'")
+
+
 def ended_leases(world: World) -> None:
     for number in range(3):
         world.claim(f"lease {number}", at=-10 * MINUTE)
@@ -133,6 +155,8 @@ PREPARE: dict[str, Callable[[World], None]] = {
         unknown_payment,
         dead_job,
         stored_answer,
+        remembered_failure,
+        old_audit,
         ended_leases,
         past_retention,
         unknown_refund,
@@ -196,7 +220,7 @@ def play(page: str) -> list[Played]:
 def run(line: str) -> Ran:
     program, *arguments = shlex.split(line)
     assert program == "samekey", line
-    return samekey(*arguments, env={"SAMEKEY_URL": URL, "SAMEKEY_ACTOR": "ann"})
+    return samekey(*arguments, env={"SAMEKEY_URL": URL, "SAMEKEY_ACTOR": "ann", "COLUMNS": "80"})
 
 
 def written(block: Played) -> str:
@@ -221,8 +245,59 @@ def comparable(text: str) -> list[str]:
     return [re.sub(r"[ ─]+", " ", line).strip() for line in text.splitlines()]
 
 
+# ------------------------------------------------------------------ the tables of options
+
+
+GROUPS = ("keys", "dead", "evidence", "audit", "sweep", "reap", "reconcile", "doctor")
+"""The commands of an operator; the others have pages of their own."""
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command of an operator by its full name."""
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if name in GROUPS:
+            below = getattr(command, "commands", None)
+            yield from [(name, command)] if below is None else ((f"{name} {n}", c) for n, c in below.items())
+
+
+def option_table(name: str, command: Any) -> str:
+    """The section of a command: what it does, and each option with its variable."""
+    lines = [
+        f"### samekey {name}",
+        "",
+        " ".join(command.help.split()),
+        "",
+        "| | environment | |",
+        "|---|---|---|",
+    ]
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        option = parameter.opts[-1]
+        label = option if option.startswith("--") else (parameter.metavar or option).strip("[]")
+        said = parameter.help
+        if parameter.metavar and option.startswith("--"):
+            said = f"`{parameter.metavar}`, {said[0].lower()}{said[1:]}"
+        if parameter.required:
+            said += " Required."
+        elif parameter.default not in (None, False, ""):
+            said += (
+                f" Default `{parameter.default:g}`."
+                if isinstance(parameter.default, float)
+                else (f" Default `{parameter.default}`.")
+            )
+        lines.append(f"| `{label}` | `{parameter.envvar}` | {said} |")
+    return "\n".join([*lines, "| `--help` | | |"]) + "\n"
+
+
+def with_tables(page: str) -> str:
+    head = page[: page.index("### samekey ")]
+    return head + "\n".join(option_table(name, command) for name, command in commands())
+
+
 if __name__ == "__main__":
-    source = PAGE.read_text()
+    source = with_tables(PAGE.read_text())
     for found in reversed(play(source)):
         if found.commands:
             source = source[: found.start] + written(found) + source[found.end :]

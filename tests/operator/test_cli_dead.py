@@ -36,7 +36,7 @@ def test_list_and_show(world: World) -> None:
     assert record.id not in out, "the job stands for its operation"
     listed = dead(world, "list", "--json").json
     assert [one["id"] for one in listed["jobs"]] == [job]
-    assert {one["id"] for one in listed["operations"]} == {lost.id, phased.id}
+    assert {one["id"] for one in listed["records"]} == {lost.id, phased.id}
     for letter in (job, record.id):
         shown = dead(world, "show", letter).out
         assert job in shown and record.id in shown and "the provider said 500" in shown

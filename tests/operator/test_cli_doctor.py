@@ -161,7 +161,7 @@ def test_settings_of_the_database(postgres_url: str) -> None:
         ("--url", "postgresql://nobody@127.0.0.1:1/none"),
         ("--url", "sqlite:///no/such/file.db"),
         ("--url", "carrier-pigeon://"),
-        ("--app", "no_such_module:idempotency"),
+        ("--url", "no_such_module:idempotency"),
         (),
     ],
     ids=" ".join,
@@ -193,13 +193,13 @@ def test_with_the_application_it_knows_the_lease_and_the_lookups(
         lease = record.lease(MINUTE)
         at = world.now - HOUR + 15 * SECOND
         world.run(lambda lease=lease, at=at: world.keys.complete(lease, ANSWER, now=at))  # type: ignore[misc]
-    ran = samekey("doctor", "--app", f"{name}:idempotency", "--json")
+    ran = samekey("doctor", "--url", f"{name}:idempotency", "--json")
     findings: list[Any] = ran.json["findings"]
     told = {finding["code"]: finding["says"] for finding in findings}
     assert {"no_lookup", "short_lease"} <= set(told)
     assert "POST /forgotten" in told["no_lookup"] and "POST /known" not in told["no_lookup"]
     assert "the lease of 20 s" in told["short_lease"]
-    assert "configured 20 s" in samekey("doctor", "--app", f"{name}:idempotency").out
+    assert "configured 20 s" in samekey("doctor", "--url", f"{name}:idempotency").out
 
 
 def test_a_large_table_is_estimated_and_not_counted(pg: World) -> None:

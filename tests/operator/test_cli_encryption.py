@@ -34,7 +34,7 @@ def answer_of(world: World, operation_id: str) -> bytes:
 
 
 def test_without_the_keys_everything_else_is_shown(secretive: World) -> None:
-    [listed] = run(secretive, "keys", "list", "--json").json
+    [listed] = run(secretive, "keys", "list", "--json").json["records"]
     assert listed["state"] == "completed"
     shown = run(secretive, "keys", "show", listed["id"], "--body")
     assert shown.code == 0 and "4242" not in shown.out
@@ -42,7 +42,7 @@ def test_without_the_keys_everything_else_is_shown(secretive: World) -> None:
 
 
 def test_with_a_key_the_body_is_shown(secretive: World) -> None:
-    [listed] = run(secretive, "keys", "list", "--json").json
+    [listed] = run(secretive, "keys", "list", "--json").json["records"]
     for arguments, env in (
         (("--encryption-key", OLD), {}),
         (("--encryption-key", NEW, "--encryption-key", OLD), {}),
@@ -79,7 +79,7 @@ def test_a_dead_letter_too(secretive: World) -> None:
 def test_what_stores_no_answer_needs_no_key(secretive: World) -> None:
     record = secretive.unknown()
     assert run(secretive, "keys", "resolve", record.id, "--not-executed", "--reason", "r").code == 0
-    [done] = run(secretive, "keys", "list", "--state", "completed", "--json").json
+    [done] = run(secretive, "keys", "list", "--state", "completed", "--json").json["records"]
     assert run(secretive, "keys", "evict", done["id"], "--reason", "erasure").code == 0
     assert secretive.sql("select answer_body from {keys} where id = ?", done["id"]) == [(None,)]
     assert run(secretive, "keys", "evict", done["id"], "--reason", "again").code == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samekey import Executed, Idempotency, OutcomeUnknown, Response, ResultUnavailable, ietf
-from samekey.cli import keys as module
+from samekey.cli import resolve as module
 from samekey.core.states import Mode, State
 from samekey.workers.reaper import Reaper
 from samekey.workers.sweeper import Sweeper
@@ -47,7 +47,7 @@ def test_filters(world: World) -> None:
     lost = world.unknown("c")
 
     def ids(*arguments: str) -> list[str]:
-        return [row["id"] for row in keys(world, "list", "--json", *arguments).json]
+        return [row["id"] for row in keys(world, "list", "--json", *arguments).json["records"]]
 
     assert set(ids()) == {old.id, young.id, lost.id}
     assert ids("--state", "unknown") == [lost.id]
@@ -80,10 +80,10 @@ def test_a_duration_that_is_none(lite: World, text: str) -> None:
 
 def test_json_holds_no_key_unless_it_is_asked_for(world: World) -> None:
     world.completed(SECRET_KEY)
-    [row] = keys(world, "list", "--json").json
+    [row] = keys(world, "list", "--json").json["records"]
     assert "key" not in row and SECRET_KEY not in str(row)
     assert (row["tenant"], row["state"]) == (TENANT, "completed")
-    [row] = keys(world, "list", "--json", "--reveal").json
+    [row] = keys(world, "list", "--json", "--reveal").json["records"]
     assert row["key"] == SECRET_KEY
 
 

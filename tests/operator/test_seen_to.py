@@ -110,7 +110,7 @@ def test_a_word_that_contradicts_an_answer_is_seen_when_it_comes_late_too(world:
     record = world.claim()
     world.run(lambda: world.keys.complete(record.lease(MINUTE), Answer(402)))
     assert world.tell(YES, "e1", at=1, downstream_key=record.downstream_key()) is Resolution.TOO_LATE
-    assert [row["state"] for row in evidence(world, "list", "--json").json] == ["conflict"]
+    assert [row["state"] for row in evidence(world, "list", "--json").json["events"]] == ["conflict"]
     assert "contradicts the answer" in samekey("keys", "show", record.id, "--url", world.url).out
 
 
@@ -122,10 +122,10 @@ def test_what_somebody_must_see_to_is_not_hidden_by_what_waits(world: World) -> 
         record = world.unknown()
         world.run(lambda record=record: _made(world, record))  # type: ignore[misc]
     assert world.tell(YES, "both", provider_id="ch_1", tenant=TENANT) is Resolution.AMBIGUOUS
-    listed = [row["id"] for row in evidence(world, "list", "--json", "--limit", "2").json]
+    listed = [row["id"] for row in evidence(world, "list", "--json", "--limit", "2").json["events"]]
     assert listed == ["both", "both"]
     reconcile(world)
-    rows = evidence(world, "list", "--json").json
+    rows = evidence(world, "list", "--json").json["events"]
     assert sorted(row["id"] for row in rows) == ["both", "both", "conflict"]
     ran = samekey("doctor", "--url", world.url)
     assert ran.code == 1 and "1 contradict an answer, 2 fit more than one operation" in ran.out

@@ -27,8 +27,9 @@ from samekey.core.states import Mode, State
 from samekey.drivers.run import run
 from samekey.drivers.sqlite.driver import SQLiteDriver
 from samekey.stores.protocols import Actor
+from samekey.stores.sql.looking import Transition
 from samekey.stores.sql.migrations import migrate
-from samekey.stores.sql.operator import Operator, Transition
+from samekey.stores.sql.operator import Operator
 from samekey.stores.sql.phases import Phases, StoredInput
 from samekey.stores.sql.upkeep import Upkeep
 from tests.taking import begin

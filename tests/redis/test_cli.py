@@ -86,9 +86,11 @@ WHY = ("--reason", "a test", "--actor", "ann")
 def test_keys_are_listed_and_shown(shop: Shop) -> None:
     done, lost = shop.done("a"), shop.lost("b")
     listed = shop.run("keys", "list", "--json")
-    assert {one["id"]: one["state"] for one in listed.json} == {done: "completed", lost: "unknown"}
-    assert [one["id"] for one in shop.run("keys", "list", "--state", "unknown", "--json").json] == [lost]
-    assert [one["id"] for one in shop.run("keys", "list", "--key", "a", "--json").json] == [done]
+    assert {one["id"]: one["state"] for one in listed.json["records"]} == {done: "completed", lost: "unknown"}
+    assert [
+        one["id"] for one in shop.run("keys", "list", "--state", "unknown", "--json").json["records"]
+    ] == [lost]
+    assert [one["id"] for one in shop.run("keys", "list", "--key", "a", "--json").json["records"]] == [done]
     shown = shop.run("keys", "show", done)
     assert shown.code == 0 and "completed" in shown.out and "private" not in shown.out
     digest = shop.idempotency.engine.digest("ann", "a")
@@ -116,7 +118,7 @@ def test_answers_are_evicted(shop: Shop) -> None:
 
 def test_dead_letters(shop: Shop) -> None:
     dead = shop.dead("a")
-    assert [one["id"] for one in shop.run("dead", "list", "--json").json["operations"]] == [dead]
+    assert [one["id"] for one in shop.run("dead", "list", "--json").json["records"]] == [dead]
     assert dead in shop.run("dead", "list").out
     assert "dead_letter" in shop.run("dead", "show", dead).out
     assert "nobody may simply run it again" in shop.run("dead", "retry", dead, *WHY).sentence
@@ -189,7 +191,7 @@ def test_the_doctor_is_content(shop: Shop, module: str) -> None:
     seen = shop.run("doctor", "--json").json
     assert (seen["healthy"], seen["figures"]["records"]) == (True, 1)
     assert any(name.endswith("maxmemory_policy") for name in seen["facts"])
-    assert samekey("doctor", "--app", module).code == 0
+    assert samekey("doctor", "--url", module).code == 0
 
 
 def test_the_doctor_finds_what_can_make_redis_forget() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -218,6 +218,31 @@ def test_an_answer_can_be_evicted(store: Store) -> None:
     record = store.run(store.finding.by_id(claim.id))
     assert record is not None and record.withheld
     assert store.run(store.finding.evict(claim.id, ME)) is False
+
+
+def test_a_remembered_failure_is_tried_again(store: Store) -> None:
+    done, declined = store.complete(), store.hold(new_claim(ttl_ms=DAY), now=NOW)
+    store.run(store.keys.complete(lease_of(declined), Answer(402, (), b"no"), now=NOW))
+
+    def reopened(claim: Claim) -> bool:
+        return store.run(store.finding.reopen(claim.id, ME, attempt=claim.attempt, now=NOW + 1))
+
+    assert not reopened(done) and reopened(declined) and not reopened(declined)
+    assert store.state(declined) == "failed_retryable"
+    record = store.run(store.finding.by_id(declined.id))
+    assert record is not None and (record.answer, record.error_code) == (None, "reopened")
+
+
+def test_records_are_found_by_endpoint_and_time(store: Store) -> None:
+    early, late = store.complete(NOW), store.complete(NOW + 5)
+
+    def found(**chosen: Any) -> set[str]:
+        return {record.id for record in store.run(store.finding.find(**chosen))}
+
+    assert found(endpoint=early.endpoint) == {early.id, late.id}
+    assert found(endpoint="POST /nothing") == set()
+    assert found(created_after=NOW + 1) == {late.id}
+    assert found(created_after=NOW, created_before=NOW + 5) == {early.id}
 
 
 # ------------------------------------------------------------------ forgetting

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
+from .audit import audit_app
 from .check import check_command
 from .coverage import coverage_command
 from .dead import dead_app
@@ -23,11 +27,23 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes cut the names of options at 80 columns
 )
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"samekey {version('samekey')}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Say which version this is."),
+    ] = False,
+) -> None:
     """samekey: idempotency keys done right."""
 
 
@@ -39,6 +55,7 @@ app.command("spec")(spec_command)
 app.add_typer(keys_app, name="keys")
 app.add_typer(dead_app, name="dead")
 app.add_typer(evidence_app, name="evidence")
+app.add_typer(audit_app, name="audit")
 app.command("sweep")(sweep_command)
 app.command("reap")(reap_command)
 app.command("reconcile")(reconcile_command)

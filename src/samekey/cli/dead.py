@@ -19,34 +19,50 @@ from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..evidence import Declined
 from ..stores.protocols import Actor
-from ..stores.sql.operator import DeadJob
-from .describe import described_job, next_step, print_jobs, print_timeline
+from ..stores.sql.looking import DeadJob
+from .describe import described_job, described_record, described_step, next_step, print_jobs, print_timeline
 from .evidence import events_about, print_events
-from .keys import answer_from
-from .output import DryRun, Json, age, print_facts, print_json, print_table, say, sentences, tenant_name
-from .rehearsal import rehearse
-from .target import (
+from .options import (
     DIGEST_SECRET,
     ActorName,
     CommandRefused,
     Despite,
     DigestSecret,
     EncryptionKeys,
-    OperatorStore,
     Reason,
     Schema,
     Timeout,
     Url,
     actor,
-    open_store,
 )
+from .output import (
+    DryRun,
+    Json,
+    age,
+    coloured,
+    print_facts,
+    print_json,
+    print_table,
+    say,
+    sentences,
+    shown_id,
+    tenant_name,
+)
+from .rehearsal import rehearse
+from .resolve import answer_from
+from .target import OperatorStore, open_store
 
 dead_app = typer.Typer(
-    help="Jobs and operations that were given up: try again or discard.", no_args_is_help=True
+    help="Jobs and operations that were given up: try again or discard.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Id = Annotated[
-    str, typer.Argument(envvar="SAMEKEY_ID", help="The id of a job or of an operation.", metavar="ID")
+    str,
+    typer.Argument(
+        envvar="SAMEKEY_ID", help="The id of a job or of an operation, or how it begins.", metavar="ID"
+    ),
 ]
 
 
@@ -65,7 +81,8 @@ class Letter:
 
 
 def _letter(store: OperatorStore, letter_id: str) -> Letter:
-    """What the id means, whether it is dead or not."""
+    """What the id means, or how it begins, whether it is dead or not."""
+    letter_id = store.whole_id(letter_id)
     job = store.ask(lambda: store.operator.job(letter_id)) if store.has_tables else None
     if job is not None:
         return Letter(job, store.record(job.operation_id))
@@ -102,20 +119,26 @@ def list_command(
         told = {job.operation_id for job in jobs if job.answers}
         alone = [record for record in records if record.id not in told]
         if as_json:
-            print_json(
-                {"jobs": [described_job(job) for job in jobs], "operations": [_operation(r) for r in alone]}
-            )
+            described = [described_record(store, record, reveal=False) for record in alone]
+            print_json({"jobs": [described_job(job) for job in jobs], "records": described})
             return
         if not jobs and not alone:
             say("There are no dead letters.")
             return
         rows = [
-            (job.id, "job", job.name, age(now - (job.buried_at or now)), str(job.attempts), job.error or "")
+            (
+                shown_id(store, job.id),
+                "job",
+                job.name,
+                age(now - (job.buried_at or now)),
+                str(job.attempts),
+                job.error or "",
+            )
             for job in jobs
         ]
         rows += [
             (
-                record.id,
+                shown_id(store, record.id),
                 str(record.mode),
                 record.endpoint,
                 age(now - record.last_run_at),
@@ -124,19 +147,11 @@ def list_command(
             )
             for record in alone
         ]
-        print_table(("id", "kind", "what", "dead for", "attempts", "error"), rows)
-
-
-def _operation(record: Record) -> dict[str, object]:
-    return {
-        "id": record.id,
-        "tenant": tenant_name(record.tenant),
-        "endpoint": record.endpoint,
-        "mode": str(record.mode),
-        "attempts": record.attempts,
-        "error": record.error_code,
-        "provider_id": record.provider_id,
-    }
+        print_table(
+            ("id", "kind", "what", "dead for", "attempts", "error"),
+            rows,
+            narrow=("id", "kind", "what", "dead for", "error"),
+        )
 
 
 @dead_app.command("show")
@@ -165,8 +180,8 @@ def show_command(
         if as_json:
             print_json(
                 {
-                    "operation": record and _operation(record),
-                    "state": record and str(record.state),
+                    "record": record and described_record(store, record, reveal=False),
+                    "timeline": [described_step(step) for step in found.timeline],
                     "jobs": [
                         described_job(one) | ({"payload": _payload(one)} if payload else {}) for one in jobs
                     ],
@@ -181,7 +196,7 @@ def show_command(
                     ("digest", store.digest(record)),
                     ("tenant", tenant_name(record.tenant)),
                     ("endpoint", record.endpoint),
-                    ("state", str(record.state)),
+                    ("state", coloured(record.state)),
                     ("mode", str(record.mode)),
                     ("error", record.error_code or ""),
                     ("provider's id", record.provider_id or ""),
@@ -192,7 +207,7 @@ def show_command(
             print_timeline(found.timeline)
         if jobs:
             say("")
-            print_jobs(jobs)
+            print_jobs(store, jobs)
         if payload and job is not None:
             say("")
             say(_payload(job))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.text import Text
+
 from ..core.effects import KnownEffect
 from ..core.fingerprint import part_digests
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..evidence import AnswerKind, kind_of
-from ..stores.sql.operator import DeadJob, Transition
-from .output import moment, print_table, tenant_name, when
+from ..stores.sql.looking import DeadJob, ShownPhase, Transition
+from .output import coloured, moment, print_table, shown_id, tenant_name, when
 from .sent import how_to_search
 from .target import OperatorStore
 
@@ -64,14 +66,16 @@ def next_step(
     return None
 
 
-def facts(store: OperatorStore, record: Record, *, reveal: bool, body: bool) -> Iterable[tuple[str, str]]:
+def facts(
+    store: OperatorStore, record: Record, *, reveal: bool, body: bool
+) -> Iterable[tuple[str, str | Text]]:
     yield "id", record.id
     yield "digest", store.digest(record)
     if reveal:
         yield "key", record.key
     yield "tenant", tenant_name(record.tenant)
     yield "endpoint", record.endpoint
-    yield "state", str(record.state)
+    yield "state", coloured(record.state)
     yield "mode", str(record.mode)
     yield "attempts", str(record.attempts)
     parts = fingerprint_parts(store, record)
@@ -178,16 +182,49 @@ def described_step(step: Transition) -> dict[str, Any]:
 def print_timeline(timeline: Iterable[Transition]) -> None:
     print_table(
         ("when", "from", "to", "actor", "reason"),
-        ((when(s.at), s.before or "–", s.after or "–", s.actor, s.reason or "") for s in timeline),
+        (
+            (when(s.at), coloured(s.before or "–"), coloured(s.after or "–"), s.actor, s.reason or "")
+            for s in timeline
+        ),
     )
 
 
-def print_jobs(jobs: Iterable[DeadJob]) -> None:
+def print_phases(phases: Iterable[ShownPhase]) -> None:
+    print_table(
+        ("phase", "kind", "state", "provider's id", "begun", "done"),
+        (
+            (
+                phase.name,
+                phase.kind,
+                "done" if phase.done else "open",
+                phase.provider_id or "",
+                when(phase.begun_at),
+                when(phase.done_at),
+            )
+            for phase in phases
+        ),
+        narrow=("phase", "kind", "state", "begun"),
+    )
+
+
+def described_phase(phase: ShownPhase) -> dict[str, Any]:
+    """A phase for scripts; its result is the user's and may be private."""
+    return {
+        "name": phase.name,
+        "kind": phase.kind,
+        "done": phase.done,
+        "provider_id": phase.provider_id,
+        "begun_at": moment(phase.begun_at),
+        "done_at": moment(phase.done_at),
+    }
+
+
+def print_jobs(store: OperatorStore, jobs: Iterable[DeadJob]) -> None:
     print_table(
         ("job", "name", "state", "attempts", "answers", "provider's id", "error"),
         (
             (
-                job.id,
+                shown_id(store, job.id),
                 job.name,
                 job.state,
                 str(job.attempts),
@@ -197,6 +234,7 @@ def print_jobs(jobs: Iterable[DeadJob]) -> None:
             )
             for job in jobs
         ),
+        narrow=("job", "name", "state", "attempts", "error"),
     )
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Annotated
 
 import typer
 
@@ -21,8 +19,9 @@ from ..ops.symptoms import Diagnosis, Symptoms
 from ..stores.redis.check import server_facts, weaknesses_of
 from ..stores.redis.finding import RedisFinding
 from ..stores.redis.scripts import RedisStatements
+from .options import Schema, Timeout, Url
 from .output import REFUSED, Json, print_facts, print_json, quietly, say, sentences
-from .target import DIGEST_SECRET, STORE_URL, OperatorStore, Schema, Timeout, application, open_store
+from .target import OperatorStore, open_store
 
 MEASURED = 10_000
 """Runs whose durations are looked at: enough for a 99th percentile, read in a moment."""
@@ -34,37 +33,27 @@ PROBES = 3
 
 
 def doctor_command(
-    url: Annotated[
-        str | None,
-        typer.Option("--url", envvar="SAMEKEY_URL", help=STORE_URL),
-    ] = None,
-    app: Annotated[
-        str | None,
-        typer.Option(
-            "--app",
-            envvar="SAMEKEY_APP",
-            help="Or your Idempotency, module:name: then leases and lookups are looked at too.",
-        ),
-    ] = None,
+    url: Url,
     schema: Schema = "samekey",
     timeout: Timeout = 30,
     as_json: Json = False,
 ) -> None:
-    """Look at a live store and say what is wrong, and what to do about it."""
-    if app is None and url is None:
-        raise typer.BadParameter("which store? Give --url or --app.")
-    with sentences(), _opened(url, app, schema, timeout) as (store, idempotency):
-        if not _tell(store, idempotency, as_json=as_json):
+    """Look at a live store and say what is wrong, and what to do about it.
+
+    Given your Idempotency, module:name, it looks at leases and lookups too.
+    """
+    with sentences(), open_store(url, schema, timeout, checked=False) as store:
+        if not _tell(store, as_json=as_json):
             raise typer.Exit(REFUSED)
 
 
 def tell_about(idempotency: Idempotency, *, as_json: bool = False) -> bool:
     """The same for an ``Idempotency`` that is there already. Whether all is well."""
-    return _tell(OperatorStore(idempotency.engine.store, DIGEST_SECRET), idempotency, as_json=as_json)
+    return _tell(OperatorStore.of(idempotency), as_json=as_json)
 
 
-def _tell(store: OperatorStore, idempotency: Idempotency | None, *, as_json: bool) -> bool:
-    symptoms = _read(store, idempotency)
+def _tell(store: OperatorStore, *, as_json: bool) -> bool:
+    symptoms = _read(store)
     findings = examine(symptoms)
     if as_json:
         _print_json(symptoms, findings)
@@ -73,24 +62,8 @@ def _tell(store: OperatorStore, idempotency: Idempotency | None, *, as_json: boo
     return not any(finding.level == "problem" for finding in findings)
 
 
-@contextmanager
-def _opened(
-    url: str | None, app: str | None, schema: str, timeout: float
-) -> Iterator[tuple[OperatorStore, Idempotency | None]]:
-    if app is None:
-        assert url is not None
-        with open_store(url, schema, timeout, checked=False) as store:
-            yield store, None
-        return
-    idempotency = application(app)
-    try:
-        yield OperatorStore(idempotency.engine.store, DIGEST_SECRET), idempotency
-    finally:
-        idempotency.close()
-
-
-def _read(store: OperatorStore, idempotency: Idempotency | None) -> Symptoms:
-    dialect = store.drivers.dialect
+def _read(store: OperatorStore) -> Symptoms:
+    dialect, idempotency = store.drivers.dialect, store.idempotency
     try:
         with quietly():
             store.ask(store.opened.check)

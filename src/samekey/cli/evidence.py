@@ -11,10 +11,13 @@ from ..core.disputes import Yes
 from ..core.effects import Says
 from ..evidence import evidence_kind, unusable_answer
 from ..stores.sql.effects import ProviderEvent
-from .output import Json, moment, print_json, print_table, printable, say, sentences, when
-from .target import ActorName, CommandRefused, OperatorStore, Reason, Schema, Timeout, Url, actor, open_store
+from .options import ActorName, CommandRefused, Reason, Schema, Timeout, Url, actor
+from .output import Json, moment, print_json, print_table, printable, say, sentences, shown_id, when
+from .target import OperatorStore, open_store
 
-evidence_app = typer.Typer(help="What providers have said and nobody could use yet.", no_args_is_help=True)
+evidence_app = typer.Typer(
+    help="What providers have said and nobody could use yet.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @evidence_app.command("list")
@@ -35,7 +38,7 @@ def list_command(
         _must_keep(store)
         events = store.ask(lambda: store.effects.unused(limit=limit))
         if as_json:
-            print_json([described_event(event) for event in events])
+            print_json({"events": [described_event(event) for event in events]})
             return
         if not events:
             say("There are none: every event was used, or came too late.")
@@ -48,12 +51,13 @@ def list_command(
                     event.source,
                     evidence_kind(event.outcome),
                     event.state,
-                    event.operation_id or "",
+                    shown_id(store, event.operation_id or ""),
                     event.provider_id or "",
                     when(event.occurred_at),
                 )
                 for event in events
             ),
+            narrow=("event", "source", "says", "state", "operation"),
         )
 
 
@@ -81,7 +85,8 @@ def dismiss_command(
     who = actor(actor_name, reason)
     with sentences(), open_store(url, schema, timeout) as store:
         _must_keep(store)
-        if not store.act(lambda: store.effects.dismiss(source, event_id, who, operation_id)):
+        about = None if operation_id is None else store.whole_id(operation_id)
+        if not store.act(lambda: store.effects.dismiss(source, event_id, who, about)):
             raise CommandRefused("There is no such event to see to. Nothing was changed.")
         say("The event will not be used.")
 

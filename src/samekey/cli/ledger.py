@@ -42,7 +42,9 @@ COULD_NOT_COMPARE = 2
 """The exit code if nothing can be said about them."""
 
 ledger_app = typer.Typer(
-    help="Compare your ledger with the provider's. Nothing is ever changed.", no_args_is_help=True
+    help="Compare your ledger with the provider's. Nothing is ever changed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 AsJson = Annotated[bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON for scripts.")]

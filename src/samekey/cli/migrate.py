@@ -16,11 +16,15 @@ from ..stores.dynamodb import table
 from ..stores.dynamodb.statements import DynamoStatements
 from ..stores.sql.migrations import Migration, check, code_version, migrate, script
 from ..stores.sql.queries import Queries, queries_for
-from .target import STORE_URL
+from .options import STORE_URL
+from .target import application, is_application
 
 
 def migrate_command(
-    url: Annotated[str, typer.Argument(envvar="SAMEKEY_URL", help=STORE_URL)],
+    url: Annotated[str | None, typer.Argument(envvar="SAMEKEY_URL", help=STORE_URL, metavar="[URL]")] = None,
+    also_url: Annotated[
+        str | None, typer.Option("--url", envvar="SAMEKEY_URL", help="The same, as other commands take it.")
+    ] = None,
     schema: Annotated[
         str, typer.Option(envvar="SAMEKEY_SCHEMA", help="The PostgreSQL schema that holds the tables.")
     ] = "samekey",
@@ -48,8 +52,14 @@ def migrate_command(
     ] = WAIT,
 ) -> None:
     """Create samekey's tables, or bring them up to date. Safe to run twice, and two at once."""
+    store = url or also_url
+    if store is None:
+        raise typer.BadParameter("which store? Give its URL, or your Idempotency as module:name.")
     try:
-        _migrate(url, schema, print_sql=print_sql, check_only=check_only, wait=wait)
+        if is_application(store):
+            idempotency = application(store)
+            store, schema = idempotency.engine.url, idempotency.engine.queries.schema
+        _migrate(store, schema, print_sql=print_sql, check_only=check_only, wait=wait)
     except SamekeyError as error:
         typer.echo(f"samekey: {error}", err=True)
         raise typer.Exit(1) from None

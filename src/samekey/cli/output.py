@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -24,7 +24,8 @@ from rich.text import Text
 
 from ..errors import SamekeyError
 from ..ops.doctor import span
-from .target import CommandRefused
+from .options import CommandRefused
+from .target import OperatorStore
 
 Json = Annotated[bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON, for scripts.")]
 DryRun = Annotated[
@@ -33,8 +34,24 @@ DryRun = Annotated[
 
 REFUSED: Final = 1
 COULD_NOT: Final = 2
-WIDE: Final = 160
-"""Columns where there is no terminal to fit: a pipe has no width, and a cut id is of no use."""
+WIDE: Final = 10_000
+"""Columns where there is no terminal to fit: a pipe has no width, one record is one line, and none is cut."""
+NARROW: Final = 120
+"""Below that a terminal has no room for everything: what an operator decides by is shown."""
+SHORT_ID: Final = 12
+"""Characters of an id that are enough to name it."""
+WHOLE: Final = frozenset({"state", "is now", "from", "to", "age", "when", "mode", "kind", "attempts"})
+"""Columns that are never broken."""
+COLOURS: Final[dict[str, str]] = {
+    "pending": "cyan",
+    "in_progress": "cyan",
+    "completed": "green",
+    "failed_retryable": "yellow",
+    "unknown": "bold red",
+    "dead_letter": "red",
+    "expired": "dim",
+}
+"""By state: what somebody must see to is red."""
 
 
 @contextmanager
@@ -56,6 +73,21 @@ def console() -> Console:
     return Console(width=None if fits else WIDE, highlight=False, soft_wrap=False)
 
 
+def is_narrow() -> bool:
+    return console().width < NARROW
+
+
+def shown_id(store: OperatorStore, whole: str) -> str:
+    """An id as a list shows it: on a narrow terminal, what is enough to name it. A key store takes whole ones
+    only, since its ids say where a record is."""
+    return whole[:SHORT_ID] if is_narrow() and store.has_tables else whole
+
+
+def coloured(state: str) -> Text:
+    """A state; without colours where there is no terminal."""
+    return Text(state, style=COLOURS.get(state, ""))
+
+
 def say(sentence: str) -> None:
     typer.echo(sentence)
 
@@ -64,38 +96,42 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """A plain table; the first column, an id, is never broken."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Iterable[str | Text]], *, narrow: Sequence[str] | None = None
+) -> None:
+    """A plain table. Ids, states and times are never broken, what is longer than its place is folded. On a
+    narrow terminal only the columns in ``narrow``, if that is given."""
+    chosen = [name for name in columns if narrow is None or name in narrow or not is_narrow()]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for number, name in enumerate(columns):
-        table.add_column(name, no_wrap=number == 0, overflow="fold")
+    for number, name in enumerate(chosen):
+        table.add_column(name, no_wrap=number == 0 or name in WHOLE, overflow="fold")
     for row in rows:
-        table.add_row(*(_plain(cell) for cell in row))
+        cells = dict(zip(columns, row, strict=True))
+        table.add_row(*(_plain(cells[name]) for name in chosen))
     _print(table)
 
 
-def print_facts(pairs: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one to a line."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for name, value in pairs:
-        table.add_row(name, _plain(value))
-    _print(table)
+def print_facts(pairs: Iterable[tuple[str, str | Text]]) -> None:
+    """Names and values, one to a line. No line is broken: a downstream key is copied into a search."""
+    told = [(name, _plain(value)) for name, value in pairs]
+    width = max((len(name) for name, _ in told), default=0)
+    for name, value in told:
+        line = Text(f"{name:{width}}  ", style="bold") + value
+        _print(line)
 
 
-def _print(table: Table) -> None:
+def _print(shown: Table | Text) -> None:
     """Without the blanks that rich pads lines with: they would end up in files and diffs."""
     target = console()
     with target.capture() as capture:
-        target.print(table)
+        target.print(shown, soft_wrap=isinstance(shown, Text))
     for line in capture.get().splitlines():
-        typer.echo(line.rstrip())
+        typer.echo(line.rstrip(), color=target.is_terminal)
 
 
-def _plain(text: str) -> Text:
+def _plain(text: str | Text) -> Text:
     """Text of a user's is no markup, and cannot move the cursor."""
-    return Text(printable(text))
+    return text if isinstance(text, Text) else Text(printable(text))
 
 
 def printable(text: str) -> str:

@@ -11,8 +11,9 @@ import typer
 from ..core.policy import milliseconds
 from ..engine.engine import Engine
 from ..workers.reaper import BATCH, Reaper
+from .options import Schema, Timeout, Url, duration
 from .output import DryRun, Json, print_facts, print_json, progress, quietly, sentences
-from .target import Schema, Timeout, Url, duration, open_store
+from .target import open_store
 
 
 def reap_command(
@@ -57,7 +58,7 @@ def reap_command(
             late = store.ask(lambda: store.upkeep.to_time_out(timeout_ms=milliseconds(waits)))
             _tell(late, sum(old.values()), tombstones=tombstones, as_json=as_json, dry_run=True)
             return
-        engine = Engine(url, schema=schema, timeout=timeout)
+        engine = store.engine(url, schema, timeout)
         reaper = Reaper(engine, batch=batch, pending_timeout=waits, tombstones=keeps, soft=tombstones)
         with quietly(), progress("reaping", sum(old.values()), quiet=as_json) as advance:
             late, gone = asyncio.run(_reap(engine, reaper, advance))

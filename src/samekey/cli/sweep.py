@@ -12,8 +12,9 @@ import typer
 from ..core.states import LEASE_END, Mode, State
 from ..engine.engine import Engine
 from ..workers.sweeper import BATCH, Sweeper
+from .options import Schema, Timeout, Url
 from .output import DryRun, Json, print_json, print_table, progress, quietly, say, sentences
-from .target import Schema, Timeout, Url, open_store
+from .target import open_store
 
 
 def sweep_command(
@@ -32,7 +33,7 @@ def sweep_command(
         if dry_run:
             _tell(waiting, as_json=as_json, dry_run=True)
             return
-        engine = Engine(url, schema=schema, timeout=timeout)
+        engine = store.engine(url, schema, timeout)
         moved: Counter[str] = Counter()
         engine.events.subscribe(lambda event: moved.update(_modes(event.name, event.facts)))
         with quietly(), progress("sweeping", waiting.total(), quiet=as_json) as advance:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import hmac
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Final, TypeVar
 
 import typer
 
@@ -24,111 +21,26 @@ from ..drivers.run import run
 from ..drivers.sqlite.driver import SQLiteDriver
 from ..drivers.wrappers.encrypted import Cipher, EncryptedDriver
 from ..encryption import fernet
+from ..engine.engine import Engine
 from ..engine.evidence.direct import DirectResolver
 from ..engine.evidence.reconcile import NotingResolver, Resolver
 from ..engine.store import Store, cached
 from ..engine.store import open_store as open_engine_store
 from ..errors import ConfigurationError, CorruptRecord, SamekeyError
 from ..idempotency import Idempotency
-from ..stores.protocols import Actor
 from ..stores.sql.effects import Effects
-from ..stores.sql.operator import NamedKey, Operator, Transition
+from ..stores.sql.looking import NamedKey, Transition
+from ..stores.sql.operator import Operator
 from ..stores.sql.overruling import Moved
+from ..stores.sql.upkeep import Upkeep
+from .options import DIGEST_SECRET, CommandRefused
 
 T = TypeVar("T")
 
-STORE_URL: Final = "The store: sqlite:///app.db, postgresql://…, mysql://…, redis://… or dynamodb://…"
-Url = Annotated[str, typer.Option("--url", envvar="SAMEKEY_URL", help=STORE_URL)]
-Schema = Annotated[
-    str,
-    typer.Option("--schema", envvar="SAMEKEY_SCHEMA", help="The PostgreSQL schema that holds the tables."),
-]
-Timeout = Annotated[
-    float,
-    typer.Option("--timeout", envvar="SAMEKEY_TIMEOUT", min=0.1, help="Seconds that one statement may take."),
-]
-DigestSecret = Annotated[
-    str,
-    typer.Option(
-        "--digest-secret",
-        envvar="SAMEKEY_DIGEST_SECRET",
-        help="The digest_secret of your Idempotency, so that digests match its logs.",
-    ),
-]
-EncryptionKeys = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--encryption-key",
-        envvar="SAMEKEY_ENCRYPTION_KEYS",
-        help="The Fernet keys of your Idempotency, newest first, if it encrypts: repeat the option, or put "
-        "spaces between them in the variable.",
-    ),
-]
-CacheUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--cache",
-        envvar="SAMEKEY_CACHE_URL",
-        help="The cache of your Idempotency, if it has one: redis://…",
-    ),
-]
-ActorName = Annotated[
-    str | None,
-    typer.Option("--actor", envvar="SAMEKEY_ACTOR", help="Who acts, for the audit; else the system's user."),
-]
-Reason = Annotated[
-    str, typer.Option("--reason", envvar="SAMEKEY_REASON", help="Why, for the audit. Required.")
-]
-Despite = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--despite",
-        envvar="SAMEKEY_DESPITE",
-        metavar="SOURCE:EVENT",
-        help="An event by which a provider says that it happened: you set it aside. Repeatable.",
-    ),
-]
-
-DIGEST_SECRET: Final = "samekey"  # noqa: S105 - the default of Idempotency, known to everybody
+SHORTEST_ID: Final = 6
+"""Characters: of a hundred million ids some six begin alike then, and an index leads to them."""
 PAGE: Final = 5000
 """Keys in one look while a digest is searched for."""
-MACHINES: Final = frozenset(
-    {"request", "sweeper", "reaper", "reconciler", "webhook", "worker", "completer", "lookup"}
-)
-"""Names that stand in the audit for parts of samekey; a person must not be taken for one."""
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
-_UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-
-
-class CommandRefused(Exception):
-    """A command that cannot be carried out as things stand. The sentence says why; the exit code is 1."""
-
-
-def duration(text: str) -> timedelta:
-    """``90``, ``90s``, ``15m``, ``24h``, ``30d``."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 15m, 24h or 30d.")
-    try:
-        return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
-    except OverflowError:
-        raise typer.BadParameter(f"{text!r} is too long.") from None
-
-
-def actor(name: str | None, reason: str) -> Actor:
-    """Who acts. A blank reason is no reason."""
-    if not reason.strip():
-        raise typer.BadParameter("say why: it is kept in the audit.", param_hint="--reason")
-    if name is None or not name.strip():
-        try:
-            name = getpass.getuser()
-        except (KeyError, OSError, ImportError):
-            raise typer.BadParameter(
-                "who are you? This system has no name for you.", param_hint="--actor"
-            ) from None
-    if name.strip() in MACHINES:
-        raise typer.BadParameter(f"{name!r} stands for a part of samekey.", param_hint="--actor")
-    return Actor(name.strip(), reason.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +65,38 @@ class OperatorStore:
     """One store, as an operator's command uses it. It reads what it has the keys for, and shows the rest."""
 
     def __init__(
-        self, opened: Store, secret: str, cipher: Cipher | None = None, acting: Driver | None = None
+        self,
+        opened: Store,
+        secret: bytes,
+        cipher: Cipher | None = None,
+        acting: Driver | None = None,
+        idempotency: Idempotency | None = None,
     ) -> None:
-        """``acting``: what acts go through, where a cache must hear of them. Looks never ask a cache."""
+        """``acting``: what acts go through, where a cache must hear of them. Looks never ask a cache.
+        ``idempotency``: the application's own, if the store is named by it: it has its keys itself."""
+        self.idempotency = idempotency
         self.opened = opened
         self.drivers = opened.drivers
         self._reader = EncryptedDriver(opened.drivers.sync, cipher or _NoKey())
         acting = acting or opened.drivers.sync
         self._writer: Driver = acting if cipher is None else EncryptedDriver(acting, cipher)
-        self._has_keys = cipher is not None
+        self._has_keys = cipher is not None or idempotency is not None
         self.keys = opened.keys
         self.finding = opened.finding
         self.upkeep = opened.tending
-        self._secret = secret.encode()
+        self._secret = secret
+
+    @classmethod
+    def of(cls, idempotency: Idempotency) -> OperatorStore:
+        """The store of an application, with all that it is set to."""
+        secret = idempotency.engine.digest_secret
+        return cls(idempotency.engine.store, secret, idempotency=idempotency)
+
+    def engine(self, url: str, schema: str, timeout: float) -> Engine:
+        """What background work runs on: the application's own, or one of this URL."""
+        if self.idempotency is not None:
+            return self.idempotency.engine
+        return Engine(url, schema=schema, timeout=timeout)
 
     @property
     def has_tables(self) -> bool:
@@ -176,6 +107,12 @@ class OperatorStore:
     def operator(self) -> Operator:
         """What only tables can keep."""
         return self.opened.tables.operator
+
+    @property
+    def upkeep_of_tables(self) -> Upkeep:
+        """What only tables need."""
+        assert isinstance(self.upkeep, Upkeep)
+        return self.upkeep
 
     @property
     def effects(self) -> Effects:
@@ -239,7 +176,26 @@ class OperatorStore:
     def record(self, operation_id: str) -> Record | None:
         return self.ask(lambda: self.finding.by_id(operation_id))
 
+    def existing(self, operation_id: str) -> Record:
+        """The record of an id, or of how one begins."""
+        record = self.record(self.whole_id(operation_id))
+        if record is None:
+            raise CommandRefused(f"There is no operation {operation_id}. Nothing was changed.")
+        return record
+
+    def whole_id(self, text: str) -> str:
+        """An id from how it begins, of an operation or a job; as it is, where none begins so."""
+        if not self.has_tables or not text.isascii() or not text.isprintable():
+            return text  # the id of a key store says where its record is, so it must be whole
+        if len(text) < SHORTEST_ID:
+            raise CommandRefused(f"{text!r} is too short for an id: give {SHORTEST_ID} characters or more.")
+        found = self.ask(lambda: self.operator.ids_like(text))
+        if len(found) < 2 or text in found:
+            return text if text in found or not found else found[0]
+        raise CommandRefused(f"Several ids begin with {text}: {', '.join(sorted(found))}. Give more of it.")
+
     def by_id(self, operation_id: str) -> FoundKey:
+        operation_id = self.whole_id(operation_id)
         record = self.record(operation_id)
         if record is not None:
             # By its key: an index leads there, and former lives of the key belong to its story.
@@ -337,6 +293,11 @@ def application(target: str) -> Idempotency:
         ) from error
 
 
+def is_application(url: str) -> bool:
+    """Whether it names an Idempotency, ``module:name``, and not a store by its URL."""
+    return "/" not in url
+
+
 @contextmanager
 def open_store(
     url: str,
@@ -348,18 +309,29 @@ def open_store(
     checked: bool = True,
     cache: str | None = None,
 ) -> Iterator[OperatorStore]:
-    """The store of a URL; its tables fit, if that is to be ``checked``."""
-    cipher = fernet(*encryption_keys) if encryption_keys else None
-    opened = open_engine_store(url, schema=schema, pool_size=4, timeout=timeout)
-    driver = opened.drivers.sync
-    acting = cached(opened.drivers, schema, cache).sync
+    """The store of a URL, or of the user's own Idempotency; its tables fit, if that is to be ``checked``."""
+    if is_application(url):
+        idempotency = application(url)
+        store = OperatorStore.of(idempotency)
+        close = idempotency.close
+    else:
+        cipher = fernet(*encryption_keys) if encryption_keys else None
+        opened = open_engine_store(url, schema=schema, pool_size=4, timeout=timeout)
+        acting = cached(opened.drivers, schema, cache).sync
+        store = OperatorStore(opened, secret.encode(), cipher, acting)
+        close = acting.close
     try:
+        driver = store.drivers.sync
         if isinstance(driver, SQLiteDriver) and not Path(driver.path).exists():
             # SQLite would make one, empty, and everything would look fine.
             raise ConfigurationError(f"There is no SQLite database {driver.path}.")
-        store = OperatorStore(opened, secret, cipher, acting)
         if checked:
-            store.ask(opened.check)
+            store.ask(store.opened.check)
         yield store
     finally:
-        acting.close()
+        close()
+
+
+def note_yourself(store: OperatorStore) -> None:
+    if not store.has_tables:
+        typer.echo(f"{store.opened.name} keeps no audit: write down elsewhere who did this, and why.")

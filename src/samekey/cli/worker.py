@@ -80,6 +80,12 @@ def worker_command(
             help="Seconds that an accepted operation may wait for its job before it is closed with a 408.",
         ),
     ] = 86400,
+    audit_retention: Annotated[
+        float | None,
+        typer.Option(
+            envvar="SAMEKEY_AUDIT_DAYS", min=1, help="Days that lines of the audit are kept; else for good."
+        ),
+    ] = None,
     reconciler: Annotated[
         bool, typer.Option(envvar="SAMEKEY_RECONCILER", help="Find out unknown outcomes.")
     ] = True,
@@ -137,7 +143,6 @@ def worker_command(
     ] = None,
 ) -> None:
     """Run every background service: jobs, abandoned operations, sweeping, reaping, finding out."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     services = Services(
         outbox=outbox,
         completer=completer,
@@ -160,10 +165,13 @@ def worker_command(
             timedelta(seconds=reconciler_first_pause), timedelta(seconds=reconciler_longest_pause)
         ),
         pending_timeout=timedelta(seconds=pending_timeout),
+        audit_retention=None if audit_retention is None else timedelta(days=audit_retention),
         listen_url=listen_url,
     )
     try:
         idempotency = load(target)
+        # After the application, which may have its own way of logging: then this does nothing.
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         with _metrics(idempotency, metrics_port):
             code = asyncio.run(serve(idempotency, services))
     except SamekeyError as error:

@@ -82,6 +82,8 @@ class StateEvent(StrEnum):
     """Somebody found out that it happened (also: that it was declined)."""
     FOUND_NOT_EXECUTED = "found_not_executed"
     """Somebody found out that it never happened."""
+    REOPEN = "reopen"
+    """An operator has a failure that was remembered as the answer tried again."""
     GO_ON = "go_on"
     """Somebody found out what became of one effect of phased work, and the rest goes on."""
     GIVE_UP = "give_up"
@@ -157,6 +159,7 @@ TRANSITIONS: Final[Mapping[tuple[State | None, StateEvent], State | None]] = {
     (State.FAILED_RETRYABLE, StateEvent.GO_ON): State.IN_PROGRESS,
     (State.UNKNOWN, StateEvent.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
     (State.DEAD_LETTER, StateEvent.FOUND_NOT_EXECUTED): State.FAILED_RETRYABLE,
+    (State.COMPLETED, StateEvent.REOPEN): State.FAILED_RETRYABLE,
     (State.PENDING, StateEvent.GIVE_UP): State.DEAD_LETTER,
     (State.IN_PROGRESS, StateEvent.GIVE_UP): State.DEAD_LETTER,
     (State.UNKNOWN, StateEvent.GIVE_UP): State.DEAD_LETTER,

@@ -145,7 +145,7 @@ class Engine:
         self.breaker = Breaker()
         self.events = Events()
         self.keeper = Keeper(self.drivers.sync, self.keys.renew, self.keys.held)
-        self._digest_secret = digest_secret
+        self.digest_secret = digest_secret
         self._errands = Errands()
         self._stranded = Stranded(self.drivers.sync, self.breaker)
         self._finishing = Lane("samekey-finish", 2 * pool_size, timeout)
@@ -610,7 +610,7 @@ class Engine:
     def digest(self, tenant: str, key: str) -> str:
         """A short keyed digest that stands for a key in logs; the key itself is never written there."""
         text = scope_of(scope_part(tenant), key).encode()
-        return hmac.new(self._digest_secret, text, hashlib.sha256).hexdigest()[:12]
+        return hmac.new(self.digest_secret, text, hashlib.sha256).hexdigest()[:12]
 
     # Phased operations, for a request and for the completer
 

@@ -152,6 +152,12 @@ class Searching(Protocol):
         """Keeps a completed record until then (milliseconds by the store's clock). False if its retention is
         over or ends later already, or if it has moved."""
 
+    def reopen(
+        self, operation_id: str, actor: Actor, *, attempt: str, now: int | None = None
+    ) -> Program[bool]:
+        """A failure that was remembered as the answer may be tried again, once. False if the record has moved
+        or has no such answer, is phased or deferred, or while a provider says that it happened."""
+
     def effects(self, operation_id: str) -> Program[list[KnownEffect]]:
         """What the operation may have sent, as far as the store was told."""
 
@@ -164,6 +170,8 @@ class Searching(Protocol):
         state: str | None = None,
         tenant: str | None = None,
         key: str | None = None,
+        endpoint: str | None = None,
+        created_after: int | None = None,
         created_before: int | None = None,
         limit: int = 50,
     ) -> Program[list[Record]]:

@@ -17,8 +17,8 @@ from ..core.record import Answer
 from ..core.replayable import replayable
 from ..drivers.run import run_async
 from ..engine.engine import Engine
-from ..stores.protocols import KEEP_MS
-from ..stores.sql.upkeep import JobHeld
+from ..stores.protocols import KEEP_MS, Actor
+from ..stores.sql.upkeep import JobHeld, Upkeep
 
 logger = logging.getLogger("samekey")
 
@@ -26,6 +26,8 @@ INTERVAL = timedelta(hours=1)
 """Between passes. Retention is counted in hours, so a finer grain buys nothing."""
 BATCH = 500
 """Rows in one transaction: a few milliseconds of locks on rows that nobody wants."""
+AUDIT_BATCH = 5000
+"""Lines of the audit in one transaction. They are small, and nobody waits for them."""
 PENDING_TIMEOUT = timedelta(hours=24)
 """How long an accepted operation may wait for a worker before its client is told that it will not happen."""
 TOMBSTONES = timedelta(milliseconds=KEEP_MS)
@@ -36,7 +38,8 @@ turns a 410 into a second run."""
 class Reaper:
     """Deletes or buries records past retention, each as it says itself. Safe on many nodes at once.
 
-    ``soft``: keep the fact of all of them for a while.
+    ``soft``: keep the fact of all of them for a while. ``audit``: how long lines of the audit are kept; None:
+    for good.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Reaper:
         pending_timeout: timedelta = PENDING_TIMEOUT,
         tombstones: timedelta = TOMBSTONES,
         soft: bool = False,
+        audit: timedelta | None = None,
     ) -> None:
         self._engine = engine
         self._upkeep = engine.store.tending
@@ -54,6 +58,7 @@ class Reaper:
         self._pending_ms = milliseconds(pending_timeout)
         self._tombstones_ms = milliseconds(tombstones)
         self._soft = soft
+        self._audit = audit
 
     async def run_once(self) -> int:
         """One pass, batch after batch until nothing is left; gives how many records went."""
@@ -64,6 +69,23 @@ class Reaper:
         if total:
             logger.info("%d records past retention were reaped", total)
             self._engine.events.emit("ttl_pruned", value=total)
+        await self.prune_audit()
+        return total
+
+    async def prune_audit(self) -> int:
+        """Drops lines of the audit past their time, slice by slice; gives how many."""
+        if self._audit is None or not isinstance(self._upkeep, Upkeep):
+            return 0
+        upkeep, older, driver = self._upkeep, milliseconds(self._audit), self._engine.drivers.aio
+        total, after = 0, -1
+        while after:
+            prune = functools.partial(upkeep.prune_audit, older_ms=older, after=after, batch=AUDIT_BATCH)
+            gone, after = await run_async(driver, prune)
+            total += gone
+        if total:
+            who = Actor("reaper", f"{total} lines older than {self._audit} pruned")
+            await run_async(driver, lambda: upkeep.note_pruning(who))
+            logger.info("%d lines of the audit were pruned", total)
         return total
 
     async def batches(self) -> AsyncIterator[int]:

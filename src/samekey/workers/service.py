@@ -303,7 +303,12 @@ class WorkerService:
         if services.sweeper:
             found.append(Loop("sweeper", again(Sweeper(engine).run_once, services.sweeper_interval)))
         if services.reaper:
-            reap = Reaper(engine, pending_timeout=services.pending_timeout, tombstones=services.tombstones)
+            reap = Reaper(
+                engine,
+                pending_timeout=services.pending_timeout,
+                tombstones=services.tombstones,
+                audit=services.audit_retention,
+            )
             found.append(Loop("reaper", done(reap.run_once, services.reaper_interval)))
         if services.ledger:
             for ledgers in engine.ledgers:

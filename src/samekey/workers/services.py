@@ -51,13 +51,16 @@ class Services:
     ledger_interval: timedelta = LEDGER_INTERVAL
     pending_timeout: timedelta = PENDING_TIMEOUT
     tombstones: timedelta = TOMBSTONES
+    audit_retention: timedelta | None = None
+    """How long lines of the audit are kept. None: for good."""
     listen_url: str | None = None
     """A direct URL for LISTEN, where the store's own goes through a pooler."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(field.default, timedelta):
+            lasts = field.name == "audit_retention" and value is not None
+            if isinstance(field.default, timedelta) or lasts:
                 object.__setattr__(self, field.name, _duration(field.name, value))
             elif type(field.default) is int and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"{field.name} is {value!r}: give a number of at least 1.")

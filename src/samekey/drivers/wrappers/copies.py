@@ -60,7 +60,7 @@ LARGEST: Final = 256 * 1024
 
 READING: Final = frozenset({"find", "reserve"})
 """Statements that a copy may answer."""
-EVICTING: Final = frozenset({"evict_answer"})
+EVICTING: Final = frozenset({"evict_answer", "reopen"})
 """Statements that change a completed record before its time. The cache must hear of it, or they fail."""
 REPLACING: Final = frozenset(
     {

@@ -149,6 +149,11 @@ class DynamoFinding:
         )
         return bool(rows)
 
+    def reopen(
+        self, operation_id: str, actor: Actor, *, attempt: str, now: int | None = None
+    ) -> Program[bool]:
+        return (yield from self._act("reopen", operation_id, actor, attempt, now))
+
     def _act(
         self, name: str, operation_id: str, actor: Actor, attempt: str | None, now: int | None
     ) -> Program[bool]:
@@ -172,6 +177,8 @@ class DynamoFinding:
         state: str | None = None,
         tenant: str | None = None,
         key: str | None = None,
+        endpoint: str | None = None,
+        created_after: int | None = None,
         created_before: int | None = None,
         limit: int = 50,
     ) -> Program[list[Record]]:
@@ -182,6 +189,8 @@ class DynamoFinding:
             state=state,
             tenant=tenant,
             key=key,
+            endpoint=endpoint,
+            created_after=created_after,
             created_before=created_before,
             limit=limit,
         )

@@ -169,7 +169,7 @@ def take_unknown(p: Values, now: int) -> Plan:
 def list_keys(p: Values, now: int) -> Plan:
     """Newest first. By state alone it reads an index; for anything else, the whole table."""
     queue = QUEUES.get(State(p["state"])) if p["state"] in list(State) else None
-    if queue is None or p["tenant"] is not None or p["key"] is not None:
+    if queue is None or any(p[name] is not None for name in ("tenant", "key", "endpoint")):
         items = yield from _scanned(p)
     else:
         items = yield from _listed(p, queue)
@@ -178,19 +178,19 @@ def list_keys(p: Values, now: int) -> Plan:
 
 def _listed(p: Values, queue: str) -> Asking:
     waiting = yield from entries([queue], None)
-    chosen = [entry for entry in waiting if value_of(entry, "state") == p["state"] and _older(entry, p)]
+    chosen = [entry for entry in waiting if value_of(entry, "state") == p["state"] and _in_time(entry, p)]
     replies = yield [get(value_of(entry, "pk")) for entry in _newest(chosen, p["limit"])]
     there = [item for item in map(found, replies) if item is not None]
     return [item for item in there if value_of(item, "state") == p["state"]]
 
 
 def _scanned(p: Values) -> Asking:
-    conditions = [Is(name, p[name]) for name in ("state", "tenant", "key") if p[name] is not None]
+    conditions = [Is(name, p[name]) for name in ("state", "tenant", "key", "endpoint") if p[name] is not None]
     newest: list[Item] = []
     page = scan(*conditions)
     while True:
         reply = yield from one(page)
-        records = [item for item in reply["Items"] if is_record(item) and _older(item, p)]
+        records = [item for item in reply["Items"] if is_record(item) and _in_time(item, p)]
         newest = _newest([*newest, *records], p["limit"])
         if "LastEvaluatedKey" not in reply:
             return newest
@@ -202,8 +202,9 @@ def is_record(item: Item) -> bool:
     return is_pk(str(value_of(item, "pk")))
 
 
-def _older(item: Item, p: Values) -> bool:
-    return p["created_before"] is None or int(value_of(item, "created_at")) < p["created_before"]
+def _in_time(item: Item, p: Values) -> bool:
+    made, after, before = int(value_of(item, "created_at")), p["created_after"], p["created_before"]
+    return (after is None or made >= after) and (before is None or made < before)
 
 
 def _newest(items: list[Item], limit: int) -> list[Item]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Final
 
+from ...core.agreement import ERRORS_FROM
 from ...core.disputes import MORE, MOST_DISPUTES, encode_yes
 from ...core.record import decode_record, expiry_of, nobodys
 from ...core.states import State, StateEvent, sources, target
@@ -192,6 +193,24 @@ def extend(p: Values, now: int) -> Plan:
         Is("state", str(State.COMPLETED)),
         Is("expires_at", value_of(item, "expires_at")),
     )
+    return (yield from moved_row(request, now))
+
+
+def reopen(p: Values, now: int) -> Plan:
+    """A failure that was remembered as the answer may be tried again; not while a provider says otherwise."""
+    item = yield from item_of(p["operation_id"])
+    status = None if item is None else value_of(item, "answer_status")
+    if item is None or status is None or int(status) < ERRORS_FROM or not now < value_of(item, "expires_at"):
+        return []
+    change: dict[str, Term] = {
+        **_settled(item, target(StateEvent.REOPEN), now),
+        **NO_ANSWER,
+        "completed_at": None,
+        "error_code": "reopened",
+        **_by(p),
+    }
+    same = (Is("attempt", p["attempt"]), Is("expires_at", value_of(item, "expires_at")), Absent("disputed"))
+    request = update(value_of(item, "pk"), change, Is("state", str(State.COMPLETED)), *same)
     return (yield from moved_row(request, now))
 
 

@@ -41,6 +41,7 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     resolving.give_up_finding,
     resolving.evict_answer,
     resolving.extend,
+    resolving.reopen,
     queues.sweep,
     queues.count_sweep,
     queues.reap,

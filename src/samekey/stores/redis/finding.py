@@ -166,6 +166,13 @@ class RedisFinding:
         )
         return bool(rows)
 
+    def reopen(
+        self, operation_id: str, actor: Actor, *, attempt: str, now: int | None = None
+    ) -> Program[bool]:
+        """A failure that was remembered as the answer may be tried again, once."""
+        rows = yield self._statements.statement("reopen", now, operation_id=operation_id, attempt=attempt)
+        return bool(rows)
+
     # Looking
 
     def effects(self, operation_id: str) -> Program[list[KnownEffect]]:
@@ -184,6 +191,8 @@ class RedisFinding:
         state: str | None = None,
         tenant: str | None = None,
         key: str | None = None,
+        endpoint: str | None = None,
+        created_after: int | None = None,
         created_before: int | None = None,
         limit: int = 50,
     ) -> Program[list[Record]]:
@@ -199,6 +208,8 @@ class RedisFinding:
                 state=state,
                 tenant=tenant,
                 key=key,
+                endpoint=endpoint,
+                created_after=created_after,
                 created_before=created_before,
                 offset=offset,
                 page=PAGE,

@@ -8,9 +8,11 @@ for _, index in ipairs(p.indexes) do
         more = 1
     end
     for _, base in ipairs(found) do
-        local values = redis.call('HMGET', home .. base, 'state', 'tenant', 'key', 'created_at')
+        local values = redis.call('HMGET', home .. base, 'state', 'tenant', 'key', 'created_at', 'endpoint')
         if values[1] and (not p.state or values[1] == p.state) and (not p.tenant or values[2] == p.tenant)
             and (not p.key or values[3] == p.key)
+            and (not p.endpoint or values[5] == p.endpoint)
+            and (not p.created_after or number(values[4]) >= p.created_after)
             and (not p.created_before or number(values[4]) < p.created_before) then
             rows[#rows + 1] = {0, number(values[4]), 't' .. base}
         end

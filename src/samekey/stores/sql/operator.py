@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
 
 from ...core.disputes import Yes
-from ...core.effects import KnownEffect, decode_effect
-from ...core.program import BEGIN, Program, Row, Undecryptable
-from ...core.record import COLUMNS, Answer, Record, decode_record, run_of
+from ...core.program import BEGIN, Program, Row
+from ...core.record import Answer, Record, decode_record
 from ...core.states import Mode
 from ..keys import answer_values
-from ..protocols import Actor, Overview
+from ..protocols import Actor
 from ..readable import Tell, never_empty, readable
-from .keys import SqlKeys
-from .overruling import Moved, overrule, waiting_yeses
+from .looking import Looking
+from .overruling import Moved, overrule
 from .queries import Queries
 
 
@@ -29,52 +26,8 @@ def act_end(queries: Queries) -> Program[None]:
     yield queries.statement("act_end", None)
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """One line of a record's timeline."""
-
-    at: int
-    before: str | None
-    after: str | None
-    attempt: str | None
-    actor: str
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class DeadJob:
-    """A job as an operator sees it; most often one that was given up."""
-
-    id: str
-    operation_id: str
-    scope: str
-    key: str
-    tenant: str
-    name: str
-    payload: bytes
-    answers: bool
-    attempts: int
-    created_at: int
-    state: str
-    error: str | None
-    provider_id: str | None
-    buried_at: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class NamedKey:
-    """Which key it is: all that finding one by its digest needs to see."""
-
-    scope: str
-    key: str
-    tenant: str
-
-
-class Operator:
+class Operator(Looking):
     """Programs for one dialect."""
-
-    def __init__(self, keys: SqlKeys) -> None:
-        self._queries = keys.queries
 
     # Finding out
 
@@ -231,6 +184,16 @@ class Operator:
             yield from self.note_act(operation_id, actor, now)
         return bool(rows)
 
+    def reopen(
+        self, operation_id: str, actor: Actor, *, attempt: str, now: int | None = None
+    ) -> Program[bool]:
+        """A failure that was remembered as the answer may be tried again, once."""
+        yield BEGIN
+        yield from act_as(self._queries, actor)
+        rows = yield self._queries.statement("reopen", now, operation_id=operation_id, attempt=attempt)
+        yield from act_end(self._queries)
+        return bool(rows)
+
     def retry_dead_job(
         self, job_id: str, actor: Actor, *, despite: Sequence[str] = (), now: int | None = None
     ) -> Program[bool]:
@@ -349,194 +312,9 @@ class Operator:
         """The same where the job's operation is gone, and cannot tell whose it was."""
         yield self._queries.statement("note_job_act", now, id=job_id, actor=actor.name, reason=actor.reason)
 
-    # Looking
-
-    def effects(self, operation_id: str) -> Program[list[KnownEffect]]:
-        """What the operation may have sent."""
-        rows = yield self._queries.statement("effects_of", None, operation_id=operation_id)
-        effects = [decode_effect(row) for row in rows]
-        if not any(effect.sends > 1 for effect in effects):
-            return effects  # there was one attempt
-        made = yield self._queries.statement("made_of", None, operation_id=operation_id)
-        return [
-            replace(
-                effect,
-                former_ids=tuple(
-                    str(provider_id)
-                    for step, attempt, provider_id in made
-                    if step == effect.step and run_of(str(attempt)) != effect.run
-                ),
-            )
-            for effect in effects
-        ]
-
-    def former_lives(self, record: Record) -> Program[int]:
-        """How many lives its key had before this one: the audit outlives what the reaper has deleted."""
-        rows = yield self._queries.statement(
-            "former_lives", None, scope=record.scope, key=record.key, operation_id=record.id
-        )
-        assert isinstance(rows[0][0], int)
-        return rows[0][0]
-
-    def past_ids(self, operation_id: str) -> Program[list[str]]:
-        """The provider's ids that former lives of the operation's key have noted."""
-        rows = yield self._queries.statement("past_ids", None, operation_id=operation_id)
-        return [str(row[0]) for row in rows]
-
-    def find(
-        self,
-        *,
-        state: str | None = None,
-        tenant: str | None = None,
-        key: str | None = None,
-        created_before: int | None = None,
-        limit: int = 50,
-    ) -> Program[list[Record]]:
-        """Records, newest first."""
-        rows = yield self._queries.statement(
-            "list_keys",
-            None,
-            state=state,
-            tenant=tenant,
-            key=key,
-            created_before=created_before,
-            limit=limit,
-        )
-        return [_seen(row[1:]) for row in rows]
-
-    def by_id(self, operation_id: str) -> Program[Record | None]:
-        """The record of an operation, for somebody who only looks."""
-        rows = yield self._queries.statement("find_by_id", None, id=operation_id)
-        return _seen(rows[0][1:]) if rows else None
-
-    def freed_by(self, operation_id: str) -> Program[list[str]]:
-        """None here: the table of evidence keeps events."""
-        yield from ()
-        return []
-
-    def dispute(self, operation_id: str, yes: Yes, *, attempt: str, now: int | None = None) -> Program[bool]:
-        """Nothing here: it is noted with the event, in one transaction (``sql/effects.py``)."""
-        yield from ()
-        return False
-
-    def disputed_by(self, operation_id: str) -> Program[list[Yes]]:
-        """The events by which providers say that it happened, and that wait."""
-        return waiting_yeses(self._queries, operation_id)
-
-    def clocked(self, operation_id: str) -> Program[tuple[int, Record] | None]:
-        """The record of an operation, with the store's clock."""
-        rows = yield self._queries.statement("find_by_id", None, id=operation_id)
-        if not rows:
-            return None
-        assert isinstance(rows[0][0], int)
-        return rows[0][0], _seen(rows[0][1:])
-
-    def by_key(self, scope: str, key: str) -> Program[Record | None]:
-        """The record of a key, for somebody who only looks."""
-        rows = yield self._queries.statement("find", None, scope=scope, key=key)
-        return None if rows[0][1] is None else _seen(rows[0][1:])
-
-    def newest_answer(self) -> Program[bytes | None]:
-        """A stored answer, whichever: it shows whether this store's answers can be read."""
-        rows = yield self._queries.statement("newest_answer", None)
-        found = rows[0][0] if rows else None
-        return found if isinstance(found, bytes) else None
-
-    def dead_jobs(self, *, limit: int = 50) -> Program[Sequence[DeadJob]]:
-        rows = yield self._queries.statement("list_dead_jobs", None, limit=limit)
-        return [_dead_job(row) for row in rows]
-
-    def job(self, job_id: str) -> Program[DeadJob | None]:
-        rows = yield self._queries.statement("find_job", None, id=job_id)
-        return _dead_job(rows[0]) if rows else None
-
-    def jobs_of(self, operation_id: str) -> Program[Sequence[DeadJob]]:
-        """Every job of an operation, whatever became of it."""
-        rows = yield self._queries.statement("jobs_of", None, operation_id=operation_id)
-        return [_dead_job(row) for row in rows]
-
-    def timeline(self, scope: str, key: str) -> Program[Sequence[Transition]]:
-        """Everything that ever happened to a key, in order; it outlives the record."""
-        rows = yield self._queries.statement("timeline", None, scope=scope, key=key)
-        return [Transition(*row) for row in rows]  # type: ignore[arg-type]
-
-    def timeline_of_key(self, tenant: str, key: str) -> Program[Sequence[Transition]]:
-        """The same where the scope is not known; ``tenant`` as records hold it."""
-        rows = yield self._queries.statement("timeline_of_key", None, tenant=tenant, key=key)
-        return [Transition(*row) for row in rows]  # type: ignore[arg-type]
-
-    def timeline_of(self, operation_id: str) -> Program[Sequence[Transition]]:
-        rows = yield self._queries.statement("timeline_of_operation", None, operation_id=operation_id)
-        return [Transition(*row) for row in rows]  # type: ignore[arg-type]
-
-    def overview(self, *, now: int | None = None) -> Program[Overview]:
-        rows = yield self._queries.statement("overview", now)
-        return Overview(*rows[0])  # type: ignore[arg-type]
-
-    def durations(self, *, limit: int = 10_000) -> Program[list[int]]:
-        """How long the newest finished operations took, in milliseconds."""
-        rows = yield self._queries.statement("durations", None, limit=limit)
-        return [int(row[0]) for row in rows]  # type: ignore[arg-type]
-
-    def unknown_endpoints(self) -> Program[dict[str, int]]:
-        """Where outcomes are unknown, and how many; those with the most."""
-        rows = yield self._queries.statement("unknown_endpoints", None)
-        return {str(endpoint): int(count) for endpoint, count in rows}  # type: ignore[arg-type]
-
-    def server_facts(self) -> Program[dict[str, str]]:
-        """The server's settings and sizes that matter to us."""
-        rows = yield self._queries.statement("server_facts", None)
-        return {str(name): str(value) for name, value in rows if value is not None}
-
-    # Every key, page by page: a digest cannot be turned back into its key
-
-    def audited_keys(self, *, before: int, limit: int) -> Program[tuple[list[NamedKey], int]]:
-        """Keys that were ever claimed, newest first, gone ones too; and where to go on (0: that was all)."""
-        rows = yield self._queries.statement("audited_keys", None, before=before, limit=limit)
-        names = [NamedKey(str(scope), str(key), str(tenant)) for _, scope, key, tenant in rows]
-        return names, int(rows[-1][0]) if len(rows) == limit else 0  # type: ignore[arg-type]
-
-    def stored_keys(self, *, after: tuple[str, str], limit: int) -> Program[list[NamedKey]]:
-        """Keys that are there, in their own order, after this scope and key."""
-        rows = yield self._queries.statement("stored_keys", None, scope=after[0], key=after[1], limit=limit)
-        return [NamedKey(str(scope), str(key), str(tenant)) for scope, key, tenant in rows]
-
 
 def _came_to(done: bool, overruled: bool) -> bool:
     """What was set aside for an act is not, if nothing came of that."""
     if overruled and not done:
         raise Moved
     return done
-
-
-_ANSWER: Final = ("answer_status", "answer_headers", "answer_body")
-
-
-def _seen(row: Row) -> Record:
-    """A record to look at. An answer that cannot be decrypted counts as withheld; the rest can be shown."""
-    values = [*row]
-    if any(isinstance(value, Undecryptable) for value in values):
-        for name in _ANSWER:
-            values[COLUMNS.index(name)] = None
-    return decode_record(values)
-
-
-def _dead_job(row: Row) -> DeadJob:
-    job, operation, scope, key, tenant, name, payload, answers, attempts, created, *rest = row
-    state, error, provider_id, done_at = rest
-    return DeadJob(
-        str(job),
-        str(operation),
-        str(scope),
-        str(key),
-        str(tenant),
-        str(name),
-        payload,  # type: ignore[arg-type]
-        answers == 1,
-        attempts,  # type: ignore[arg-type]
-        created,  # type: ignore[arg-type]
-        str(state),
-        None if error is None else str(error),
-        None if provider_id is None else str(provider_id),
-        done_at,  # type: ignore[arg-type]
-    )

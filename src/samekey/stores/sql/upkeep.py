@@ -88,6 +88,27 @@ class Upkeep:
         for name in ("bury_ids", "reap_jobs", "reap_phases", "reap_inputs", "reap_effects", "reap_evidence"):
             yield self._queries.statement(name, None, ids=ids, id_list=json.dumps(ids))
 
+    def prune_audit(
+        self, *, older_ms: int, after: int, batch: int, count_only: bool = False, now: int | None = None
+    ) -> Program[tuple[int, int]]:
+        """One slice of the audit, from the line ``after`` on: what is older goes, but for the story of a key
+        that is still there. Gives how many, and the line to go on after (0: that was all)."""
+        yield BEGIN
+        rows = yield self._queries.statement("clock", now)
+        before = int(rows[0][0]) - older_ms  # type: ignore[arg-type]
+        rows = yield self._queries.statement("audit_slice", now, after=after, before=before, batch=batch)
+        last, newest, old = rows[0]
+        if last is None:
+            return 0, 0
+        assert isinstance(last, int) and isinstance(newest, int) and isinstance(old, int)
+        if old and not count_only:
+            yield self._queries.statement("prune_audit", now, after=after, last=last, before=before)
+        return old, last if newest < before else 0
+
+    def note_pruning(self, actor: Actor) -> Program[None]:
+        """Who has shortened the audit, and why."""
+        yield self._queries.statement("note_pruning", None, actor=actor.name, reason=actor.reason)
+
     def abandoned(
         self, *, timeout_ms: int, batch: int, now: int | None = None
     ) -> Program[list[tuple[str, str, str]]]:

@@ -10,7 +10,7 @@ from samekey.django.conf import the_idempotency
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """As ``samekey doctor --app``."""
+    """As ``samekey doctor``."""
 
     help = "Looks at samekey's live store and says what is wrong, and what to do about it."
 

@@ -88,6 +88,21 @@ where id = :operation_id and attempt = :attempt and state = 'completed'
 -- then
 select {now}, {record} from {keys} where id = :operation_id and mark = :mark
 
+-- name: reopen  event: reopen
+-- A failure that was remembered as the answer may be tried again, once. Not of phased or deferred work, which would
+-- begin anew and do its finished parts twice; nor while a provider says that it happened.
+update {keys} set
+    state = {to:reopen}, attempt = {nobodys}, answer_version = null, answer_status = null, answer_headers = null,
+    answer_body = null, completed_at = null, error_code = 'reopened', expires_at = {now} + ttl_ms, mark = :mark
+where id = :operation_id and attempt = :attempt and state in ({from:reopen}) and answer_status >= 400
+    and mode in ('atomic', 'leased', 'repeatable') and expires_at > {now} and disputed = 0
+    and not exists (
+        select 1 from {evidence} as v where v.operation_id = :operation_id and v.says = 'executed'
+            and v.state in ('waiting', 'ambiguous', 'conflict')
+    )
+-- then
+select {now}, {record} from {keys} where id = :operation_id and mark = :mark
+
 -- name: note_act
 -- An act that changes no state still leaves its trace.
 insert into {audit} (at, operation_id, scope, `key`, tenant, from_state, to_state, attempt, actor, reason)
@@ -167,18 +182,65 @@ select id, operation_id, scope, `key`, tenant, name, payload, answers, attempts,
     state, error, provider_id, done_at
 from {jobs} where operation_id = :operation_id order by created_at, id
 
+-- name: phases_of
+select name, kind, done, provider_id, intent_at, done_at from {phases}
+where operation_id = :operation_id order by position
+
 -- name: list_dead_jobs
 select id, operation_id, scope, `key`, tenant, name, payload, answers, attempts, created_at,
     state, error, provider_id, done_at
 from {jobs} where state = 'dead' order by created_at limit :limit
 
 -- name: list_keys
+-- Newest first. A tenant's scopes share a prefix in the primary key: those of its clients' keys, and those of its calls.
 select {now}, {record} from {keys}
 where (:state is null or state = :state)
-    and (:tenant is null or tenant = :tenant)
+    and (:tenant is null or (tenant = :tenant and (
+        (scope >= :first_scope and scope < :last_scope)
+        or (scope >= :first_call and scope < :last_call)
+    )))
     and (:key is null or `key` = :key)
+    and (:endpoint is null or endpoint = :endpoint)
+    and (:created_after is null or created_at >= :created_after)
     and (:created_before is null or created_at < :created_before)
-order by created_at desc, id limit :limit
+order by created_at desc limit :limit
+
+-- name: look_through_keys
+-- By what no index has: the newest so many are looked through, no more.
+select {now}, {record} from (
+    select * from {keys}
+    where (:created_after is null or created_at >= :created_after)
+        and (:created_before is null or created_at < :created_before)
+    order by created_at desc limit :looked
+) as newest
+where (:state is null or state = :state)
+    and (:key is null or `key` = :key)
+    and (:endpoint is null or endpoint = :endpoint)
+order by created_at desc limit :limit
+
+-- name: looked_through_to
+-- The next one after those; no row: there are no more.
+select created_at from {keys}
+where (:created_after is null or created_at >= :created_after)
+    and (:created_before is null or created_at < :created_before)
+order by created_at desc limit 1 offset :looked
+
+-- name: ids_like
+-- The operations and jobs whose ids begin so, gone ones too; two are too many.
+select id from {keys} where id >= :first and id < :last
+union select operation_id from {audit} where operation_id >= :first and operation_id < :last
+union select id from {jobs} where id >= :first and id < :last
+limit 3
+
+-- name: noted_by_provider
+-- Operations of whichever tenant that have this id of the provider's, at some effect or attempt.
+select {now}, {record} from {keys} where id in (select operation_id from (
+    select operation_id from {effects} where provider_id = :provider_id
+    union select operation_id from {made} where provider_id = :provider_id
+    union select operation_id from {jobs} where provider_id = :provider_id
+    limit :limit
+) as noted)
+order by created_at desc
 
 -- name: newest_answer
 -- In the order of an index; any that is there will do.

@@ -82,6 +82,20 @@ where id = :operation_id::text and attempt = :attempt::text and state = 'complet
     and expires_at > {now} and expires_at < :kept_until::bigint and {durable}
 returning {now}, {record}
 
+-- name: reopen  event: reopen
+-- A failure that was remembered as the answer may be tried again, once. Not of phased or deferred work, which would
+-- begin anew and do its finished parts twice; nor while a provider says that it happened.
+update {keys} set
+    state = {to:reopen}, attempt = {nobodys}, answer_version = null, answer_status = null, answer_headers = null,
+    answer_body = null, completed_at = null, error_code = 'reopened', expires_at = {now} + ttl_ms
+where id = :operation_id::text and attempt = :attempt::text and state in ({from:reopen}) and answer_status >= 400
+    and mode in ('atomic', 'leased', 'repeatable') and expires_at > {now} and disputed = 0
+    and not exists (
+        select 1 from {evidence} as v where v.operation_id = :operation_id::text and v.says = 'executed'
+            and v.state in ('waiting', 'ambiguous', 'conflict')
+    ) and {durable}
+returning {now}, {record}
+
 -- name: note_act
 -- An act that changes no state still leaves its trace.
 insert into {audit} (at, operation_id, scope, key, tenant, from_state, to_state, attempt, actor, reason)
@@ -158,18 +172,66 @@ select id, operation_id, scope, key, tenant, name, payload, answers, attempts, c
     state, error, provider_id, done_at
 from {jobs} where operation_id = :operation_id::text order by created_at, id
 
+-- name: phases_of
+select name, kind, done, provider_id, intent_at, done_at from {phases}
+where operation_id = :operation_id::text order by position
+
 -- name: list_dead_jobs
 select id, operation_id, scope, key, tenant, name, payload, answers, attempts, created_at,
     state, error, provider_id, done_at
 from {jobs} where state = 'dead' order by created_at limit :limit::bigint
 
 -- name: list_keys
+-- Newest first. The planner sees the parameters: what is not asked for folds away, and an index is left for what is. A
+-- tenant's scopes share a prefix in the primary key: those of its clients' keys, and those of its calls.
 select {now}, {record} from {keys}
 where (:state::text is null or state = :state::text)
-    and (:tenant::text is null or tenant = :tenant::text)
+    and (:tenant::text is null or (tenant = :tenant::text and (
+        (scope >= :first_scope::text and scope < :last_scope::text)
+        or (scope >= :first_call::text and scope < :last_call::text)
+    )))
     and (:key::text is null or key = :key::text)
+    and (:endpoint::text is null or endpoint = :endpoint::text)
+    and (:created_after::bigint is null or created_at >= :created_after::bigint)
     and (:created_before::bigint is null or created_at < :created_before::bigint)
-order by created_at desc, id limit :limit::bigint
+order by created_at desc limit :limit::bigint
+
+-- name: look_through_keys
+-- By what no index has: the newest so many are looked through, no more.
+select {now}, {record} from (
+    select * from {keys}
+    where (:created_after::bigint is null or created_at >= :created_after::bigint)
+        and (:created_before::bigint is null or created_at < :created_before::bigint)
+    order by created_at desc limit :looked::bigint
+) as newest
+where (:state::text is null or state = :state::text)
+    and (:key::text is null or key = :key::text)
+    and (:endpoint::text is null or endpoint = :endpoint::text)
+order by created_at desc limit :limit::bigint
+
+-- name: looked_through_to
+-- The next one after those; no row: there are no more.
+select created_at from {keys}
+where (:created_after::bigint is null or created_at >= :created_after::bigint)
+    and (:created_before::bigint is null or created_at < :created_before::bigint)
+order by created_at desc limit 1 offset :looked::bigint
+
+-- name: ids_like
+-- The operations and jobs whose ids begin so, gone ones too; two are too many.
+select id from {keys} where id >= :first::text and id < :last::text
+union select operation_id from {audit} where operation_id >= :first::text and operation_id < :last::text
+union select id from {jobs} where id >= :first::text and id < :last::text
+limit 3
+
+-- name: noted_by_provider
+-- Operations of whichever tenant that have this id of the provider's, at some effect or attempt.
+select {now}, {record} from {keys} where id = any(array(
+    select operation_id from {effects} where provider_id = :provider_id::text
+    union select operation_id from {made} where provider_id = :provider_id::text
+    union select operation_id from {jobs} where provider_id = :provider_id::text
+    limit :limit::bigint
+))
+order by created_at desc
 
 -- name: newest_answer
 -- In the order of an index; any that is there will do.

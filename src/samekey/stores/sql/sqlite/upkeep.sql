@@ -168,3 +168,22 @@ update {keys} set
 where scope = :scope and key = :key and id = :operation_id
     and state in ({from:time_out})
 returning {now}
+
+-- name: audit_slice
+-- The next lines of the audit, oldest first: up to which, the newest of them, and how many may go. The story of a key
+-- that is still there stays whole.
+select max(s.id), max(s.at), count(*) filter (where s.at < :before and not exists (
+    select 1 from {keys} as k where k.scope = s.scope and k.key = s.key
+)) from (
+    select id, at, scope, key from {audit} where id > :after order by id limit :batch
+) as s
+
+-- name: prune_audit
+delete from {audit} where id > :after and id <= :last and at < :before and not exists (
+    select 1 from {keys} as k where k.scope = {audit}.scope and k.key = {audit}.key
+)
+
+-- name: note_pruning
+-- It leaves its own trace, which belongs to no key.
+insert into {audit} (at, operation_id, scope, key, tenant, from_state, to_state, actor, reason)
+values ({now}, '', '', '', '', 'pruned', 'pruned', :actor, :reason)

@@ -54,6 +54,8 @@ create table if not exists samekey_keys (
     key samekey_keys_state (state, last_run_at),
     -- A record by what the provider knows of it.
     key samekey_keys_downstream (downstream),
+    -- The operators: the newest.
+    key samekey_keys_created (created_at),
     constraint samekey_keys_known_state check (state in (
         'pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'dead_letter', 'expired'
     )),

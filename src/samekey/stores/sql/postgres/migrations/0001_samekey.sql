@@ -58,8 +58,9 @@ create index keys_tombstones on {schema}.keys (expires_at) where state = 'expire
 create index keys_reconcile on {schema}.keys (reconcile_after) where state = 'unknown';
 -- The reaper: pending operations that nobody started.
 create index keys_pending on {schema}.keys (last_run_at) where state = 'pending';
--- The operators: what the machine gave up on.
-create index keys_dead on {schema}.keys (last_run_at) where state = 'dead_letter';
+-- The operators: the newest, and among the few of a state that somebody looks for, the newest.
+create index keys_created on {schema}.keys (created_at);
+create index keys_state on {schema}.keys (state, created_at) where state not in ('in_progress', 'completed');
 -- A record by what the provider knows of it.
 create index keys_downstream on {schema}.keys (downstream) where downstream is not null;
 

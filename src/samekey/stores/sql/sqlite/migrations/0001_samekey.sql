@@ -58,8 +58,9 @@ create index samekey_keys_tombstones on samekey_keys (expires_at) where state = 
 create index samekey_keys_reconcile on samekey_keys (reconcile_after) where state = 'unknown';
 -- The reaper: pending operations that nobody started.
 create index samekey_keys_pending on samekey_keys (last_run_at) where state = 'pending';
--- The operators: what the machine gave up on.
-create index samekey_keys_dead on samekey_keys (last_run_at) where state = 'dead_letter';
+-- The operators: the newest, and among the few of a state that somebody looks for, the newest.
+create index samekey_keys_created on samekey_keys (created_at);
+create index samekey_keys_state on samekey_keys (state, created_at) where state not in ('in_progress', 'completed');
 -- A record by what the provider knows of it.
 create index samekey_keys_downstream on samekey_keys (downstream) where downstream is not null;
 
