@@ -230,6 +230,7 @@ def written(block: Played) -> str:
 
 
 CHANGING = (
+    (re.compile(r"(\d+ min) \d+ s\b"), r"\1"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"), "<time>"),
     (re.compile(r"[+-]\d+ ms from this machine's"), "<skew>"),
     (re.compile(r"(bytes +)[\d,]+$", re.MULTILINE), r"\1<size>"),
