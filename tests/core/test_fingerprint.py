@@ -14,10 +14,9 @@ import pytest
 from samekey.core.fingerprint import (
     Fingerprint,
     FingerprintRules,
+    Intent,
     RequestParts,
     differing,
-    fingerprint,
-    fingerprint_as,
 )
 
 PLAIN = FingerprintRules()
@@ -41,9 +40,9 @@ def request(
 
 
 def digest(parts: RequestParts, rules: FingerprintRules = PLAIN) -> bytes:
-    found = fingerprint(parts, rules)
+    found = Intent(parts, rules).fingerprint()
     assert len(found.digest) == 80
-    assert fingerprint_as(parts, rules, found.version) == found.digest
+    assert Intent(parts, rules).digest_as(found.version) == found.digest
     return found.digest
 
 
@@ -67,7 +66,7 @@ def all_different(digests: list[bytes]) -> bool:
 
 
 def test_the_algorithm_is_frozen() -> None:
-    """A change of these digests would refuse honest retries of stored keys: it needs version 3."""
+    """A change of these digests would refuse honest retries of stored keys: it needs version 4."""
     parts = request(
         b'{"amount": 12.50, "exact": 9007199254740993, "to": ["\\u00e9"]}',
         b"application/json; charset=UTF-8",
@@ -75,31 +74,31 @@ def test_the_algorithm_is_frozen() -> None:
         headers=((b"api-version", b"2"),),
     )
     rules = FingerprintRules(headers=("Api-Version",), secrets=(b"a secret",))
-    made = fingerprint(parts, rules)
-    plain = fingerprint_as(parts, rules, "2")
+    made = Intent(parts, rules).fingerprint()
+    plain = Intent(parts, rules).digest_as("3")
     assert plain is not None
     assert (made.version, made.digest.hex()) == (
-        "2:a8484ed6",
-        "ae9bb4f74884ea1ae8b481a2dced2427ff3dd0075a4754c522ee79a4be91a9af915dea41d69229ff"
-        "669312cb53ba59a6766fa946fbfa49312275fad643b70f992235d50a45922ffd15f9611068acc73f",
+        "3:a8484ed6",
+        "b43254d80d97585a630c4623cb5f025739e3087a34b06626bef08d2d7c9a989f5d018e79db9d8dc2"
+        "f4377b0d3d6903ba12791f04b193b5db1cdf60ff268808a9c43d028129ae0d34a0abab219f37ce95",
     )
     assert plain.hex() == (
-        "bf3895f12a311353690c77769472b9e3453cbb1b85debdc3afb1fa56122af7b46826ba765f38ac3d"
-        "ba28b31cf5a976e70a6377a0c7a8583723f34add5d83528521ea92ea177ee1e347aaeebe718385d6"
+        "404ddc395556126af4d2d935e9d38a20c5708442903b4fdfde62d67c0b08451fd1ae404fb30a5135"
+        "b378b5a43244074f880758e49c371cd6fa4aa2e8426269d52b7f8e0f653c1146fe32f9598b5c9c44"
     )
 
 
 def test_plain_and_keyed_versions() -> None:
     parts = request()
-    assert fingerprint(parts, PLAIN).version == "2"
+    assert Intent(parts, PLAIN).fingerprint().version == "3"
     old, new = b"old secret", b"new secret"
-    by_old = fingerprint(parts, FingerprintRules(secrets=(old,)))
-    by_new = fingerprint(parts, FingerprintRules(secrets=(new, old)))
+    by_old = Intent(parts, FingerprintRules(secrets=(old,))).fingerprint()
+    by_new = Intent(parts, FingerprintRules(secrets=(new, old))).fingerprint()
     algorithm, _, secret_id = by_old.version.partition(":")
-    assert algorithm == "2"
+    assert algorithm == "3"
     assert len(bytes.fromhex(secret_id)) == 4
     assert by_old.version != by_new.version
-    assert all_different([fingerprint(parts, PLAIN).digest, by_old.digest, by_new.digest])
+    assert all_different([Intent(parts, PLAIN).fingerprint().digest, by_old.digest, by_new.digest])
 
 
 def test_stored_versions_stay_computable_through_rotation() -> None:
@@ -110,29 +109,29 @@ def test_stored_versions_stay_computable_through_rotation() -> None:
         if secret is not None:
             secrets = (secret, *secrets)
         rules = FingerprintRules(secrets=secrets)
-        stored.append(fingerprint(parts, rules))
+        stored.append(Intent(parts, rules).fingerprint())
         for earlier in stored:
-            assert fingerprint_as(parts, rules, earlier.version) == earlier.digest
-            other = fingerprint_as(request(b'{"a":2}'), rules, earlier.version)
+            assert Intent(parts, rules).digest_as(earlier.version) == earlier.digest
+            other = Intent(request(b'{"a":2}'), rules).digest_as(earlier.version)
             assert other not in (None, earlier.digest)
 
 
 @pytest.mark.parametrize(
-    "version", ["", "0", "1", "2:", "2:00000000", "2 ", " 2", ":", "2:abc:def", "x", "\ud800"]
+    "version", ["", "0", "1", "2", "3:", "3:00000000", "3 ", " 3", ":", "3:abc:def", "x", "\ud800"]
 )
 def test_a_version_this_process_cannot_compute(version: str) -> None:
-    assert fingerprint_as(request(), FingerprintRules(secrets=(b"one",)), version) is None
+    assert Intent(request(), FingerprintRules(secrets=(b"one",))).digest_as(version) is None
 
 
 def test_a_lost_secret_cannot_be_computed() -> None:
-    made = fingerprint(request(), FingerprintRules(secrets=(b"lost",)))
-    assert fingerprint_as(request(), PLAIN, made.version) is None
-    assert fingerprint_as(request(), FingerprintRules(secrets=(b"new",)), made.version) is None
+    made = Intent(request(), FingerprintRules(secrets=(b"lost",))).fingerprint()
+    assert Intent(request(), PLAIN).digest_as(made.version) is None
+    assert Intent(request(), FingerprintRules(secrets=(b"new",))).digest_as(made.version) is None
 
 
 def test_secrets_are_not_shown() -> None:
     rules = FingerprintRules(secrets=(b"hush hush",))
-    made = fingerprint(request(), rules)
+    made = Intent(request(), rules).fingerprint()
     assert "hush" not in repr(rules)
     assert made.version.partition(":")[2] not in hashlib.sha256(b"hush hush").hexdigest()
 
@@ -159,10 +158,12 @@ def test_the_parts_in_which_two_requests_differ_can_be_named(
     parts: tuple[str, ...], secrets: tuple[bytes, ...]
 ) -> None:
     rules = replace(BY_VERSION, secrets=secrets)
-    one, other = fingerprint(FIRST, rules).digest, fingerprint(OTHERS[parts], rules).digest
+    one, other = Intent(FIRST, rules).fingerprint().digest, Intent(OTHERS[parts], rules).fingerprint().digest
     assert differing(one, other) == differing(other, one) == parts
     assert (one == other) == (parts == ())
-    assert one[32:] != fingerprint(FIRST, BY_VERSION).digest[32:] or not secrets, "the parts are keyed too"
+    assert one[32:] != Intent(FIRST, BY_VERSION).fingerprint().digest[32:] or not secrets, (
+        "the parts are keyed too"
+    )
 
 
 def test_what_is_no_fingerprint_differs_in_nothing_that_has_a_name() -> None:
@@ -524,11 +525,25 @@ def test_hostile_bodies_take_bounded_time() -> None:
 
 
 def test_a_document_of_too_many_values_is_compared_by_its_bytes() -> None:
-    body = b"[" + b"1," * 150_000 + b"1]"
-    assert of(body) == of(body)
-    assert of(body) != of(body + b" ")
-    fewer = b"[" + b"1," * 50_000 + b"1]"
-    assert of(fewer) == of(fewer + b" " * 100_000)
+    for body in (
+        b"[" + b"1," * 10_000 + b"1]",
+        b'"' + b"x" * 262_143 + b'"',
+        b"[" + b"1e300," * 300 + b"1]",
+        b"[" + b"12345678901234567890," * 300 + b"1]",
+        b"[1e300," + b"1," * 300 + b"1]",
+        b"[" + '"😀","\uff08",'.encode() * 150 + b"1]",
+    ):
+        assert of(body) == of(body)
+        assert of(body) != of(body + b" ")
+    for body in (
+        b"[" + b"1," * 9_990 + b"1]",
+        b"[" + b"0.25," * 9_990 + b"1]",
+        b"[" + b"52.1234567890123," * 299 + b"1," * 9_000 + b"1]",
+        b"[" + b"1e300," * 290 + b"1]",
+        b"[" + b"12345678901234567890," * 290 + b"1]",
+        b"[" + '"😀",'.encode() * 9_000 + b"1]",
+    ):
+        assert of(body) == of(body + b" " * 1_000)
 
 
 # --- F5: absent, empty, forms --------------------------------------------------------------------
@@ -597,10 +612,17 @@ def test_the_boundary_does_not_count() -> None:
 
 def test_spelling_of_part_headers_does_not_count() -> None:
     spelled = (
-        b"CONTENT-TYPE:Image/PNG \r\ncontent-disposition: Form-Data;filename=x.png ; NAME=f\r\n"
+        b'CONTENT-TYPE:Image/PNG \r\ncontent-disposition: Form-Data;filename="x.png" ; NAME="f"\r\n'
         b"Content-Length: 13"
     )
     assert of_parts((spelled, FILE[1])) == of_parts(FILE)
+
+
+def test_a_name_without_quotation_marks_is_another_name() -> None:
+    """Receivers disagree on what it is, so it must not get the answer of the other."""
+    bare = (TEXT[0].replace(b'"', b""), TEXT[1])
+    assert of_parts(bare) != of_parts(TEXT)
+    assert of_parts((FILE[0].replace(b'"x.png"', b"x.png"), FILE[1])) != of_parts(FILE)
 
 
 def test_parts_that_differ() -> None:
@@ -729,8 +751,6 @@ def test_a_compressed_body_counts_as_its_content() -> None:
         encoded(gzip.compress(body[:9]) + gzip.compress(body[9:]), b"gzip"),
         encoded(zlib.compress(body), b"deflate"),
         encoded(bare_deflate(body), b"deflate"),
-        encoded(gzip.compress(zlib.compress(body)), b"deflate, gzip"),
-        encoded(gzip.compress(zlib.compress(body)), b"deflate", b"gzip"),
     ]
     assert {digest(parts) for parts in same} == {expected}
 
@@ -769,10 +789,7 @@ def test_the_cap_on_decompression() -> None:
     enough, short = FingerprintRules(max_decoded=1000), FingerprintRules(max_decoded=999)
     assert digest(packed, enough) == of(body)
     assert digest(packed, short) != of(body)
-    # A layer within, and the sum of several gzip members, count towards it too.
-    layered = encoded(gzip.compress(gzip.compress(body)), b"gzip, gzip")
-    assert digest(layered, enough) == of(body)
-    assert digest(layered, short) != of(body)
+    # The sum of several gzip members counts towards it too.
     halves = encoded(gzip.compress(body[:500]) + gzip.compress(body[500:]), b"gzip")
     assert digest(halves, enough) == of(body)
     assert digest(halves, short) != of(body)

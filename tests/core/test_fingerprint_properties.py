@@ -19,7 +19,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from samekey.core.canonical import NotCanonical, canonical, parse_json
-from samekey.core.fingerprint import FingerprintRules, RequestParts, fingerprint, fingerprint_as
+from samekey.core.fingerprint import FingerprintRules, Intent, RequestParts
 
 JSON = b"application/json"
 FORM = b"application/x-www-form-urlencoded"
@@ -35,7 +35,12 @@ def of(
     encoding: bytes = b"",
 ) -> bytes:
     headers = ((b"content-type", content_type), (b"content-encoding", encoding))
-    return fingerprint(RequestParts("POST", "/", query, headers, body), rules).digest
+    return Intent(RequestParts("POST", "/", query, headers, body), rules).fingerprint().digest
+
+
+def rewritten(data: bytes, max_depth: int) -> tuple[bytes, bytes]:
+    read = parse_json(data, max_depth)
+    return canonical(read.value, plain=read.plain)
 
 
 # --- documents and their spellings ---------------------------------------------------------------
@@ -198,17 +203,16 @@ def test_same_fingerprint_if_and_only_if_same_meaning(one: Any, two: Any, rng: r
 )
 def test_ordinary_documents_are_plain_rfc_8785(document: Any) -> None:
     written = json.dumps(document).encode()
-    assert canonical(parse_json(written, 64)) == (b"json", rfc8785.dumps(document))
+    assert rewritten(written, 64) == (b"json", rfc8785.dumps(document))
 
 
 @settings(deadline=None, max_examples=500)
 @given(documents, spellers)
 def test_canonical_form_means_what_was_sent(document: Any, rng: random.Random) -> None:
-    form, written = canonical(parse_json(spell(document, rng).encode(), 64))
+    form, written = rewritten(spell(document, rng).encode(), 64)
     if form == b"json":
         assert meaning(written) == tagged(document)
-    again = parse_json(written, 64)
-    assert canonical(again) == (b"json", written)
+    assert rewritten(written, 64) == (b"json", written)
 
 
 def test_fuzz_of_numbers() -> None:
@@ -292,17 +296,17 @@ requests = st.builds(
 @settings(deadline=None, max_examples=700)
 @given(requests, rule_sets)
 def test_no_request_raises(parts: RequestParts, rules: FingerprintRules) -> None:
-    made = fingerprint(parts, rules)
+    made = Intent(parts, rules).fingerprint()
     assert len(made.digest) == 80
-    assert fingerprint_as(parts, rules, made.version) == made.digest
-    assert fingerprint_as(parts, rules, "2") is not None
+    assert Intent(parts, rules).digest_as(made.version) == made.digest
+    assert Intent(parts, rules).digest_as("3") is not None
 
 
 @settings(deadline=None, max_examples=500)
 @given(st.binary(max_size=80), st.integers(1, 5))
 def test_parsing_json_raises_only_not_canonical(body: bytes, max_depth: int) -> None:
     try:
-        canonical(parse_json(body, max_depth))
+        rewritten(body, max_depth)
     except NotCanonical:
         pass
 
@@ -326,8 +330,6 @@ def test_compression_does_not_count(body: bytes | None, content_type: bytes) -> 
     plain = of(body, content_type)
     assert of(gzip.compress(body), content_type, encoding=b"gzip") == plain
     assert of(zlib.compress(body), content_type, encoding=b"deflate") == plain
-    twice = gzip.compress(zlib.compress(body))
-    assert of(twice, content_type, encoding=b"deflate, gzip") == plain
 
 
 # --- forms and queries ---------------------------------------------------------------------------

@@ -79,6 +79,9 @@ OVERRIDES: dict[str, object] = {
     "scope": "tenant+endpoint",
     "fingerprint": FingerprintRules(headers=("x-version",)),
     "max_body": 0,
+    "body_timeout": timedelta(seconds=5),
+    "keep_headers": frozenset({"X-Session-Token"}),
+    "drop_headers": frozenset({"X-Internal"}),
     "on_mismatch": "replay",
     "mismatch_status": 409,
     "on_in_progress": "wait",
@@ -158,7 +161,7 @@ def test_durations_in_milliseconds_are_whole_and_exact() -> None:
     assert (policy.ttl_ms, policy.lease_ms) == (7_200_000, 1500)
 
 
-@pytest.mark.parametrize("name", ["ttl", "lease", "max_run", "wait"])
+@pytest.mark.parametrize("name", ["ttl", "lease", "max_run", "wait", "body_timeout"])
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e300])
 def test_a_duration_without_an_end_is_refused(name: str, value: float) -> None:
     given: Any = {name: value}
@@ -205,6 +208,9 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"max_run": timedelta(days=25)}, "max_run must be at most 24 days"),
     ({"wait": 0}, "wait must be longer than nothing"),
     ({"wait": "1"}, "wait must be a timedelta"),
+    ({"body_timeout": 0}, "body_timeout must be longer than nothing"),
+    ({"keep_headers": "X-Total"}, "keep_headers must be a set of names"),
+    ({"drop_headers": {"a b"}}, "drop_headers holds 'a b', which is not the name of a header"),
     ({"max_body": -1}, "max_body is a number of bytes and cannot be negative"),
     ({"max_answer": -1}, "max_answer is a number of bytes and cannot be negative"),
     ({"max_body": None}, "max_body must be a whole number"),
@@ -220,7 +226,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"required": "yes"}, "required must be True or False, not 'yes'"),
     ({"required_at_edge": 1}, "required_at_edge must be True or False, not 1"),
     ({"methods": []}, "methods is empty"),
-    ({"methods": "POST"}, "methods must be a set of method names"),
+    ({"methods": "POST"}, "methods must be a set of names"),
     ({"methods": ["GET", "POST"]}, "methods names GET, which must not change anything"),
     ({"methods": ["head"]}, "methods names HEAD"),
     ({"methods": ["OPTIONS", "TRACE"]}, "methods names OPTIONS, TRACE"),

@@ -230,7 +230,7 @@ def test_a_sync_function_in_the_event_loop_before_the_body_is_there(shop: Shop) 
 
 def test_a_body_that_does_not_come_in_time_is_refused_at_the_claim(stores: Stores) -> None:
     runs: list[int] = []
-    store = stores.get(max_run=timedelta(seconds=1), lease=timedelta(seconds=1))
+    store = stores.get(body_timeout=timedelta(seconds=1))
 
     @store.idempotency.leased
     async def pay(request: Request) -> Response:

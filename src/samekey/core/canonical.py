@@ -4,6 +4,10 @@ Pure. `parse_json` reads a document and refuses (`NotCanonical`) whatever could 
 or could cost too much; `canonical` writes what it read. Nothing here hashes, and nothing here knows
 of requests: the caller decides what stands in for a document that is refused.
 
+What a document may cost is bounded before it costs it. Ordinary ones are read and written by the standard
+library's C code; what that would write otherwise than RFC 8785 does takes the slow way, which only small
+documents may.
+
 RFC 8785 writes every number as the double nearest to it, so 9007199254740993 and 9007199254740992
 would become one text. Here a number is handed to RFC 8785 only if the text it will be given, read
 as a decimal, is exactly the number that was sent. Any other number is an `Exact`.
@@ -20,11 +24,16 @@ from typing import Any, NoReturn
 
 import rfc8785
 
-__all__ = ["Exact", "NotCanonical", "canonical", "parse_json"]
+__all__ = ["Document", "Exact", "NotCanonical", "canonical", "parse_json"]
 
-# Commas, opening brackets and backslashes in one document. Each costs interpreted work here, so the
-# sum bounds the time: tenths of a second on a slow core. A larger document counts by its bytes.
-MAX_WORK = 100_000
+# Bytes of a document. One call of C code over so many takes a millisecond or two, and no other thread gets
+# its turn meanwhile.
+MAX_SIZE = 256 * 1024
+# Commas, opening brackets and backslashes in one document. Each costs interpreted work here, so the sum
+# bounds the time: tens of milliseconds on a slow core. A larger document counts by its bytes.
+MAX_WORK = 10_000
+# The same for what takes the slow way, and the numbers that are looked at one by one.
+MAX_SLOW_WORK = 300
 # 1e<300 digits> is no amount of anything; the limit keeps the arithmetic on exponents trivial and
 # below the shortest integer text that Python can be told to refuse.
 MAX_EXPONENT_TEXT = 300
@@ -43,7 +52,15 @@ class Exact:
     text: str
 
 
-def parse_json(data: bytes, max_depth: int) -> Any:
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What was read, and whether it holds only numbers that the standard library writes as RFC 8785 does."""
+
+    value: Any
+    plain: bool
+
+
+def parse_json(data: bytes, max_depth: int) -> Document:
     """Read one JSON document; numbers become int, float or `Exact`, one form per exact value.
 
     Raises `NotCanonical` for anything but well-formed UTF-8 JSON, and for repeated member names,
@@ -52,52 +69,61 @@ def parse_json(data: bytes, max_depth: int) -> Any:
     """
     if not _within_limits(data, max_depth):
         raise NotCanonical("nested too deeply or too large")
+    numbers = _Numbers()
     try:
-        return _DECODER.decode(data.decode("utf-8"))
+        value = numbers.decoder.decode(data.decode("utf-8"))
     except NotCanonical:
         raise
     except ValueError as error:  # not UTF-8, not JSON
         raise NotCanonical("not JSON") from error
+    return Document(value, numbers.plain)
 
 
-def canonical(document: Any) -> tuple[bytes, bytes]:
-    """Return (form, bytes) for what `parse_json` returned, or for any part of it.
+def canonical(document: Any, *, plain: bool) -> tuple[bytes, bytes]:
+    """Return (form, bytes) for the value of a `Document`, or for any part of it.
 
     The form is ``json``, plain RFC 8785, or, where an `Exact` is in the document, ``json-exact``:
     then every string value begins with ``s``, and an exact number is a string that begins with
     ``n``. Two documents have the same form and bytes only if they are the same value. Raises
-    `NotCanonical` for a lone surrogate.
+    `NotCanonical` for a lone surrogate, and where it would cost too much.
     """
-    plain = _plainly(document)
-    if plain is not None:
-        return b"json", plain
+    exact: list[Exact] = []
+    text = _encoder(exact).encode(document)
     try:
-        return b"json", rfc8785.dumps(document)
-    except ValueError:
-        # An Exact, which it does not know, or a lone surrogate. Rare: worth a second attempt here
-        # rather than a look at every value of every document beforehand.
-        pass
-    try:
-        return b"json-exact", rfc8785.dumps(_marked(document))
+        written = text.encode()
+        ordered = not _is_ordered_otherwise(text)
     except ValueError as error:
         raise NotCanonical("a lone surrogate") from error
+    if plain and ordered:
+        return b"json", written
+    if sum(map(text.count, "[{,")) > MAX_SLOW_WORK:
+        raise NotCanonical("too large for its odd numbers or names")
+    if exact:
+        return b"json-exact", rfc8785.dumps(_marked(document))
+    return b"json", rfc8785.dumps(document)
 
 
-_ENCODE = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False, allow_nan=False
-).encode
-# What Python writes otherwise than RFC 8785 does: a float, which always has a point or an exponent; and the
-# order of names beyond the basic plane. Inside a string either may look so: then the other way is taken.
-_OTHERWISE = re.compile(r"(?:^|[:,\[])-?[0-9]++[.e]|[\U00010000-\U0010ffff]")
+def _encoder(exact: list[Exact]) -> json.JSONEncoder:
+    """Written in C. What it does not know is noted, and stands there as null."""
+    return json.JSONEncoder(
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        check_circular=False,
+        allow_nan=False,
+        default=exact.append,
+    )
 
 
-def _plainly(document: Any) -> bytes | None:
-    """The same bytes as RFC 8785's by the standard library, written in C; None where they may differ."""
-    try:
-        text = _ENCODE(document)
-        return None if _OTHERWISE.search(text) else text.encode()
-    except (TypeError, ValueError):
-        return None  # an Exact, or a lone surrogate
+_BEHIND_SURROGATES = re.compile("[\ue000-\uffff]")
+
+
+def _is_ordered_otherwise(text: str) -> bool:
+    """Whether names may stand in another order in RFC 8785, which sorts by UTF-16: then there are characters
+    beyond the basic plane, and some of its last ones."""
+    if text.isascii() or len(text.encode("utf-16-le")) == 2 * len(text):
+        return False
+    return _BEHIND_SURROGATES.search(text) is not None
 
 
 def _marked(value: Any) -> Any:
@@ -123,11 +149,13 @@ _NESTING = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 def _within_limits(data: bytes, max_depth: int) -> bool:
     # A closing bracket in the wrong place, or a bad string, makes this miscount only behind the
     # point at which the parser gives up.
+    if len(data) > MAX_SIZE:
+        return False
     if len(data) <= MAX_WORK and data.count(b"[") + data.count(b"{") <= max_depth:
         return True
     # A value or a name needs a comma or a bracket beside it, a mark inside a string a backslash: so
     # many quotation marks cannot be JSON within the limit, and would only make the next step dear.
-    if data.count(b'"') > 4 * (MAX_WORK + 1):
+    if data.count(b'"') > 4 * (MAX_WORK + 1) or data.count(b"\\") > MAX_WORK:
         return False
     bare = _STRING.sub(b"", data)
     opening = bare.count(b"[") + bare.count(b"{")
@@ -139,16 +167,44 @@ def _within_limits(data: bytes, max_depth: int) -> bool:
     return max(accumulate(map(_NESTING.__getitem__, brackets))) <= max_depth
 
 
-def _integer(text: str) -> int | float | Exact:
-    # Below 2^53 whatever the digits, so exact in a double.
-    return int(text) if len(text) <= 15 else _number(text)
+class _Numbers:
+    """The numbers of one document, as they are read."""
 
+    def __init__(self) -> None:
+        self.plain = True
+        self._odd = 0
+        """How many were looked at one by one."""
+        self.decoder = json.JSONDecoder(
+            parse_int=self._integer,
+            parse_float=self._decimal,
+            parse_constant=_constant,
+            object_pairs_hook=_members,
+        )
 
-def _decimal(text: str) -> int | float | Exact:
-    # Up to 15 digits, of an ordinary size: every such decimal is the shortest text of its double.
-    if len(text) <= 16 and "e" not in text and "E" not in text:
-        return float(text)
-    return _number(text)
+    def _integer(self, text: str) -> int | float | Exact:
+        # Below 2^53 whatever the digits, so exact in a double.
+        return int(text) if len(text) <= 15 else self._number(text)
+
+    def _decimal(self, text: str) -> int | float | Exact:
+        # Up to 15 digits, of an ordinary size: every such decimal is the shortest text of its double, and
+        # Python writes it as everybody does.
+        if len(text) <= 16 and "e" not in text and "E" not in text:
+            double = float(text)
+            if double.is_integer():
+                return int(double)
+            if not -1e-4 < double < 1e-4:
+                return double
+        return self._number(text)
+
+    def _number(self, text: str) -> int | float | Exact:
+        self._odd += 1
+        if self._odd > MAX_SLOW_WORK:
+            raise NotCanonical("too many odd numbers")
+        value = _number(text)
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            return int(value)
+        self.plain &= isinstance(value, float) and not value.is_integer() and 1e-4 <= abs(value) < 1e16
+        return value
 
 
 def _number(text: str) -> int | float | Exact:
@@ -190,11 +246,3 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # Parsers disagree on which of the two counts, so the bytes must decide.
         raise NotCanonical("a member name is repeated")
     return members
-
-
-_DECODER = json.JSONDecoder(
-    parse_int=_integer,
-    parse_float=_decimal,
-    parse_constant=_constant,
-    object_pairs_hook=_members,
-)

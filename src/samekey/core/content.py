@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 __all__ = ["MediaType", "codings", "decode", "parse_media_type"]
 
-# Nobody stacks more on purpose; each layer costs up to the cap again.
-MAX_CODINGS = 3
+# Nobody stacks them on purpose; each layer multiplies what a small body may cost by a thousand.
+MAX_CODINGS = 1
 # gzip files may be concatenated. Each member copies what follows it, so their number is bounded.
 MAX_GZIP_MEMBERS = 16
+# Bytes of a Content-Encoding, and parameters of a media type, that are looked into.
+MAX_CODINGS_TEXT = 256
+MAX_PARAMETERS = 32
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
 _ESSENCE = re.compile(rb"%b/%b[ \t]*+" % (_TOKEN, _TOKEN))
@@ -50,7 +53,7 @@ class MediaType:
 
 
 def parse_media_type(value: bytes) -> MediaType | None:
-    """Read one Content-Type value; None if it is malformed or names a parameter twice.
+    """Read one Content-Type value; None if it is malformed, names a parameter twice, or has too many.
 
     A charset is compared without regard to case. For JSON and forms, where UTF-8 is what no charset
     means, ``charset=utf-8`` is dropped: it says nothing more than its absence.
@@ -62,10 +65,11 @@ def parse_media_type(value: bytes) -> MediaType | None:
     if head.end() == len(value):
         return essence
     parameters: dict[bytes, bytes] = {}
-    at = head.end()
+    at, left = head.end(), MAX_PARAMETERS
     while at < len(value):
         match = _PARAMETER.match(value, at)
-        if match is None:
+        left -= 1
+        if match is None or left < 0:
             return None
         at = match.end()
         if match[1] is None:
@@ -83,6 +87,9 @@ def parse_media_type(value: bytes) -> MediaType | None:
 
 def codings(values: Iterable[bytes]) -> tuple[bytes, ...]:
     """The Content-Encoding of a request in one spelling, in the order they were applied."""
+    values = tuple(values)
+    if sum(map(len, values)) > MAX_CODINGS_TEXT:
+        return values  # nobody's coding
     names = (name.strip(b" \t").lower() for value in values for name in value.split(b","))
     return tuple(b"gzip" if name == b"x-gzip" else name for name in names if name not in (b"", b"identity"))
 

@@ -28,15 +28,15 @@ import hmac
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from samekey.core.canonical import NotCanonical, canonical, parse_json
+from samekey.core.canonical import Document, NotCanonical, canonical, parse_json
 from samekey.core.content import MediaType, codings, decode, parse_media_type
 from samekey.core.forms import FormPart, multipart_parts, query_pairs, urlencoded_pairs
 from samekey.core.pointer import Pointer, find, holds_value, parse_pointer, remove
 
-__all__ = ["Fingerprint", "FingerprintRules", "RequestParts", "differing", "fingerprint", "fingerprint_as"]
+__all__ = ["Fingerprint", "FingerprintRules", "Intent", "RequestParts", "differing"]
 
 # Python's recursion limit, with a framework's frames below ours, allows a little more than this:
 # up to two frames a level are needed.
@@ -48,8 +48,11 @@ _WHOLE = 32
 _PART = 8
 """Bytes that are kept of a part's digest. It decides nothing, so a chance in 2^64 may stand."""
 
-_ALGORITHM = "2"
-_DOMAIN = b"samekey fingerprint 2\n"
+_SMALL = 4096
+"""Bytes of query, headers and body."""
+
+_ALGORITHM = "3"
+_DOMAIN = b"samekey fingerprint 3\n"
 _SECRET_ID_DOMAIN = b"samekey fingerprint secret id\n"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -93,7 +96,7 @@ class FingerprintRules:
     exclude: tuple[str, ...] = ()
     exclude_query: tuple[str, ...] = ()
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
-    max_decoded: int = 8 * 1024 * 1024
+    max_decoded: int = 1024 * 1024
     max_depth: int = 64
 
     _header_names: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
@@ -140,32 +143,55 @@ class Fingerprint:
     version: str
 
 
-def fingerprint(parts: RequestParts, rules: FingerprintRules) -> Fingerprint:
-    """The request's digest by the newest algorithm and the newest secret. Never raises."""
-    if not rules._secret_by_id:
-        return Fingerprint(_digest(parts, rules, None), _ALGORITHM)
-    secret_id, secret = next(iter(rules._secret_by_id.items()))
-    return Fingerprint(_digest(parts, rules, secret), f"{_ALGORITHM}:{secret_id}")
+class Intent:
+    """What a request asks for, read once. Nothing here raises.
 
-
-def fingerprint_as(parts: RequestParts, rules: FingerprintRules, version: str) -> bytes | None:
-    """The request's digest under a stored version, to be compared with the stored digest.
-
-    None if this process cannot compute it: an algorithm it does not know, or a secret that is no
-    longer in the rules. Never raises.
+    Reading it is the dear part: the time is bounded, and in proportion to the size of the request where that
+    is small. The digests under different versions are cheap.
     """
-    algorithm, colon, secret_id = version.partition(":")
-    if algorithm != _ALGORITHM:
-        return None
-    if not colon:
-        return _digest(parts, rules, None)
-    secret = rules._secret_by_id.get(secret_id)
-    return None if secret is None else _digest(parts, rules, secret)
+
+    __slots__ = ("_parts", "_rules")
+
+    def __init__(self, parts: RequestParts, rules: FingerprintRules) -> None:
+        self._parts = _parts(parts, rules)
+        self._rules = rules
+
+    def fingerprint(self) -> Fingerprint:
+        """The digest by the newest algorithm and the newest secret."""
+        by_id = self._rules._secret_by_id
+        if not by_id:
+            return Fingerprint(_digest(self._parts, None), _ALGORITHM)
+        secret_id, secret = next(iter(by_id.items()))
+        return Fingerprint(_digest(self._parts, secret), f"{_ALGORITHM}:{secret_id}")
+
+    def digest_as(self, version: str) -> bytes | None:
+        """The digest under a stored version, to be compared with the stored digest.
+
+        None if this process cannot compute it: an algorithm it does not know, or a secret that is no
+        longer in the rules.
+        """
+        algorithm, colon, secret_id = version.partition(":")
+        if algorithm != _ALGORITHM:
+            return None
+        if not colon:
+            return _digest(self._parts, None)
+        secret = self._rules._secret_by_id.get(secret_id)
+        return None if secret is None else _digest(self._parts, secret)
+
+    def content_id(self) -> str:
+        """The content as part of an identity: without a secret, since a new one must not make a new
+        identity."""
+        return _digest(self._parts, None)[:_WHOLE].hex()
 
 
-def content_id(parts: RequestParts, rules: FingerprintRules) -> str:
-    """The content as part of an identity: without a secret, since a new one must not make a new identity."""
-    return _digest(parts, rules, None)[:_WHOLE].hex()
+def is_small(parts: RequestParts) -> bool:
+    """Whether to read it takes a millisecond or two at most, however odd it is."""
+    size = len(parts.query) + len(parts.body or b"")
+    for name, value in parts.headers:
+        if name == b"content-encoding":
+            return False  # a few bytes may be a million
+        size += len(value)
+    return size <= _SMALL
 
 
 def part_digests(digest: bytes) -> dict[str, bytes]:
@@ -182,13 +208,13 @@ def differing(one: bytes, other: bytes) -> tuple[str, ...]:
     return tuple(name for name in here if there and here[name] != there[name])
 
 
-def _digest(parts: RequestParts, rules: FingerprintRules, secret: bytes | None) -> bytes:
+def _digest(parts: tuple[bytes, ...], secret: bytes | None) -> bytes:
     def digest(message: bytes) -> bytes:
         if secret is None:
             return hashlib.sha256(_DOMAIN + message).digest()
         return hmac.digest(secret, _DOMAIN + message, "sha256")
 
-    each = [digest(_frame(b"part", part)) for part in _parts(parts, rules)]
+    each = [digest(_frame(b"part", part)) for part in parts]
     return digest(_frames(b"whole", each)) + b"".join(one[:_PART] for one in each)
 
 
@@ -336,19 +362,20 @@ def _body(
     return b"bytes", body
 
 
-def _json_body(document: Any, rules: FingerprintRules) -> tuple[bytes, bytes]:
-    rest = document
+def _json_body(read: Document, rules: FingerprintRules) -> tuple[bytes, bytes]:
+    write = partial(canonical, plain=read.plain)
+    document = rest = read.value
     for pointer in rules._exclude:
         rest = remove(rest, pointer)
     chosen = _select(rest, rules._include)
     if chosen and not _emptied(_select(document, rules._include), chosen):
         return b"json-chosen", b"".join(
-            [_frame(b"pointer", _text(text)) + _frame(*canonical(value)) for text, value in chosen.items()]
+            [_frame(b"pointer", _text(text)) + _frame(*write(value)) for text, value in chosen.items()]
         )
     if not _emptied(document, rest):
-        return canonical(rest)
+        return write(rest)
     # A tag of its own, so that nobody has to prove that no other document's rest can look like this.
-    return b"json-whole", _frame(*canonical(document))
+    return b"json-whole", _frame(*write(document))
 
 
 def _select(document: Any, pointers: tuple[Pointer, ...]) -> dict[str, Any]:
@@ -384,7 +411,7 @@ def _field_names(pointers: tuple[Pointer, ...]) -> set[bytes]:
 def _part_frames(part: FormPart) -> bytes:
     return b"".join(
         [
-            _frame(b"name", part.name),
+            _frame(b"name", part.spelled),
             _optional_frame(b"filename", part.filename),
             _optional_frame(b"filename*", part.extended_filename),
             _frame(b"none", b"") if part.media_type is None else _media_frame(part.media_type),

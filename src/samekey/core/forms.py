@@ -15,10 +15,12 @@ from samekey.core.content import MediaType, parse_media_type
 
 __all__ = ["FormPart", "Pair", "multipart_parts", "query_pairs", "urlencoded_pairs"]
 
-# Above what web frameworks accept; beyond these the bytes are compared, which costs nothing.
-MAX_PAIRS = 10_000
-MAX_ESCAPES = 100_000
-MAX_PARTS = 2_000
+# What web frameworks accept; beyond these the bytes are compared, which costs nothing.
+MAX_PAIRS = 1_000
+MAX_ESCAPES = 10_000
+MAX_PARTS = 1_000
+# Lines and parameters before the contents of all parts together.
+MAX_HEADS = 4_000
 
 #: A decoded name and value; no value (``a``) is not an empty value (``a=``).
 Pair = tuple[bytes, bytes | None]
@@ -87,10 +89,9 @@ def _query_byte(match: re.Match[bytes]) -> bytes:
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):[ \t]*+([^\r\n\0]*+)")
 _DISPOSITION = re.compile(rb"form-data(?=[ \t]*+;)", re.IGNORECASE)
-# Escapes inside the quotation marks stay as they are: senders disagree on how to write them, and a
-# value without quotation marks cannot hold any.
+# Quotation marks, and escapes inside them, stay as they are: receivers disagree on what they mean.
 _DISPOSITION_PARAMETER = re.compile(
-    rb'[ \t]*+;[ \t]*+(name|filename\*?)=(?:([^\s";\\]++)|"((?:[^"\\]|\\.)*+)")', re.IGNORECASE
+    rb'[ \t]*+;[ \t]*+(name|filename\*?)=([^\s";\\]++|"(?:[^"\\]|\\.)*+")', re.IGNORECASE
 )
 
 
@@ -99,6 +100,8 @@ class FormPart:
     """One part of a form. ``headers`` are those that say neither its type nor its length."""
 
     name: bytes
+    spelled: bytes
+    """The name with its quotation marks, if it has any: receivers do not agree on names without."""
     filename: bytes | None
     extended_filename: bytes | None
     media_type: MediaType | None
@@ -118,18 +121,20 @@ def multipart_parts(body: bytes, boundary: bytes) -> list[FormPart] | None:
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2)
     if len(pieces) > MAX_PARTS + 2 or pieces[0] or pieces[-1] not in (b"--", b"--\r\n"):
         return None
+    split = [piece.partition(b"\r\n\r\n") for piece in pieces[1:-1]]
+    if sum(head.count(b"\r\n") + head.count(b";") for head, _, _ in split) > MAX_HEADS:
+        return None
     parts: list[FormPart] = []
-    for piece in pieces[1:-1]:
-        part = _part(piece)
+    for head, blank_line, content in split:
+        part = _part(head, content) if blank_line else None
         if part is None:
             return None
         parts.append(part)
     return parts
 
 
-def _part(piece: bytes) -> FormPart | None:
-    head, blank_line, content = piece.partition(b"\r\n\r\n")
-    if not blank_line or not head.startswith(b"\r\n"):
+def _part(head: bytes, content: bytes) -> FormPart | None:
+    if not head.startswith(b"\r\n"):
         return None
     headers: dict[bytes, bytes] = {}
     for line in head[2:].split(b"\r\n"):
@@ -147,7 +152,8 @@ def _part(piece: bytes) -> FormPart | None:
             return None
     headers.pop(b"content-length", None)
     return FormPart(
-        name=names[b"name"],
+        name=names[b"name"].removeprefix(b'"').removesuffix(b'"'),
+        spelled=names[b"name"],
         filename=names.get(b"filename"),
         extended_filename=names.get(b"filename*"),
         media_type=media_type,
@@ -167,6 +173,6 @@ def _disposition(value: bytes) -> dict[bytes, bytes] | None:
         match = _DISPOSITION_PARAMETER.match(value, at)
         if match is None or match[1].lower() in names:
             return None
-        names[match[1].lower()] = match[3] if match[2] is None else match[2]
+        names[match[1].lower()] = match[2]
         at = match.end()
     return names

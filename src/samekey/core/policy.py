@@ -23,6 +23,7 @@ from ..errors import ConfigurationError
 from .fingerprint import FingerprintRules
 from .freshness import longest_fresh
 from .header import KeyRules
+from .replayable import NEVER
 from .settings import Remember, Settings
 
 NEVER_REMEMBERED = frozenset({401, 403, 408, 413, 415, 425, 429})
@@ -55,6 +56,8 @@ class Policy:
     fingerprint: FingerprintRules = field(default_factory=FingerprintRules)
     max_body: int = 1024 * 1024
     """Bytes of a guarded request's body. A larger one is refused with 413."""
+    body_timeout: timedelta = timedelta(seconds=60)
+    """How long a client may take to send it. A slower one is refused with 408."""
 
     # The second request
     on_mismatch: Literal["reject", "replay", "execute"] = "reject"
@@ -71,6 +74,10 @@ class Policy:
     remember: Remember = "definite"
     max_answer: int = 1024 * 1024
     """Bytes of an answer's body that are kept. A larger one is sent once and then withheld."""
+    keep_headers: frozenset[str] = frozenset()
+    """Headers that are kept although they look like a credential or are true for one moment only."""
+    drop_headers: frozenset[str] = frozenset()
+    """Headers that are not kept although they look harmless."""
     errors: Literal["problem", "stripe"] = "problem"
     expires_header: str = "Idempotency-Key-Expires"
     replayed_header: str = "Idempotent-Replayed"
@@ -180,6 +187,8 @@ def _converted(name: str, value: Any) -> Any:
             return timedelta(seconds=value)
         except (OverflowError, ValueError):
             raise ConfigurationError(f"{name} must be a duration with an end, not {value!r}.") from None
+    if name in _HEADERS and isinstance(value, set | frozenset | list | tuple):
+        return frozenset(value)
     if name == "methods" and isinstance(value, set | frozenset | list | tuple):
         return frozenset(str(method).upper() for method in value)
     return value
@@ -202,6 +211,8 @@ def _problems(policy: Policy) -> Iterator[str]:
         yield "max_run must be at most 24 days: a database cannot time a longer transaction out."
     if policy.wait <= timedelta(0):
         yield "wait must be longer than nothing."
+    if policy.body_timeout <= timedelta(0):
+        yield "body_timeout must be longer than nothing."
     for name in ("max_body", "max_answer"):
         if getattr(policy, name) < 0:
             yield f"{name} is a number of bytes and cannot be negative."
@@ -225,6 +236,7 @@ def _problems(policy: Policy) -> Iterator[str]:
             "max_age must be longer than nothing and shorter than ttl, with half a minute to spare for "
             "clocks that differ: else a request outlives its key."
         )
+    yield from _wrong_headers(policy)
     for name in ("header", "expires_header", "replayed_header", "timestamp_header"):
         if not _TOKEN.fullmatch(getattr(policy, name)):
             yield f"{name} {getattr(policy, name)!r} is not a valid header name."
@@ -262,6 +274,16 @@ def _wrong_types(policy: Policy) -> Iterator[str]:
         yield f"status_path must be a string or None, not {status_path!r}."
 
 
+def _wrong_headers(policy: Policy) -> Iterator[str]:
+    for name in _HEADERS:
+        for header in sorted(getattr(policy, name), key=str):
+            if not isinstance(header, str) or not _TOKEN.fullmatch(header):
+                yield f"{name} holds {header!r}, which is not the name of a header."
+    for header in sorted(policy.keep_headers):
+        if header.lower().encode() in NEVER:
+            yield f"keep_headers holds {header!r}, which is one session's or connection's and never kept."
+
+
 def _wrong_methods(methods: frozenset[str]) -> Iterator[str]:
     if not methods:
         yield "methods is empty, so nothing would be guarded; remove the middleware instead."
@@ -277,7 +299,8 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VISIBLE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _URL: Final = re.compile(r"[!-;=?-~]+")
 
-_DURATIONS: Final = ("ttl", "lease", "max_run", "wait")
+_DURATIONS: Final = ("ttl", "lease", "max_run", "wait", "body_timeout")
+_HEADERS: Final = ("keep_headers", "drop_headers")
 _LIMITS: Final = ("new_keys_per_minute", "active_keys", "lookups_per_minute")
 
 _TYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
@@ -291,7 +314,7 @@ _TYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
         "a string",
         ("header", "expires_header", "replayed_header", "documentation", "timestamp_header", "challenge"),
     ),
-    frozenset: ('a set of method names, such as {"POST", "PATCH"}', ("methods",)),
+    frozenset: ('a set of names, such as {"POST", "PATCH"} or {"X-Total"}', ("methods", *_HEADERS)),
     KeyRules: ("a KeyRules", ("key",)),
     FingerprintRules: ("a FingerprintRules", ("fingerprint",)),
 }

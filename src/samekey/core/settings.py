@@ -25,6 +25,7 @@ class CallSettings(TypedDict, total=False):
     scope: Literal["tenant", "tenant+endpoint"]
     fingerprint: FingerprintRules
     max_body: int
+    body_timeout: Duration
     on_mismatch: Literal["reject", "replay", "execute"]
     mismatch_status: int
     on_in_progress: Literal["reject", "accept", "wait"]
@@ -33,6 +34,8 @@ class CallSettings(TypedDict, total=False):
     unknown_retry_after: int
     remember: Remember
     max_answer: int
+    keep_headers: Collection[str]
+    drop_headers: Collection[str]
     errors: Literal["problem", "stripe"]
     expires_header: str
     replayed_header: str

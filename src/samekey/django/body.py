@@ -22,9 +22,7 @@ Resolver = Callable[[Any], Any]
 class RequestBody:
     """The body of one request. It stands in the place of the stream that Django reads."""
 
-    def __init__(self, request: HttpRequest, most: int, callers: list[Caller]) -> None:
-        self._callers = callers
-        self._request = request
+    def __init__(self, request: HttpRequest, most: int) -> None:
         self._read: bytes | None = getattr(request, "_body", None)
         # Under ASGI Django has received all of it already, and says how long it is.
         source = {
@@ -40,17 +38,10 @@ class RequestBody:
         """Whether it is too large by what its client says."""
         return self._stream.is_larger(limit)
 
-    def whole(self, policy: Policy) -> bytes | Refusal | None:
-        for caller in self._callers:
-            caller.resolve()
-        return self._whole(policy)
-
     async def whole_async(self, policy: Policy) -> bytes | Refusal | None:
-        for caller in self._callers:
-            await caller.resolve_async()
-        return self._whole(policy)
+        return self.whole(policy)
 
-    def _whole(self, policy: Policy) -> bytes | Refusal | None:
+    def whole(self, policy: Policy) -> bytes | Refusal | None:
         if self._read is None:
             return self._stream.whole(policy)
         if len(self._read) > policy.max_body:
@@ -61,6 +52,21 @@ class RequestBody:
 
 
 _NAMES = ("CONTENT_LENGTH", "HTTP_TRANSFER_ENCODING")
+
+
+class RequestCallers:
+    """All that the claim of one request asks for."""
+
+    def __init__(self, callers: list[Caller]) -> None:
+        self._callers = callers
+
+    def meet(self) -> None:
+        for caller in self._callers:
+            caller.resolve()
+
+    async def meet_async(self) -> None:
+        for caller in self._callers:
+            await caller.resolve_async()
 
 
 class Caller:

@@ -30,7 +30,7 @@ from ..engine.modes.anonymous import anonymous_operation
 from ..engine.modes.mode import Finished, with_expiry
 from ..engine.operation import Running, _current
 from ..errors import ConfigurationError
-from .body import Caller, RequestBody
+from .body import Caller, RequestBody, RequestCallers
 from .conf import read, the_idempotency
 from .driver import IN_TRANSACTION, is_in_transaction
 from .framework import DJANGO, answer_of, response_of
@@ -183,7 +183,8 @@ class IdempotencyMiddleware:
         exchange = self._exchange(request, lines, tenant, binding)
         if lines:
             callers = [tenant] if binding is None else [tenant, binding]
-            exchange.body = RequestBody(request, self._engine.largest_body, callers)
+            exchange.callers = RequestCallers(callers)
+            exchange.body = RequestBody(request, self._engine.largest_body)
         request.META[SEEN] = exchange
         return exchange
 

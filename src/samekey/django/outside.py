@@ -66,7 +66,7 @@ def writes(sql: Any, wrapper: Any) -> bool:
     return word not in _READS
 
 
-_FIRST: Final = re.compile(r"(?:[\s(;]|--[^\n]*(?:\n|$)|/\*.*?\*/)*([a-z]+)", re.IGNORECASE | re.DOTALL)
+_FIRST: Final = re.compile(r"(?:[\s(;]|--[^\n]*+(?:\n|$)|/\*.*?\*/)*+([a-z]+)", re.IGNORECASE | re.DOTALL)
 _WRITES: Final = re.compile(r"\b(?:insert|update|delete|replace|merge)\b", re.IGNORECASE)
 _READS: Final = frozenset(
     {

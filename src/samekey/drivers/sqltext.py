@@ -27,7 +27,7 @@ _LETTER: Final = r"A-Za-z_\x80-\U0010ffff"
 """To PostgreSQL every character beyond ASCII is a letter."""
 _TOKEN: Final = re.compile(rf"--|/\*|'|\"|\$(?:[{_LETTER}][{_LETTER}0-9]*)?\$|[{_LETTER}][{_LETTER}0-9$]*|;")
 _END_OF_LINE: Final = re.compile(r"[\n\r]")
-_CONTINUED: Final = re.compile(r"(?:[ \t\f\v]|--[^\n\r]*)*[\n\r](?:[ \t\f\v\n\r]|--[^\n\r]*[\n\r])*'")
+_CONTINUED: Final = re.compile(r"(?:[ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:[ \t\f\v\n\r]|--[^\n\r]*+[\n\r])*+'")
 """What stands between two pieces of one string."""
 _PLAIN: Final = re.compile(r"\s*(?:select|insert|update|delete|with|savepoint|release)\b", re.IGNORECASE)
 """Statements of kinds that do nothing to the transaction or the session: most of them."""

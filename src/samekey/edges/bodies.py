@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
@@ -102,10 +103,10 @@ class AsgiBody:
         return any(exceeds(value, limit) for value in self._lengths)
 
     async def whole_async(self, policy: Policy) -> bytes | Refusal | None:
-        """Reads what is missing. The longest run is the longest that it may take as well."""
+        """Reads what is missing, as long as a client may take for it."""
         sent, limit = self._sent, policy.max_body
         try:
-            async with asyncio.timeout(policy.max_run.total_seconds()):
+            async with asyncio.timeout(policy.body_timeout.total_seconds()):
                 while not self._is_settled(limit):
                     await sent.more(len(sent.pieces))
         except TimeoutError:
@@ -238,9 +239,16 @@ class WsgiBody(io.BufferedIOBase):
                 detail = "The body's length must be known: send Content-Length. Nothing was done."
                 return Refusal(411, detail)
             self._is_whole = True
+        # In one piece it would come no earlier than with its last byte, however slowly that is sent.
+        read = getattr(self._source, "read1", None) or self._source.read
+        until = time.monotonic() + policy.body_timeout.total_seconds()
         try:
             while not self._is_whole and self._size <= limit:
-                self._receive(self._source.read, min(_CHUNK, limit + 1 - self._size))
+                if time.monotonic() > until:
+                    return _TOO_SLOW
+                self._receive(read, min(_CHUNK, limit + 1 - self._size))
+        except TimeoutError:
+            return _TOO_SLOW
         except OSError:
             return _BROKE_OFF
         if self._size > limit:

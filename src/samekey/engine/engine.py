@@ -28,7 +28,7 @@ from ..core.decide import (
     Verdict,
     has_expired,
 )
-from ..core.header import KeyRefused, parse_key
+from ..core.fingerprint import Intent, is_small
 from ..core.ledger import Ledgers
 from ..core.outcome import OnError, Outcome
 from ..core.policy import Policy, ietf
@@ -55,6 +55,7 @@ from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import SqlKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.queries import Queries
+from .admission import Admitted, admitted
 from .breaker import Breaker
 from .errands import Errands
 from .events import Events
@@ -63,8 +64,8 @@ from .evidence.desk import Lookup
 from .evidence.direct import DirectResolver
 from .evidence.reconcile import NotingResolver, Resolver
 from .exchange import Answered, Exchange, Unguarded, current_exchange, sign
-from .flow import Course, Flow, Pause, ask, drive, drive_async
-from .gate import binding_of, claim_of, event_of, stale_answer, tenant_of
+from .flow import Course, Flow, Pause, Ponder, ask, drive, drive_async
+from .gate import claim_of, event_of
 from .handler import body
 from .handler.marks import Mark
 from .handler.rules import Rules
@@ -93,6 +94,8 @@ logger = logging.getLogger("samekey")
 T = TypeVar("T")
 
 _TOO_LATE = "The request was answered before its handler was reached, so the handler was not run."
+_READERS = 2
+"""Threads that read large requests. It is work for the processor: more of them would stand in line."""
 _DRAIN_BEAT = 0.05
 """Seconds between looks at what a shutdown waits for."""
 WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
@@ -149,6 +152,7 @@ class Engine:
         self._errands = Errands()
         self._stranded = Stranded(self.drivers.sync, self.breaker)
         self._finishing = Lane("samekey-finish", 2 * pool_size, timeout)
+        self._pondering = Lane("samekey-read", _READERS, timeout)
         self._lookup_limit = LookupLimit(self.policy.lookups_per_minute)
         self._ready = False
         self.resolver: Resolver = DirectResolver(self.store.finding)
@@ -223,11 +227,17 @@ class Engine:
         """Claims for sync code. An answer: the key decides it, and nothing may run."""
         exchange.start_claim()
         try:
-            begun: Running | Answer | None = body.read(exchange, rules.policy) if exchange.key_lines else None
-            if begun is None:
+            if exchange.callers is not None and exchange.key_lines:
+                exchange.callers.meet()
+            known = admitted(exchange, rules, self.key_use)
+            if isinstance(known, Admitted):
+                known = body.read(exchange, rules.policy) or known
+            if isinstance(known, Answer):
+                begun: Running | Answer = known
+            else:
                 exchange.must_be_free(rules.mode)
                 connection = self.connection_for(rules, exchange)
-                begun = self.drive(self._begin(exchange, rules, connection))
+                begun = self.drive(self._begin(exchange, rules, known, connection))
         except BaseException:
             exchange.end_claim(None)
             raise
@@ -246,15 +256,19 @@ class Engine:
         """Claims for async code."""
         exchange.start_claim()
         try:
-            begun: Running | Answer | None = None
-            if exchange.key_lines:
-                begun = await body.read_async(exchange, rules.policy)
-            if begun is None:
+            if exchange.callers is not None and exchange.key_lines:
+                await exchange.callers.meet_async()
+            known = admitted(exchange, rules, self.key_use)
+            if isinstance(known, Admitted):
+                known = await body.read_async(exchange, rules.policy) or known
+            if isinstance(known, Answer):
+                begun: Running | Answer = known
+            else:
                 exchange.must_be_free(rules.mode)
                 connection = self.connection_for(rules, exchange)
                 if inspect.isawaitable(connection):
                     connection = await connection
-                begun = await self._hold(self._begin(exchange, rules, connection), connection)
+                begun = await self._hold(self._begin(exchange, rules, known, connection), connection)
         except BaseException:
             exchange.end_claim(None)
             raise
@@ -467,26 +481,13 @@ class Engine:
         finally:
             self._stranded.forget(course)
 
-    def _begin(self, exchange: Exchange, rules: Rules, connection: Any) -> Flow[Running | Answer]:
+    def _begin(
+        self, exchange: Exchange, rules: Rules, known: Admitted | None, connection: Any
+    ) -> Flow[Running | Answer]:
         policy = rules.policy
-        try:
-            key = parse_key(exchange.key_lines, policy.key)
-        except KeyRefused as refused:
-            if refused.code != "missing":
-                self.key_use.malformed(exchange)
-            elif not self.key_use.without(exchange, rules):
-                return (yield from self._begin_anonymous(exchange, rules, connection))
-            return refuse(Refusal(400, refused.detail, refused.code), policy)
-        stale = stale_answer(exchange, policy)
-        if stale is not None:
-            return stale
-        tenant, bound_to = tenant_of(exchange, policy), binding_of(exchange, policy)
-        for identity in (tenant, bound_to):
-            if isinstance(identity, Answer):
-                return identity
-        assert isinstance(tenant, str) and not isinstance(bound_to, Answer)
-        exchange.bound_to = bound_to
-        self.key_use.sent(exchange, tenant)
+        if known is None:
+            return (yield from self._begin_anonymous(exchange, rules, connection))
+        tenant, key = known.tenant, known.key
         try:
             begun = yield from self.claim_key(exchange, rules, tenant, key, connection)
         except (StoreError, SchemaMismatch) as error:
@@ -528,7 +529,8 @@ class Engine:
         self, exchange: Exchange, rules: Rules, tenant: str, key: str, connection: Any
     ) -> Flow[Running | Verdict]:
         """Takes a key that has been read and found good, or says what stands in the way."""
-        claim = claim_of(exchange, rules, tenant, key, self.keys.operation_id, self._has_lookup)
+        intent = yield from self._intent(exchange, rules.policy)
+        claim = claim_of(exchange, intent, rules, tenant, key, self.keys.operation_id, self._has_lookup)
         self.store.must_carry(rules.mode, rules.policy)
         way = self._ways[rules.mode]
         yield from self._get_ready()
@@ -568,6 +570,15 @@ class Engine:
             )
         self.events.emit(event_of(begun), tenant=tenant, mode=str(rules.mode), endpoint=exchange.endpoint)
         return begun
+
+    def _intent(self, exchange: Exchange, policy: Policy) -> Flow[Intent]:
+        """What the request asks for. A large one is read in a thread: an event loop has others to serve."""
+        if is_small(exchange.parts):
+            return Intent(exchange.parts, policy.fingerprint)
+        found: Intent = yield Ponder(
+            functools.partial(Intent, exchange.parts, policy.fingerprint), self._pondering
+        )
+        return found
 
     def _wait(
         self, again: Callable[[], Flow[Running | Verdict]], policy: Policy, first: Verdict
@@ -789,4 +800,5 @@ class Engine:
         await self._errands.settle(self.timeout)
         await self.drivers.aio.close()
         await self._finishing.close()
+        await self._pondering.close()
         await in_a_thread(self.close)

@@ -17,7 +17,7 @@ from ..core.policy import Policy
 from ..core.record import Answer
 from ..core.states import Mode
 from ..errors import ConfigurationError
-from .handler.body import Body
+from .handler.body import Body, Callers
 from .handler.boundary import Boundary, Pieces, Place
 from .handler.marks import mark_of
 from .modes.mode import Handled
@@ -147,6 +147,8 @@ class Exchange:
     """A call of the service's own (``once``), not a request of a client: its keys are apart."""
     body: Body | None = None
     """Where the body comes from, until a claim has read it."""
+    callers: Callers | None = None
+    """Who must be met before ``tenant`` and ``binding`` can be asked."""
     engine: Engine | None = None
     """Of the middleware that the request came through; a decorator of another one is refused."""
     rules: Rules | None = None

@@ -20,6 +20,7 @@ from ..core.record import Record
 from ..drivers.caller import Caller, leave_if_unwanted
 from ..drivers.protocol import AsyncDriver, Driver
 from ..drivers.run import run, run_async, run_in, run_in_async
+from ..drivers.threads import Lane
 from .breaker import Breaker
 from .evidence.desk import Desk, Lookup
 
@@ -74,7 +75,15 @@ class Consult:
     desk: Desk
 
 
-Step: TypeAlias = RunProgram | Open | RunIn | Commit | Rollback | Pause | Consult
+@dataclass(frozen=True, slots=True)
+class Ponder:
+    """Compute something that may take longer than an event loop may be held up."""
+
+    work: Callable[[], Any]
+    lane: Lane
+
+
+Step: TypeAlias = RunProgram | Open | RunIn | Commit | Rollback | Pause | Consult | Ponder
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
@@ -122,6 +131,8 @@ def _step(step: Step, driver: Driver, breaker: Breaker) -> Any:
             return time.sleep(seconds)
         case Consult(lookup, record, desk):
             return desk.ask(lookup, record)
+        case Ponder(work, _):
+            return work()
         case _:
             assert_never(step)
 
@@ -210,7 +221,7 @@ def _sent(course: Course[Any], step: Step, result: Any) -> Step:
 
 
 async def _step_async(step: Step, driver: AsyncDriver, breaker: Breaker) -> Any:
-    if isinstance(step, Open | RunIn | Pause | Consult):
+    if isinstance(step, Open | RunIn | Pause | Consult | Ponder):
         leave_if_unwanted()  # a program by itself asks before each statement
     match step:
         case RunProgram(factory):
@@ -229,5 +240,7 @@ async def _step_async(step: Step, driver: AsyncDriver, breaker: Breaker) -> Any:
             return await asyncio.sleep(seconds)
         case Consult(lookup, record, desk):
             return await desk.ask_async(lookup, record)
+        case Ponder(work, lane):
+            return await lane.run(work)
         case _:
             assert_never(step)

@@ -22,7 +22,7 @@ from ..core.decide import (
     Verdict,
     Withheld,
 )
-from ..core.fingerprint import content_id, fingerprint, fingerprint_as
+from ..core.fingerprint import Intent
 from ..core.freshness import stale_reason
 from ..core.policy import Policy
 from ..core.problem import Refusal, refuse
@@ -85,6 +85,7 @@ def _resolved(
 
 def claim_of(
     exchange: Exchange,
+    intent: Intent,
     rules: Rules,
     tenant: str,
     key: str,
@@ -93,7 +94,7 @@ def claim_of(
 ) -> Claim:
     """The claim of a request, with ids that were never used before."""
     policy, parts = rules.policy, exchange.parts
-    mark = fingerprint(parts, policy.fingerprint)
+    mark = intent.fingerprint()
     endpoint = f"{parts.method} {exchange.endpoint}"
     identity = [call_part(tenant) if exchange.is_call else scope_part(tenant)]
     if exchange.bound_to is not None:
@@ -102,12 +103,11 @@ def claim_of(
         identity.append(scope_part(endpoint))
     if policy.on_mismatch == "execute":
         # Without the secret's id: a new secret must not turn a retry into a new operation.
-        identity.append(content_id(parts, policy.fingerprint))
+        identity.append(intent.content_id())
 
     def digest_as(version: str) -> bytes | None:
         # Usually the record was made by the same version, and the work is done already.
-        same = version == mark.version
-        return mark.digest if same else fingerprint_as(parts, policy.fingerprint, version)
+        return mark.digest if version == mark.version else intent.digest_as(version)
 
     scope = scope_of(*identity)
     named = scope_part(endpoint)[1:]

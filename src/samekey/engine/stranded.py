@@ -22,7 +22,7 @@ from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..errors import CommitUncertain, ConnectionLost, StoreBusy
 from .breaker import Breaker
-from .flow import Commit, Consult, Course, Flow, Open, Pause, Rollback, RunIn, RunProgram, Step, T
+from .flow import Commit, Consult, Course, Flow, Open, Pause, Ponder, Rollback, RunIn, RunProgram, Step, T
 
 logger = logging.getLogger("samekey")
 
@@ -154,5 +154,7 @@ class Stranded:
                 return time.sleep(seconds)
             case Consult(lookup, record, desk):
                 return desk.ask(lookup, record)
+            case Ponder(work, _):
+                return work()
             case _:
                 assert_never(step)

@@ -275,12 +275,13 @@ class Performer:
     def _answer(self, result: Any) -> Answer | None:
         """What is stored of a result; None if it is too large to keep."""
         try:
-            answer = replayable(answer_of(result))
+            policy = self._engine.policy
+            answer = replayable(answer_of(result), policy.keep_headers, policy.drop_headers)
         except NotSerialisable:
             raise
         except Exception as error:  # a status, header or text that no answer can have
             raise NotSerialisable(f"The result cannot be kept as an answer: {told(error)}") from error
-        return None if len(answer.body) > self._engine.policy.max_answer else answer
+        return None if len(answer.body) > policy.max_answer else answer
 
     async def _settle(
         self,

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from ..exchange import Exchange
 
 
+class Callers(Protocol):
+    """Who asks, where finding that out takes more than a look at the request."""
+
+    def meet(self) -> None:
+        """From here on they can be asked. For sync code."""
+
+    async def meet_async(self) -> None:
+        """``meet`` for async code."""
+
+
 class Body(Protocol):
     """Where the body of a request comes from. Whatever was read of it before counts all the same."""
 

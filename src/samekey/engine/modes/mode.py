@@ -208,7 +208,7 @@ def keep(answer: Answer, handled: Handled, policy: Policy) -> Answer | None:
     """What is stored of an answer; None if it was streamed or is too large."""
     if handled.streamed or len(answer.body) > policy.max_answer:
         return None
-    return replayable(answer)
+    return replayable(answer, policy.keep_headers, policy.drop_headers)
 
 
 def with_expiry(answer: Answer, policy: Policy, expires_at: int) -> Answer:
