@@ -9,7 +9,7 @@ effect, waits at shutdown for handlers that still run, and answers for the statu
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Unpack
 from urllib.parse import unquote
 
 from litestar.config.app import AppConfig
@@ -21,15 +21,13 @@ from litestar.types import ASGIApp
 from litestar.types.empty import Empty
 from litestar.utils.scope.state import ScopeState
 
-from .core.outcome import OnError
 from .edges.asgi import AsgiMiddleware
-from .edges.guards import Decorators, RouteGuard
+from .edges.guards import GuardOptions, checked_options
 from .edges.litestar import is_known
 from .edges.messages import PATH
 from .errors import ConfigurationError
 from .idempotency import Idempotency
 from .openapi import describe
-from .tenants import Tenant
 
 __all__ = ["SamekeyPlugin"]
 
@@ -47,16 +45,11 @@ class SamekeyPlugin(InitPlugin, ReceiveRoutePlugin):
     def __init__(
         self,
         idempotency: Idempotency,
-        *,
-        tenant: Tenant,
-        routes: dict[str, RouteGuard] | None = None,
-        undecorated: Literal["guard", "pass"] | None = None,
-        on_error: OnError = "unknown",
-        binding: Tenant | None = None,
-        decorators: Decorators = "refuse",
+        **options: Unpack[GuardOptions],
     ) -> None:
         if not isinstance(idempotency, Idempotency):
             raise ConfigurationError("SamekeyPlugin is given an Idempotency: SamekeyPlugin(idempotency, …).")
+        checked_options("SamekeyPlugin", options)
         if not is_known():
             raise ConfigurationError(
                 "This version of Litestar calls its handlers in a way that samekey does not know, so nothing "
@@ -68,12 +61,7 @@ class SamekeyPlugin(InitPlugin, ReceiveRoutePlugin):
         self.samekey_middleware = AsgiMiddleware(
             self._behind,
             idempotency=idempotency,
-            tenant=tenant,
-            routes=routes,
-            undecorated=undecorated,
-            on_error=on_error,
-            binding=binding,
-            decorators=decorators,
+            **options,
         )
         self._behind.samekey_past = self.samekey_middleware
 

@@ -14,6 +14,7 @@ import re
 import sys
 from copy import deepcopy
 from typing import Any
+from urllib.parse import unquote
 
 from .edges.walk import RoutePlace, walk
 from .edges.wrapped import attribute, behind, is_flask, is_litestar
@@ -134,7 +135,8 @@ def _check(app: Any, idempotency: Idempotency | None) -> None:
 
 def _merge(there: Document, added: Document, document: Document) -> None:
     parameters = there.setdefault("parameters", [])
-    named = {(_found(one, document)["in"], _found(one, document)["name"].lower()) for one in parameters}
+    known = [_found(one, document) for one in parameters]
+    named = {(one.get("in"), str(one.get("name")).lower()) for one in known}
     for one in added["parameters"]:
         if ("header", _found(one, document)["name"].lower()) not in named:
             parameters.append(one)
@@ -142,7 +144,9 @@ def _merge(there: Document, added: Document, document: Document) -> None:
     for status, response in added["responses"].items():
         same = [one for one in responses if one == status or (status == "2XX" and str(one).startswith("2"))]
         for one in same:
-            responses[one] = _joined(_found(responses[one], document), _found(response, document))
+            theirs = _found(responses[one], document)
+            if "$ref" not in theirs:  # else it is another document's, and stays as it is
+                responses[one] = _joined(theirs, _found(response, document))
         if not same:
             responses[status] = response
     there.setdefault("x-idempotency", added["x-idempotency"])
@@ -177,11 +181,16 @@ def _ask_who(there: Document, route: RouteCoverage, document: Document) -> None:
 
 
 def _found(part: Document, document: Document) -> Document:
-    """What a reference leads to."""
-    while "$ref" in part:
+    """What a reference leads to; the reference itself, where that is not in this document."""
+    seen: set[str] = set()
+    while "$ref" in part and part["$ref"].startswith("#/") and part["$ref"] not in seen:
+        seen.add(part["$ref"])
         found: Any = document
-        for name in part["$ref"].removeprefix("#/").split("/"):
-            found = found[name.replace("~1", "/").replace("~0", "~")]
+        for step in part["$ref"].removeprefix("#/").split("/"):
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(found, dict):
+            break
         part = found
     return part
 

@@ -38,10 +38,14 @@ def test_the_page_ends_at_a_tested_endpoint(page: str, shop: ModuleType) -> None
 
 
 def test_a_router_of_guarded_routes(shop: ModuleType) -> None:
-    service, _, router = blocks("docs/fastapi.md", "python")
-    run(service, shop.__dict__)
-    run(router, shop.__dict__)
+    service, _, dependency, router = blocks("docs/fastapi.md", "python")
+    for code in (service, dependency, router):
+        run(code, shop.__dict__)
     shop.app.dependency_overrides = {}
     with TestClient(shop.app) as client:
         assert client.get("/payments/7").json() == {"order": 7}
         assert client.post("/payments/7?amount=3").status_code == 400  # a key is required
+        sent = {"Authorization": "Bearer token-of-ann", "Idempotency-Key": "gift"}
+        first, again = (client.post("/gifts", json={"sku": "tea"}, headers=sent) for _ in range(2))
+        assert (first.status_code, again.json()) == (201, first.json())
+        assert again.headers["Idempotent-Replayed"] == "true"

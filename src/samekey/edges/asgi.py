@@ -107,7 +107,7 @@ class AsgiMiddleware:
         method = scope["method"].upper()
         operation_id = self._guards.status_id(method, scope.get("path", ""), scope.get("root_path", ""))
         if operation_id is not None:
-            await send_answer(send, await self._status(scope, operation_id), head=method == "HEAD")
+            await self._show_status(scope, receive, send, operation_id)
         elif method not in self._policy.methods:
             as_it_came = dict(scope)  # mounts change it on the way
             self._guard_handlers()
@@ -236,6 +236,10 @@ class AsgiMiddleware:
             engine=self._engine,
             around=self._guards.decorators == "around",
         )
+
+    async def _show_status(self, scope: Scope, receive: Receive, send: Send, operation_id: str) -> None:
+        answer = await self._status(scope, operation_id)
+        await send_answer(send, answer, head=scope["method"].upper() == "HEAD")
 
     async def _status(self, scope: Scope, operation_id: str) -> Answer:
         exchange = self._exchange(scope, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Required, TypedDict
 from urllib.parse import quote
 
 from ..core.claim import is_operation_id
@@ -17,6 +17,7 @@ from ..engine.handler.marks import Mark, mark_of
 from ..engine.handler.rules import Rules
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
+from ..tenants import Tenant
 
 logger = logging.getLogger("samekey")
 
@@ -26,6 +27,30 @@ _MOST_DIGITS: Final = 30
 RouteGuard = Literal["required", "optional", "exempt"]
 Undecorated = Literal["guard", "pass"]
 Decorators = Literal["refuse", "around"]
+
+
+class GuardOptions(TypedDict, total=False):
+    """What every guard of an application takes; ``edges.asgi.AsgiMiddleware`` says what each means."""
+
+    tenant: Required[Tenant]
+    routes: dict[str, RouteGuard] | None
+    undecorated: Undecorated | None
+    on_error: OnError
+    binding: Tenant | None
+    decorators: Decorators
+
+
+def checked_options(name: str, options: GuardOptions) -> None:
+    """What is wrong with them is said where they are given; a framework may make its middleware later."""
+    unknown = sorted(options.keys() - GuardOptions.__annotations__.keys())
+    if unknown:
+        known = ", ".join(GuardOptions.__annotations__)
+        raise ConfigurationError(f"{name} has no option {unknown[0]!r}. Its options are {known}.")
+    if not callable(options.get("tenant")):
+        raise ConfigurationError(
+            f"{name} must be told whose key it is: tenant=by_user, or another function of samekey.tenants or "
+            "of your own."
+        )
 
 
 GuardHandler = Callable[[bool], bool]

@@ -21,6 +21,7 @@ from ..engine.handler.streams import is_stream, watched
 from ..engine.operation import Running
 from . import litestar
 from .bound import bound, bound_stream
+from .dependencies import as_declared
 from .guards import NO_ROUTE, Found, Route
 from .messages import lower_case
 from .wrapped import _DEEPEST, behind, is_flask, is_litestar, routes_of
@@ -85,6 +86,7 @@ def _below(prefix: str, found: Found) -> Found:
 def _by_method(route: Any, endpoint: Any, method: str, template: str) -> Found:
     """A class-based endpoint is guarded method by method."""
     if not isinstance(endpoint, type):
+        endpoint = as_declared(route, endpoint, method)
         return Route(endpoint, template, guard_handler=partial(_guard_handler, route))
     handler, dispatch = (getattr(endpoint, name, None) for name in (method.lower(), "dispatch"))
     if mark_of(dispatch) is not None:
