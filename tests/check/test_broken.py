@@ -9,14 +9,9 @@ import pytest
 from samekey.check import Budget, Endpoint, Report, check
 from samekey.check.profiles import PROFILES
 from tests.check.base import BODY, Server, serving
-from tests.check.broken import (
-    BROKEN,
-    CheckThenInsert,
-    GlobalKeys,
-    IgnoresKeys,
-    NoFingerprint,
-    ReplaysBeforeAuthentication,
-)
+from tests.check.broken import IgnoresKeys, NoFingerprint
+from tests.check.broken_together import CheckThenInsert, GlobalKeys, ReplaysBeforeAuthentication
+from tests.check.planted import BROKEN
 from tests.check.right import RIGHT, ComparesTheItemOnly, OpaqueKeys
 from tests.chosen import whole
 

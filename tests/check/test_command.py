@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from samekey.cli.app import app
 from tests.check.base import BODY, Server, serving
-from tests.check.broken import GlobalKeys, IgnoresKeys, NoFingerprint
+from tests.check.broken import IgnoresKeys, NoFingerprint
+from tests.check.broken_together import GlobalKeys
 
 ANN, BOB = "Authorization: Bearer ann", "Authorization: Bearer bob"
 
@@ -190,7 +191,7 @@ def test_a_certificate_that_nobody_knows_is_3(tmp_path: Path) -> None:
     with listening(certificate) as port:
         result = samekey_check(f"https://127.0.0.1:{port}/x", "--body", "{}")
     assert result.exit_code == 3
-    assert "certificate" in result.stderr.lower()
+    assert "certificate" in result.stderr.lower() and "SSL_CERT_FILE" in result.stderr
 
 
 def self_signed() -> bytes:

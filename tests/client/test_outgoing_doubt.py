@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -26,20 +25,20 @@ from samekey.core.states import State
 from samekey.outgoing import PAYPAL, SQUARE, STRIPE, Outgoing, Patience, Profile, ProviderUnclear
 from samekey.outgoing.httpx2 import AsyncProviderTransport
 
-from .scripted import Cut, Say, Scripted, problem, scripted
-from .test_outgoing import (
+from .calls import (
     MADE,
     Caller,
     Service,
-    _async,
-    _async_post,
-    _httpx2,
-    _make_due,
-    _requests,
-    _work,
+    by_async,
+    by_httpx2,
+    by_requests,
     leased,
+    make_due,
+    post_async,
     sent_key,
+    work,
 )
+from .scripted import Cut, Say, Scripted, problem, scripted
 
 AT_ONCE = Backoff(first=timedelta(milliseconds=1), longest=timedelta(milliseconds=10))
 TWICE = Patience(deadline=timedelta(seconds=20), backoff=AT_ONCE, attempts=2)
@@ -51,13 +50,6 @@ SAYS_NOTHING = [Say(403), Say(409), Say(423), Say(501), ANOTHER_BODY, problem(42
 
 def _named(said: Say) -> str:
     return f"{said.status} {said.body[:30].decode()}"
-
-
-@pytest.fixture
-def idempotency(sqlite_url: str) -> Iterator[Idempotency]:
-    made = Idempotency(sqlite_url)
-    yield made
-    made.close()
 
 
 # --- within one run
@@ -74,7 +66,7 @@ def test_an_answer_that_says_nothing_of_the_attempt_before_it_leaves_the_outcome
     assert service.record(sent_key(server)).state is State.UNKNOWN
 
 
-@pytest.mark.parametrize("call", [_httpx2, _async, _requests], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("call", [by_httpx2, by_async, by_requests], ids=lambda call: call.__name__)
 def test_each_library_says_so(idempotency: Idempotency, call: Caller) -> None:
     with scripted(Cut(), Say(403)) as server:
         assert leased(idempotency, server.url, PATIENT, call).post().json()["code"] == "outcome_unknown"
@@ -84,8 +76,8 @@ def test_nor_does_the_answer_to_a_handlers_own_second_try(idempotency: Idempoten
     @idempotency.leased
     async def charge(_request: Any) -> JSONResponse:
         with pytest.raises(ProviderUnclear):
-            await _async_post(server.url, Outgoing(STRIPE), {})
-        answer = await _async_post(server.url, Outgoing(STRIPE), {})
+            await post_async(server.url, Outgoing(STRIPE), {})
+        answer = await post_async(server.url, Outgoing(STRIPE), {})
         return JSONResponse({}, 201 if answer.is_success else 402)
 
     with scripted(Cut(), Say(401)) as server:
@@ -221,7 +213,7 @@ def test_a_key_of_its_own_in_the_body_leaves_the_body_as_it_is(idempotency: Idem
 def deferred(idempotency: Idempotency, server: Scripted) -> Service:
     @idempotency.job("charge", source="stripe", max_attempts=2)
     async def charge(job: JobContext, _payload: Any) -> Response:
-        answer = await _async_post(server.url, Outgoing(STRIPE), {"attempt": job.attempts})
+        answer = await post_async(server.url, Outgoing(STRIPE), {"attempt": job.attempts})
         return Response(201 if answer.is_success else 402, {"status": answer.status_code})
 
     @idempotency.deferred
@@ -238,8 +230,8 @@ def test_a_jobs_second_attempt_does_not_forget_the_first(idempotency: Idempotenc
         service = deferred(idempotency, server)
         service.post()
         for _ in range(2):
-            _work(idempotency)
-            _make_due(idempotency)
+            work(idempotency)
+            make_due(idempotency)
         assert service.post().status_code != 402
     assert len(server.seen) == 2
     assert service.record(sent_key(server)).state in (State.UNKNOWN, State.DEAD_LETTER)
@@ -250,8 +242,8 @@ def test_a_jobs_second_attempt_may_be_declined(idempotency: Idempotency) -> None
         service = deferred(idempotency, server)
         service.post()
         for _ in range(2):
-            _work(idempotency)
-            _make_due(idempotency)
+            work(idempotency)
+            make_due(idempotency)
         assert service.post().json() == {"status": 402}
 
 
@@ -275,10 +267,10 @@ def effect(idempotency: Idempotency, server: Scripted, is_async: bool) -> Servic
     rules: dict[str, Any] = {"source": "stripe", "provider_window": timedelta(hours=24)}
 
     async def call_async(_effect: Effect) -> int:
-        return int((await _async_post(server.url, Outgoing(STRIPE), {})).status_code)
+        return int((await post_async(server.url, Outgoing(STRIPE), {})).status_code)
 
     def call(_effect: Effect) -> int:
-        return int(_httpx2(server.url, Outgoing(STRIPE), {}).status_code)
+        return int(by_httpx2(server.url, Outgoing(STRIPE), {}).status_code)
 
     if is_async:
 
@@ -302,7 +294,7 @@ def test_a_handler_that_runs_again_without_proof_does_not_forget_its_first_run(
 ) -> None:
     @idempotency.leased(repeatable=True)
     async def charge(_request: Any) -> JSONResponse:
-        answer = await _async_post(server.url, Outgoing(STRIPE), {})
+        answer = await post_async(server.url, Outgoing(STRIPE), {})
         if len(server.seen) == 1:
             raise ValueError("its process could as well have died")
         return JSONResponse({}, 201 if answer.is_success else 402)

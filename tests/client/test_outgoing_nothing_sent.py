@@ -21,8 +21,8 @@ from samekey.outgoing.httpx2 import AsyncProviderTransport, ProviderTransport
 from samekey.outgoing.requests import ProviderAdapter
 from tests.chosen import whole
 
+from .calls import MADE, Service
 from .scripted import Cut, Say, Scripted, scripted
-from .test_outgoing import MADE, Service
 
 Sent = dict[str, Any]
 
@@ -70,13 +70,6 @@ CALLS = {
 )
 def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return CALLS[request.param]
-
-
-@pytest.fixture
-def idempotency(sqlite_url: str) -> Iterator[Idempotency]:
-    made = Idempotency(sqlite_url)
-    yield made
-    made.close()
 
 
 @pytest.fixture

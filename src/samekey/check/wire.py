@@ -122,7 +122,9 @@ def connect(url: str, timeout: float) -> socket.socket:
         return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         plain.close()
-        raise Unreachable(f"No TLS with {host}:{port}: {error}.") from None
+        own = isinstance(error, ssl.SSLCertVerificationError)
+        advice = " Is its authority your own? Name its certificate in SSL_CERT_FILE." if own else ""
+        raise Unreachable(f"No TLS with {host}:{port}: {error}.{advice}") from None
 
 
 def _port(parts: SplitResult) -> int:
