@@ -281,3 +281,10 @@ def test_single_tenant_is_one_for_everybody() -> None:
 def test_single_tenant_needs_a_name() -> None:
     with pytest.raises(ConfigurationError, match="needs a name"):
         single_tenant("")
+
+
+@pytest.mark.parametrize("name", ["HTTP_X_USER", "QUERY_STRING", "CONTENT_TYPE", "PATH_INFO", "REQUEST_URI"])
+def test_by_state_does_not_take_the_clients_own_word(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="the client's own word"):
+        by_state(name)
+    assert by_state("REMOTE_USER")({"wsgi.input": None, "REMOTE_USER": "alice"}) == "alice"

@@ -17,6 +17,8 @@ from .errors import ConfigurationError
 Tenant = Callable[[Any], str | None]
 _SECURITY = "__samekey_security__"
 """The attribute of a resolver that says what it asks for."""
+_CLIENTS_OWN = ("HTTP_", "CONTENT_", "QUERY_STRING", "PATH_INFO", "REQUEST_", "RAW_URI", "SCRIPT_NAME")
+"""What a client says itself, as WSGI spells it."""
 _IDENTITIES = ("identity", "id", "pk", "user_id", "username")
 """Where a user object keeps what identifies it. Not its display name: two users may share one."""
 
@@ -37,6 +39,11 @@ def by_state(name: str) -> Tenant:
 
     Works with authentication in FastAPI dependencies: a decorated handler claims after them.
     """
+    if name.startswith(_CLIENTS_OWN):
+        raise ConfigurationError(
+            f"by_state({name!r}) would take the client's own word for who it is. "
+            "Name what your authentication leaves in the environ, such as REMOTE_USER."
+        )
 
     def resolve(context: Any) -> str | None:
         # Not the ASGI scope: "type" or "path" would be there for every caller.

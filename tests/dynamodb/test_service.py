@@ -112,8 +112,8 @@ def test_the_status_of_an_operation_is_found_by_its_id(
     client: httpx2.Client, idempotency: Idempotency
 ) -> None:
     _, record = _lost(client, idempotency)
-    assert idempotency.engine.status("shop", record.id).status == 200
-    assert idempotency.engine.status("another shop", record.id).status == 404
+    assert idempotency.engine.status(record.id, "shop").status == 200
+    assert idempotency.engine.status(record.id, "another shop").status == 404
     status = client.get(f"/idempotency/{record.id}")
     assert (status.status_code, status.json()["state"]) == (200, "unknown")
     for other in ("0" * 64, record.id[:-1], "x" * 3000):

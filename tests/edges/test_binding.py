@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from samekey import Idempotency
+from samekey import Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware
+from samekey.core.program import Statement
 from samekey.tenants import single_tenant
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 
@@ -87,3 +88,45 @@ def test_at_the_wsgi_edge() -> None:
 
     assert [ask("a"), ask("a"), ask("b"), ask(None)] == [1, 1, 2, 401]
     idempotency.close()
+
+
+def test_the_status_resource_is_bound_as_well() -> None:
+    """Another session of the same tenant gets exactly what it gets for an id that never was, and the store is
+    asked the same questions for both."""
+    idempotency = Idempotency("sqlite:///:memory:")
+    ids: list[str] = []
+
+    @idempotency.leased
+    async def pay(request: Request) -> JSONResponse:
+        ids.append(current_operation().id)
+        return JSONResponse({})
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    app.add_middleware(
+        IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant(), binding=session_of
+    )
+    asked: list[str] = []
+    driver = idempotency.engine.drivers.aio
+    execute = driver.execute
+
+    async def noted(statement: Statement) -> Any:
+        asked.append(statement.name)
+        return await execute(statement)
+
+    async def story() -> None:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://x") as client:
+
+            async def look(operation_id: str, session: str) -> tuple[int, bytes, list[str]]:
+                asked.clear()
+                got = await client.get(f"/idempotency/{operation_id}", headers={"X-Session": session})
+                return got.status_code, got.content, list(asked)
+
+            assert (await _ask(client, "one")).status_code == 200
+            driver.execute = noted  # type: ignore[method-assign]
+            assert (await look(ids[0], "one"))[0] == 200
+            other, never = await look(ids[0], "two"), await look("0" * 32, "two")
+            assert other == never and other[0] == 404 and len(other[2]) == 2
+            assert (await client.get(f"/idempotency/{ids[0]}")).status_code == 401
+        await idempotency.aclose()
+
+    asyncio.run(story())

@@ -59,3 +59,27 @@ def test_nobody_is_given_the_password_in_clear(plugin: str) -> None:
         thread.join(30)
     assert len(heard) == 2 and b"app" in heard[0]
     assert not any(PASSWORD.encode() in one for one in heard)
+
+
+@pytest.mark.parametrize("option", ["ssl_mode=required", "ssl_mode=verify_identity"])
+def test_a_url_that_demands_tls_says_nothing_to_a_server_without(option: str) -> None:
+    """Whoever strips TLS from the greeting does not even learn the user."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(30)
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(30)
+                connection.sendall(packet(0, greeting()))
+                heard.append(read(connection))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = listening.getsockname()[1]
+        driver = PyMySQLDriver(f"mysql://app:{PASSWORD}@127.0.0.1:{port}/shop?{option}", timeout=5)
+        with pytest.raises(StoreUnavailable, match="offers no TLS, and the URL demands it"):
+            driver.open()
+        thread.join(30)
+    assert heard == [b""]

@@ -25,7 +25,7 @@ from ..edges.guards import NO_ROUTE, Found, Route, RouteGuards, leads_to, too_la
 from ..edges.startup import Wrong, look
 from ..edges.walk import Guard, ReachedRoute, state_changing
 from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
-from ..engine.gate import tenant_of
+from ..engine.gate import asker_of
 from ..engine.modes.anonymous import anonymous_operation
 from ..engine.modes.mode import Finished, with_expiry
 from ..engine.operation import Running, _current
@@ -178,12 +178,8 @@ class IdempotencyMiddleware:
         self._walk(request)
         sent = request.META.get(self._variable)
         lines = [] if sent is None else [str(sent).encode("utf-8", "surrogatepass")]
-        tenant = Caller(self._tenant, request)
-        binding = None if self._binding is None else Caller(self._binding, request)
-        exchange = self._exchange(request, lines, tenant, binding)
+        exchange = self._asks(request, lines)
         if lines:
-            callers = [tenant] if binding is None else [tenant, binding]
-            exchange.callers = RequestCallers(callers)
             exchange.body = RequestBody(request, self._engine.largest_body)
         request.META[SEEN] = exchange
         return exchange
@@ -282,16 +278,26 @@ class IdempotencyMiddleware:
         return self._guards.status_id(request.META["REQUEST_METHOD"].upper(), request.path, root)
 
     def _status(self, request: HttpRequest, operation_id: str) -> Answer:
-        caller = Caller(self._tenant, request)
-        caller.resolve()
-        tenant = tenant_of(self._exchange(request, [], caller, None), self._policy)
-        return tenant if isinstance(tenant, Answer) else self._engine.status(tenant, operation_id)
+        exchange = self._asks(request, [])
+        assert exchange.callers is not None
+        exchange.callers.meet()
+        asker = asker_of(exchange, self._policy)
+        return asker if isinstance(asker, Answer) else self._engine.status(operation_id, *asker)
 
     async def _status_async(self, request: HttpRequest, operation_id: str) -> Answer:
-        caller = Caller(self._tenant, request)
-        await caller.resolve_async()
-        tenant = tenant_of(self._exchange(request, [], caller, None), self._policy)
-        return tenant if isinstance(tenant, Answer) else await self._engine.status_async(tenant, operation_id)
+        exchange = self._asks(request, [])
+        assert exchange.callers is not None
+        await exchange.callers.meet_async()
+        asker = asker_of(exchange, self._policy)
+        return asker if isinstance(asker, Answer) else await self._engine.status_async(operation_id, *asker)
+
+    def _asks(self, request: HttpRequest, lines: list[bytes]) -> Exchange:
+        """A request, and whom it must show itself to be."""
+        tenant = Caller(self._tenant, request)
+        binding = None if self._binding is None else Caller(self._binding, request)
+        exchange = self._exchange(request, lines, tenant, binding)
+        exchange.callers = RequestCallers([tenant] if binding is None else [tenant, binding])
+        return exchange
 
     def _broken_off(self, exchange: Exchange) -> Running | None:
         """The operation of an application that ended without a page, if there is one to finish."""

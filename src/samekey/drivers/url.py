@@ -14,6 +14,7 @@ from .redis.url import SCHEMES as REDIS_SCHEMES
 from .redis.url import read_url
 from .sqlite.driver import SQLiteDriver
 from .sqlite.driver_async import AsyncSQLiteDriver
+from .unsaid import unsaid
 from .url_kinds import plain_url
 
 
@@ -40,7 +41,13 @@ def drivers_for(
     ready: Ready | None = None,
 ) -> Drivers:
     """The drivers that a URL names. Nothing is connected yet."""
-    url = plain_url(url)
+    with unsaid(url):
+        return _drivers_for(plain_url(url), pool_size, timeout, prepared_statements, ready)
+
+
+def _drivers_for(
+    url: str, pool_size: int, timeout: float, prepared_statements: bool, ready: Ready | None
+) -> Drivers:
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
         driver = SQLiteDriver(_sqlite_path(url), busy_seconds=timeout, ready=ready)

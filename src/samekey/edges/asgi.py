@@ -21,7 +21,7 @@ from ..core.outcome import OnError
 from ..core.problem import refuse
 from ..core.record import Answer
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, passed
-from ..engine.gate import tenant_of
+from ..engine.gate import asker_of
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Tenant
@@ -243,10 +243,10 @@ class AsgiMiddleware:
 
     async def _status(self, scope: Scope, operation_id: str) -> Answer:
         exchange = self._exchange(scope, [])
-        tenant = tenant_of(exchange, self._policy)
-        if isinstance(tenant, Answer):
-            return tenant
-        return await self._engine.status_async(tenant, operation_id)
+        asker = asker_of(exchange, self._policy)
+        if isinstance(asker, Answer):
+            return asker
+        return await self._engine.status_async(operation_id, *asker)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Start-up refuses what can be seen to be wrong; shutdown waits for handlers that outlived their

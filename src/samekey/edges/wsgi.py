@@ -21,7 +21,7 @@ from ..core.record import Answer
 from ..core.states import Mode
 from ..engine.engine import Engine
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, current_exchange, passed
-from ..engine.gate import tenant_of
+from ..engine.gate import asker_of
 from ..engine.handler.boundary import Place
 from ..engine.modes.anonymous import anonymous_operation
 from ..engine.modes.mode import Finished, with_expiry
@@ -172,8 +172,10 @@ class WsgiMiddleware:
 
     def _status(self, environ: Environ, operation_id: str) -> Answer:
         exchange = self._exchange(environ, [])
-        tenant = tenant_of(exchange, self._policy)
-        return tenant if isinstance(tenant, Answer) else self._engine.status(tenant, operation_id)
+        asker = asker_of(exchange, self._policy)
+        if isinstance(asker, Answer):
+            return asker
+        return self._engine.status(operation_id, *asker)
 
 
 class _Guarded:

@@ -84,7 +84,7 @@ from .operation import Running, _current
 from .phased.input import Captured
 from .phased.phased import Definition, PhasedRun, PhasedWay
 from .phased.phases import AsyncPhasedOperation, PhasedOperation
-from .status import gone_answer, status_answer
+from .status import gone_answer, is_of, status_answer
 from .store import Tables, open_store
 from .stranded import Stranded
 from .within import Binding
@@ -703,21 +703,24 @@ class Engine:
 
     # Looking things up
 
-    def status(self, tenant: str, operation_id: str) -> Answer:
-        """The status resource: state, times, and the answer when there is one. 404 to other tenants."""
-        return self.drive(self._status(tenant, operation_id))
+    def status(self, operation_id: str, tenant: str, bound_to: str | None = None) -> Answer:
+        """The status resource: state, times, and the answer when there is one. 404 to other tenants, and to
+        other sessions where keys are bound to one."""
+        return self.drive(self._status(operation_id, tenant, bound_to))
 
-    async def status_async(self, tenant: str, operation_id: str) -> Answer:
+    async def status_async(self, operation_id: str, tenant: str, bound_to: str | None = None) -> Answer:
         """``status`` for async code."""
-        return await self.drive_async(self._status(tenant, operation_id))
+        return await self.drive_async(self._status(operation_id, tenant, bound_to))
 
-    def _status(self, tenant: str, operation_id: str) -> Flow[Answer]:
+    def _status(self, operation_id: str, tenant: str, bound_to: str | None) -> Flow[Answer]:
         if self._lookup_limit.exceeded(tenant):
             return refuse(
                 Refusal(429, "Too many look-ups. Come back in a minute.", "limited", 60), self.policy
             )
         try:
             found = yield from ask(lambda: self.keys.read_by_id(operation_id))
+            if found is not None and not is_of(found[1], tenant, bound_to):
+                found = None  # from here on as if it were not there: the same questions, the same answer
             former = found is None and (
                 yield from ask(lambda: self.keys.existed(operation_id, scope_part(tenant)))
             )
@@ -727,11 +730,11 @@ class Engine:
         except SamekeyError as error:
             logger.error("The record of operation %s is unreadable: %s", operation_id, error)
             return refuse(Refusal(500, "The record cannot be read.", "result_unavailable"), self.policy)
-        if former:
+        if former and bound_to is None:  # nobody remembers whose session it was
             return gone_answer(self.policy)
         if found is not None:
             found = found[0], (yield from self._as_it_runs(found[1]))
-        return status_answer(found, scope_part(tenant), self.policy, kept=kept)
+        return status_answer(found, self.policy, kept=kept)
 
     def _is_kept(self, now: int, record: Record) -> Flow[bool]:
         """Whether its retention is over and something of it is left all the same."""

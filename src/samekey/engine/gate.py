@@ -49,6 +49,15 @@ def tenant_of(exchange: Exchange, policy: Policy) -> str | Answer:
     return _resolved(exchange.tenant, exchange, policy, "tenant resolver")
 
 
+def asker_of(exchange: Exchange, policy: Policy) -> tuple[str, str | None] | Answer:
+    """Who looks at the status resource, and from which session where keys are bound to one."""
+    tenant = tenant_of(exchange, policy)
+    if isinstance(tenant, Answer):
+        return tenant
+    bound_to = binding_of(exchange, policy)
+    return bound_to if isinstance(bound_to, Answer) else (tenant, bound_to)
+
+
 def caller_of(exchange: Exchange) -> str | None:
     """Who asks, for those who count; None where nobody can tell, which is no reason to refuse anything."""
     try:

@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from ..core.claim import call_part, scope_of, scope_part
 from ..core.decide import has_expired
 from ..core.policy import Policy
 from ..core.problem import Refusal, refuse
@@ -16,12 +17,18 @@ from ..core.states import State
 _UNSETTLED = frozenset({State.PENDING, State.IN_PROGRESS, State.UNKNOWN})
 
 
-def status_answer(
-    found: tuple[int, Record] | None, tenant: str, policy: Policy, *, kept: bool = False
-) -> Answer:
-    """404 for another tenant exactly as for an id that never was; 410 once expired, unless it is ``kept``
-    because something of it is left to do."""
-    if found is None or found[1].tenant != tenant:
+def is_of(record: Record, tenant: str, bound_to: str | None) -> bool:
+    """Whether an operation is this caller's, and of this session where keys are bound to one."""
+    parts = [] if bound_to is None else [scope_part(bound_to)]
+    own = [scope_of(part(tenant), *parts) for part in (scope_part, call_part)]
+    # Every part of a scope carries its length, so that what begins so is nobody else's.
+    return record.tenant == scope_part(tenant) and record.scope.startswith(tuple(own))
+
+
+def status_answer(found: tuple[int, Record] | None, policy: Policy, *, kept: bool = False) -> Answer:
+    """404 where nothing of the caller's was found; 410 once expired, unless it is ``kept`` because something
+    of it is left to do."""
+    if found is None:
         return refuse(Refusal(404, "There is no such operation."), policy)
     now, record = found
     if has_expired(record, now) and not kept:

@@ -15,6 +15,7 @@ from ..core.policy import Policy
 from ..core.program import Program
 from ..core.states import Mode
 from ..drivers.protocol import Ready
+from ..drivers.unsaid import unsaid
 from ..drivers.url import Drivers, drivers_for
 from ..drivers.wrappers.batched import AsyncBatchedDriver
 from ..drivers.wrappers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
@@ -130,7 +131,8 @@ def cached(drivers: Drivers, schema: str, cache: str | None, *, in_progress: boo
     from ..drivers.wrappers.redis_cache import CacheUrl
 
     which = identity(queries_for(drivers.dialect, schema))
-    url = CacheUrl.parse(cache)
+    with unsaid(cache):
+        url = CacheUrl.parse(cache)
     return with_cache(drivers, url, which, schema=schema, in_progress=in_progress, breaker=Breaker)
 
 

@@ -31,7 +31,7 @@ from ..pool import Pool
 from ..protocol import Ready
 from ..threaded_session import TAKES_BACK
 from .errors import unreachable
-from .lent import OurConnection, PyMySQLFace, sever
+from .lent import DemandingConnection, OurConnection, PyMySQLFace, sever
 from .url import IN_TRANSACTION, MULTI_STATEMENTS, as_found, target_of
 from .watched import Ended, Watched, leave_alone, unwrapped, watch
 from .wire import Connection, check_own, close, code, cut, execute, message, reset, run, set_up, usable
@@ -112,8 +112,9 @@ class PyMySQLDriver:
     def _connect(self, *, short: bool) -> Connection:
         # Only where no handler's SQL is ever sent: elsewhere a hole in it would be a larger one.
         flag = MULTI_STATEMENTS if short else 0
+        kind = DemandingConnection if self._target.demands_tls else OurConnection
         try:
-            connection = OurConnection(
+            connection = kind(
                 **self._target.arguments(),
                 client_flag=flag,
                 connect_timeout=max(1, self.timeout),

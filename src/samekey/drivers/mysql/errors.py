@@ -23,6 +23,8 @@ DEADLOCK: Final = 1213
 
 AUTH_PLUGIN_ERROR: Final = 2061
 """The client's own: a way of logging in that it does not take part in."""
+SSL_CONNECTION_ERROR: Final = 2026
+"""The client's own: no TLS, or not to the right server."""
 
 # 1020 is MariaDB's word for a row that changed under a snapshot, 3101 that of MySQL's group replication.
 _CONFLICT: Final = {DEADLOCK, 1020, 3101}
@@ -47,6 +49,7 @@ _ADVICE: Final = {
     1040: "Every process needs up to 2 × pool_size connections: lower pool_size or raise max_connections.",
     2003: "Is the server running there, and are host and port in the URL right?",
     2005: "Check the host in the URL.",
+    SSL_CONNECTION_ERROR: "Switch TLS on at the server, or take ssl_mode and ssl_ca out of the URL.",
     AUTH_PLUGIN_ERROR: "Ask for TLS and name the server's authority in the URL: ?ssl_ca=/etc/ca.pem",
 }
 

@@ -17,11 +17,12 @@ from typing import Any, Final, NoReturn
 
 import pymysql  # type: ignore[import-untyped]
 from pymysql.connections import Connection as PlainConnection  # type: ignore[import-untyped]
+from pymysql.constants import CLIENT  # type: ignore[import-untyped]
 from pymysql.cursors import Cursor  # type: ignore[import-untyped]
 
 from ...errors import CommitRefused, OperationOver
 from ..loan import Loan
-from .errors import AUTH_PLUGIN_ERROR
+from .errors import AUTH_PLUGIN_ERROR, SSL_CONNECTION_ERROR
 from .text import ends_transaction, is_plain, may_hide_an_end
 from .url import COMMIT_REFUSED, unverified_tls
 from .watched import Watched
@@ -61,6 +62,17 @@ class OurConnection(PlainConnection):  # type: ignore[misc]
         if self._result.description is None and affected:
             self.written += 1
         return affected
+
+
+class DemandingConnection(OurConnection):
+    """For a URL that demands TLS: whoever strips it from the server's greeting learns not even the user."""
+
+    def _request_authentication(self) -> None:
+        if not (self.unix_socket or self.server_capabilities & CLIENT.SSL):
+            raise pymysql.err.OperationalError(
+                SSL_CONNECTION_ERROR, "the server offers no TLS, and the URL demands it"
+            )
+        super()._request_authentication()
 
 
 class PyMySQLFace(Watched, OurConnection):

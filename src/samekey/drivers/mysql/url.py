@@ -53,6 +53,8 @@ class Target:
     unix_socket: str | None
     tls: ssl.SSLContext | None
     """Made once: reading certificates takes longer than all the rest of a connect."""
+    demands_tls: bool = False
+    """Nothing is said to a server that offers none."""
 
     def arguments(self) -> dict[str, Any]:
         """As both drivers take them."""
@@ -79,16 +81,19 @@ def target_of(url: str) -> Target:
     try:
         port = parts.port or 3306
     except ValueError as error:
-        raise ConfigurationError(f"The MySQL URL names no port number: {error}.") from error
+        raise ConfigurationError(f"The MySQL URL names no port number: {error}.") from None
     if not database or "/" in database:
         raise ConfigurationError("The MySQL URL names no database: write mysql://user@host:3306/database.")
     options = dict(parse_qsl(parts.query))
     socket = options.pop("unix_socket", None)
+    mode = options.pop("ssl_mode", "preferred")
+    if mode not in _SSL_MODES:
+        raise ConfigurationError(f"ssl_mode in the MySQL URL must be one of {', '.join(_SSL_MODES)}.")
     unknown = sorted(set(options) - {"ssl_ca", "ssl_cert", "ssl_key"})
     if unknown:
         raise ConfigurationError(
             f"The MySQL URL has options that samekey does not know: {', '.join(unknown)}. It knows "
-            "unix_socket, ssl_ca, ssl_cert and ssl_key."
+            "unix_socket, ssl_mode, ssl_ca, ssl_cert and ssl_key."
         )
     return Target(
         parts.hostname or "localhost",
@@ -97,8 +102,13 @@ def target_of(url: str) -> Target:
         unquote(parts.password or ""),
         database,
         socket,
-        _tls(options) if options else None,
+        _tls(options) if options or mode == "verify_identity" else None,
+        demands_tls=bool(options) or mode != "preferred",
     )
+
+
+_SSL_MODES: Final = ("preferred", "required", "verify_identity")
+"""As MySQL's own clients name them: TLS where the server offers it; always; always, to the right server."""
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext:

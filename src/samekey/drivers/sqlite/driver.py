@@ -11,7 +11,6 @@ import os
 import shutil
 import sqlite3
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from ...errors import (
 from ..loan import Loan
 from ..pool import Pool
 from ..protocol import Ready
+from .files import make_private, private_folder
 from .lent import HandlerConnection, gone
 
 T = TypeVar("T")
@@ -65,8 +65,8 @@ class SQLiteDriver:
         if path == ":memory:":
             # A memory database belongs to one connection, or else locks whole tables among several. A
             # private file that goes with this driver behaves like the real thing, also after a close.
-            folder = tempfile.mkdtemp(prefix="samekey-")
-            weakref.finalize(self, _remove, folder, os.getpid())
+            folder, held = private_folder()
+            weakref.finalize(self, _remove, folder, held, os.getpid())
             path = os.path.join(folder, "memory.db")
         self.path = path
         self._statements: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=128), _close)
@@ -103,6 +103,7 @@ class SQLiteDriver:
         self._pool.close()
 
     def _connect(self, *, cached: int) -> HandlerConnection:
+        make_private(self.path)
         try:
             connection = sqlite3.connect(
                 self.path,
@@ -148,10 +149,11 @@ class SQLiteDriver:
             time.sleep(0.01)
 
 
-def _remove(folder: str, owner: int) -> None:
+def _remove(folder: str, held: int, owner: int) -> None:
     """Not by a forked child that ends, or closes what it inherited: the parent goes on."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
 
 
 class SQLiteSession:
