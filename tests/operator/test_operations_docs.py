@@ -8,6 +8,7 @@ import re
 
 import samekey.ops.doctor
 import samekey.ops.doctor_servers
+import samekey.ops.doctor_tables
 from samekey.engine.evidence.said import Resolution
 from tests.operator.session import (
     IDS,
@@ -100,7 +101,7 @@ def test_one_variable_means_one_thing() -> None:
 def test_every_finding_is_explained() -> None:
     section = TEXT[TEXT.index("## What the doctor finds") : TEXT.index("## The audit")]
     described = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
-    rooms = (samekey.ops.doctor, samekey.ops.doctor_servers)
+    rooms = (samekey.ops.doctor, samekey.ops.doctor_servers, samekey.ops.doctor_tables)
     codes = {
         node.args[0].value
         for room in rooms

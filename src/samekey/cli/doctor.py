@@ -69,9 +69,9 @@ def _read(store: OperatorStore) -> Symptoms:
             store.ask(store.opened.check)
     except SchemaMismatch as problem:
         return Symptoms(dialect=dialect, schema_problem=str(problem))
-    except ConfigurationError:
+    except ConfigurationError as problem:
         if store.has_tables:
-            raise
+            return Symptoms(dialect=dialect, rights_problem=str(problem))
         # A key store that is refused for being unsafe: just what the doctor is to tell about.
     symptoms = Symptoms(
         dialect=dialect,
@@ -83,6 +83,7 @@ def _read(store: OperatorStore) -> Symptoms:
     if store.has_tables:
         return replace(
             symptoms,
+            missing=store.ask(store.operator.missing_parts),
             facts=store.ask(store.operator.server_facts),
             durations=store.ask(lambda: store.operator.durations(limit=MEASURED)),
             unknown_endpoints=store.ask(store.operator.unknown_endpoints),
@@ -164,6 +165,8 @@ def _facts(symptoms: Symptoms) -> Iterator[tuple[str, str]]:
         )
     yield "clock", f"{symptoms.skew_ms:+} ms from this machine's"
     for name, value in sorted(symptoms.facts.items()):
+        if name.startswith(("dead_rows ", "live_rows ")):
+            continue  # a finding tells of those that matter
         yield name.replace("_", " "), f"{int(value):,}" if name.endswith("_bytes") else value
 
 

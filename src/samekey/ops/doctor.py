@@ -13,6 +13,7 @@ from typing import Final
 
 from ..stores.protocols import Overview
 from .doctor_servers import LAYOUT, check_server
+from .doctor_tables import check_tables
 from .symptoms import Diagnosis, Symptoms
 
 SECOND: Final = 1000
@@ -61,6 +62,10 @@ def examine(symptoms: Symptoms) -> list[Diagnosis]:
     if symptoms.schema_problem is not None:
         advice = LAYOUT if symptoms.dialect == "redis" else "samekey migrate URL"
         return [Diagnosis("tables", "problem", symptoms.schema_problem, advice)]
+    if symptoms.rights_problem is not None:
+        return [
+            Diagnosis("rights", "problem", symptoms.rights_problem, "the grants on the page of this store")
+        ]
     assert symptoms.overview is not None
     found = [
         *_workers(symptoms.overview),
@@ -68,6 +73,7 @@ def examine(symptoms: Symptoms) -> list[Diagnosis]:
         *_growth(symptoms, symptoms.overview),
         *_lease(symptoms),
         *_clock(symptoms),
+        *check_tables(symptoms),
         *check_server(symptoms),
     ]
     if symptoms.dialect == "redis":
@@ -212,15 +218,6 @@ def _growth(symptoms: Symptoms, seen: Overview) -> Iterator[Diagnosis]:
             f"{seen.past_retention:,} of {seen.records:,} records are past retention: the reaper cannot keep "
             "up.",
             "samekey reap, then run the reaper more often, or keep keys for a shorter time",
-        )
-    dead = int(symptoms.facts.get("dead_rows", 0))
-    if dead > max(10 * PILE, seen.records):
-        yield Diagnosis(
-            "bloat",
-            "problem",
-            f"{dead:,} dead rows in the table of keys and {seen.records:,} live ones: autovacuum cannot keep "
-            "up.",
-            "vacuum the table, and lower autovacuum_vacuum_scale_factor for it",
         )
 
 

@@ -29,6 +29,10 @@ class Symptoms:
     dialect: Dialect
     schema_problem: str | None = None
     overview: Overview | None = None
+    rights_problem: str | None = None
+    """What the role may not do; then nothing else could be looked at."""
+    missing: Sequence[str] = ()
+    """Indexes and triggers that should be there and are not."""
     facts: Mapping[str, str] = field(default_factory=dict)
     weaknesses: Sequence[tuple[str, str, str]] = ()
     """Of a key store: what can make it forget, as code, sentence and advice."""

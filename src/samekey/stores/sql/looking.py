@@ -14,6 +14,7 @@ from ...core.record import COLUMNS, Record, decode_record, run_of
 from ...core.states import State
 from ..protocols import Overview
 from .keys import SqlKeys
+from .migrations import missing_parts
 from .overruling import waiting_yeses
 
 LOOKED_THROUGH: Final = 1_000_000
@@ -270,6 +271,10 @@ class Looking:
         """The server's settings and sizes that matter to us."""
         rows = yield self._queries.statement("server_facts", None)
         return {str(name): str(value) for name, value in rows if value is not None}
+
+    def missing_parts(self) -> Program[list[str]]:
+        """Indexes and triggers that should be there and are not."""
+        return missing_parts(self._queries)
 
     # Every key, page by page: a digest cannot be turned back into its key
 

@@ -19,6 +19,12 @@ from .queries import Queries
 _COMPATIBLE = re.compile(r"^-- min_compatible: (\d+)$", re.MULTILINE)
 
 
+_PART = re.compile(
+    r"^(?:create (?:unique )?index|create trigger(?: if not exists)?|    (?:unique )?key) (\w+)", re.MULTILINE
+)
+"""What a migration makes beside tables; MySQL's indexes stand within them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """One version of the schema."""
@@ -126,6 +132,14 @@ def check(queries: Queries) -> Program[None]:
                 f'tables: grant usage on schema "{queries.schema}" to ROLE; grant select, insert, update, '
                 f'delete on all tables in schema "{queries.schema}" to ROLE.'
             )
+
+
+def missing_parts(queries: Queries) -> Program[list[str]]:
+    """Indexes and triggers that the migrations have made and that are gone, disabled or not valid."""
+    rows = yield _statement(queries["parts_there"])
+    there = {str(row[0]).lower() for row in rows}
+    made = [name for one in migrations(queries.dialect) for name in _PART.findall(one.sql)]
+    return sorted(name for name in dict.fromkeys(made) if name.lower() not in there)
 
 
 def script(queries: Queries) -> str:

@@ -315,6 +315,11 @@ where state = 'completed' and completed_at is not null and error_code is null
     and mode in ('leased', 'repeatable', 'phased')
 order by expires_at desc limit :limit
 
+-- name: parts_there
+-- The indexes and triggers that are there and in use, by name.
+select index_name from information_schema.statistics where table_schema = database()
+union select trigger_name from information_schema.triggers where trigger_schema = database()
+
 -- name: server_facts
 -- Settings and sizes that matter, as pairs.
 select 'version', version()

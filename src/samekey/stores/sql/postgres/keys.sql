@@ -347,9 +347,13 @@ insert into {schema}.schema_versions (version, min_compatible)
 values (:version::bigint, :min_compatible::bigint)
 
 -- name: missing_rights
--- What this role may not do with the tables that every request uses; null if nothing is missing.
+-- What this role may not do with the tables; null if nothing is missing. All of them are needed by every mode: what
+-- belongs to an operation goes with it. The audit is only written and read.
 select string_agg(wanted.privilege || ' on ' || wanted.name, ', ' order by wanted.name, wanted.privilege)
-from (values
-    ('keys', 'select'), ('keys', 'insert'), ('keys', 'update'), ('keys', 'delete'), ('audit', 'insert')
-) as wanted (name, privilege)
+from (
+    select name, privilege
+    from unnest(array['keys', 'inputs', 'phases', 'jobs', 'effects', 'made', 'evidence', 'limits']) as name,
+        unnest(array['select', 'insert', 'update', 'delete']) as privilege
+    union all values ('audit', 'select'), ('audit', 'insert')
+) as wanted
 where not has_table_privilege(format('%I.%I', :schema_name::text, wanted.name), wanted.privilege)

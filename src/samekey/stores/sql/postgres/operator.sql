@@ -311,13 +311,40 @@ where state = 'completed' and completed_at is not null and error_code is null
     and mode in ('leased', 'repeatable', 'phased')
 order by expires_at desc limit :limit::bigint
 
+-- name: parts_there
+-- The indexes and triggers that are there and in use, by name.
+select c.relname from pg_index as i
+join pg_class as c on c.oid = i.indexrelid join pg_class as t on t.oid = i.indrelid
+where i.indisvalid and t.relnamespace = (select relnamespace from pg_class where oid = '{keys}'::regclass)
+union all
+select g.tgname from pg_trigger as g join pg_class as t on t.oid = g.tgrelid
+where g.tgenabled <> 'D' and t.relnamespace = (select relnamespace from pg_class where oid = '{keys}'::regclass)
+
 -- name: server_facts
 -- Settings and sizes that matter, as pairs.
 select 'server_version_num', current_setting('server_version_num')
 union all select 'in_recovery', pg_is_in_recovery()::int::text
 union all select name, setting from pg_settings where name in (
-    'fsync', 'synchronous_commit', 'idle_in_transaction_session_timeout', 'default_transaction_isolation'
+    'fsync', 'synchronous_commit', 'idle_in_transaction_session_timeout', 'default_transaction_isolation',
+    'autovacuum', 'max_connections'
 )
 union all select 'keys_bytes', pg_total_relation_size('{keys}'::regclass)::text
 union all select 'audit_bytes', pg_total_relation_size('{audit}'::regclass)::text
-union all select 'dead_rows', n_dead_tup::text from pg_stat_all_tables where relid = '{keys}'::regclass
+union all select 'dead_rows ' || s.relname, s.n_dead_tup::text from pg_stat_all_tables as s
+    join pg_class as c on c.oid = s.relid
+    where c.relnamespace = (select relnamespace from pg_class where oid = '{keys}'::regclass)
+union all select 'live_rows ' || s.relname, s.n_live_tup::text from pg_stat_all_tables as s
+    join pg_class as c on c.oid = s.relid
+    where c.relnamespace = (select relnamespace from pg_class where oid = '{keys}'::regclass)
+union all select 'unvacuumed', string_agg(c.relname, ', ' order by c.relname) from pg_class as c
+    where c.relnamespace = (select relnamespace from pg_class where oid = '{keys}'::regclass)
+        and array_to_string(c.reloptions, ',') ~ 'autovacuum_enabled=(false|off|0|no)'
+union all select 'connections', count(*)::text from pg_stat_activity where backend_type = 'client backend'
+union all (
+    select 'oldest_transaction', floor(extract(epoch from now() - xact_start))::bigint::text || ' s, session ' || pid
+        || ' (' || coalesce(nullif(application_name, ''), usename::text, '?') || ', ' || coalesce(state, '?') || ')'
+    from pg_stat_activity
+    where xact_start is not null and pid <> pg_backend_pid() and backend_type = 'client backend'
+        and datname = current_database()
+    order by xact_start limit 1
+)

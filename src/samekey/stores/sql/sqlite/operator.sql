@@ -300,6 +300,10 @@ where state = 'completed' and completed_at is not null and error_code is null
     and mode in ('leased', 'repeatable', 'phased')
 order by expires_at desc limit :limit
 
+-- name: parts_there
+-- The indexes and triggers that are there and in use, by name.
+select name from sqlite_master where type in ('index', 'trigger')
+
 -- name: server_facts
 -- Settings and sizes that matter, as pairs.
 select 'sqlite_version', sqlite_version()
