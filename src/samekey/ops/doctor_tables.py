@@ -1,4 +1,4 @@
-"""The doctor's judgement of samekey's tables: what is missing, what bloats, and who keeps it from being mended."""
+"""The doctor's judgement of the tables: what is missing, what bloats, and who is in the way of mending it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Final
 
 from .symptoms import Diagnosis, Symptoms
 
-TRIGGERS: Final = ("note", "forget", "keep", "samekey_note", "samekey_forget", "samekey_keep")
+TRIGGERS: Final = tuple(
+    f"{prefix}{name}_" for prefix in ("", "samekey_") for name in ("note", "forget", "keep", "next")
+)
 """How the names of triggers begin."""
 DEAD: Final = 100_000
 """Fewer dead rows are what vacuum comes for next."""
@@ -76,8 +78,8 @@ def _company(symptoms: Symptoms) -> Iterator[Diagnosis]:
         yield Diagnosis(
             "long_transaction",
             "problem",
-            f"A transaction has been open for {oldest}. Until it ends nothing can be vacuumed, and migrations "
-            "wait.",
+            f"A transaction has been open for {oldest}. Until it ends nothing can be vacuumed, and migrations"
+            " wait.",
             "end it: pg_terminate_backend(session), after asking whose it is",
         )
     used, most = int(facts.get("connections", 0)), int(facts.get("max_connections", 0))
