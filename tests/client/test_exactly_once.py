@@ -21,7 +21,7 @@ from samekey import Idempotency
 from tests.chosen import whole
 
 from .payer import TRY_AGAIN
-from .wires import WIRES
+from .wires import EVERY
 
 PATIENCE = 280.0
 
@@ -116,7 +116,7 @@ def test_each_operation_is_carried_out_once(tmp_path: Path) -> None:
 
 
 @whole
-@pytest.mark.parametrize("wire", [wire.name for wire in WIRES if wire.name != "httpx2"])
+@pytest.mark.parametrize("wire", [wire.name for wire in EVERY if wire.name != "httpx2"])
 def test_each_operation_is_carried_out_once_on(wire: str, tmp_path: Path) -> None:
     assert_each_once(run(wire, 40, tmp_path, kills=3), 40)
 
@@ -139,7 +139,7 @@ if __name__ == "__main__":  # python -m tests.client.test_exactly_once [COUNT]: 
     import tempfile
 
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    for each in WIRES:
+    for each in EVERY:
         with tempfile.TemporaryDirectory() as place:
             print(each.name, end=": ", flush=True)
             assert_each_once(run(each.name, wanted, Path(place), kills=8), wanted)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,7 +16,7 @@ import httpx2
 import samekey.client.httpx
 import samekey.client.httpx2
 import samekey.client.requests
-from samekey.client import Keyed, Told, operation, told
+from samekey.client import Answer, Finished, Keyed, Request, Told, operation, pending, told, with_key
 
 T = TypeVar("T")
 
@@ -121,6 +124,38 @@ class _Requests(Wire):
         return session
 
 
+class Plain(Wire):
+    """``with_key``, by the standard library."""
+
+    name = "with_key"
+    connect_error = urllib.error.URLError
+
+    def post(self, url: str, body: Any, keyed: Keyed, *, name: str | None = None, **options: Any) -> Result:
+        content = (("Content-Type", "application/json"),)
+        request = Request("POST", url, content, json.dumps(body).encode())
+        return self._of(with_key(self._send, request, keyed=keyed, name=name))
+
+    def finish_pending(self, keyed: Keyed, **settings: Any) -> list[Result]:
+        headers = tuple(settings.get("headers", {}).items())
+        return [self._of(one.finish(headers=headers)) for one in pending(self._send, keyed=keyed)]
+
+    @staticmethod
+    def _of(finished: Finished) -> Result:
+        answer = finished.answer
+        headers = {name.lower(): value for name, value in answer.headers}
+        return Result(answer.status, answer.body, headers, finished.told)
+
+    @staticmethod
+    def _send(request: Request, seconds: float) -> Answer:
+        sent = urllib.request.Request(request.url, request.body, dict(request.headers), method=request.method)
+        try:
+            with urllib.request.urlopen(sent, timeout=min(seconds, 5.0)) as answer:
+                return Answer(answer.status, tuple(answer.headers.items()), answer.read())
+        except urllib.error.HTTPError as answer:
+            with answer:
+                return Answer(answer.code, tuple(answer.headers.items()), answer.read())
+
+
 def _content(body: Any) -> dict[str, Any]:
     streamed = hasattr(body, "__next__") or hasattr(body, "__anext__")
     return {"content": body} if isinstance(body, bytes) or streamed else {"json": body}
@@ -139,5 +174,9 @@ WIRES: list[Wire] = [
 ]
 
 
+EVERY: list[Wire] = [*WIRES, Plain()]
+"""And the function for anything else."""
+
+
 def wire_named(name: str) -> Wire:
-    return next(wire for wire in WIRES if wire.name == name)
+    return next(wire for wire in EVERY if wire.name == name)

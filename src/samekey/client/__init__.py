@@ -22,7 +22,7 @@ from .errors import (
 from .files import FileJournal
 from .journal import Journal, MemoryJournal
 from .pending import Pending
-from .plain import with_key, with_key_async
+from .plain import pending, pending_async, with_key, with_key_async
 from .scope import operation
 from .table import TableJournal
 from .wire import Answer, Request
@@ -51,6 +51,8 @@ __all__ = [
     "Told",
     "Unsettled",
     "operation",
+    "pending",
+    "pending_async",
     "told",
     "with_key",
     "with_key_async",
