@@ -73,6 +73,4 @@ async def set_state(connection: Any, order: int, state: str) -> None:
 
 
 app = Starlette(routes=[Route("/orders", place_order, methods=["POST"])])
-app.add_middleware(
-    IdempotencyMiddleware, idempotency=idempotency, tenant=by_api_key(["demo"], secret=b"not for production")
-)
+app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=by_api_key({"demo": "acme"}))

@@ -87,9 +87,7 @@ class Payments:
 
 payments = Payments(PROVIDER)
 app = FastAPI(title="Rides")
-app.add_middleware(
-    IdempotencyMiddleware, idempotency=idempotency, tenant=by_api_key(["demo"], secret=b"not for production")
-)
+app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=by_api_key({"demo": "acme"}))
 
 
 @app.post("/rides", status_code=201)

@@ -241,7 +241,6 @@ def test_the_postgresql_application(tmp_path: Path, postgres_url: str) -> None:
     command = [sys.executable, "-m", "samekey.cli", "migrate", postgres_url]
     subprocess.run(command, check=True, capture_output=True)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("create table payments (id bigint generated always as identity, cents integer)")
         with serve_asgi("payments:app", {"DATABASE_URL": postgres_url}, directory=tmp_path) as api:
             assert_keeps_its_promises(api.url)
         assert connection.execute("select count(*) from payments").fetchone() == (1,)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from flask import Flask
+from flask import Request as FlaskRequest
 from starlette.applications import Starlette
 from starlette.authentication import (
     AuthCredentials,
@@ -23,8 +27,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from samekey import Idempotency
+from samekey.asgi import IdempotencyMiddleware
 from samekey.errors import ConfigurationError
 from samekey.tenants import Tenant, by_api_key, by_state, by_user, single_tenant
+from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
 
 SOME_UUID = uuid.UUID("0b9e2f5c-7d31-4c8e-9a44-5f0d6f1f2a77")
 
@@ -191,8 +198,7 @@ def test_by_state_reads_what_a_handler_left_in_request_state() -> None:
 
 # --- by_api_key ----------------------------------------------------------------------------------
 
-KEYS = ["sk_live_one", "sk_live_two", "schlüssel"]
-SECRET = b"a secret of the server"
+KEYS = {"sk_live_one": "acct_1", "sk_live_two": "acct_2"}
 
 
 def under_asgi(value: bytes, header: bytes = b"Authorization") -> dict[str, Any]:
@@ -206,7 +212,7 @@ def under_wsgi(value: bytes, header: str = "HTTP_AUTHORIZATION") -> dict[str, An
 @pytest.mark.parametrize("context", [under_asgi, under_wsgi])
 @pytest.mark.parametrize("spelling", [b"%s", b"Bearer %s", b"bearer %s", b"BEARER   %s "])
 def test_by_api_key_knows_a_key_however_it_is_sent(context: Any, spelling: bytes) -> None:
-    resolve = by_api_key(KEYS, secret=SECRET)
+    resolve = by_api_key(KEYS)
     tenants = {resolve(context(spelling % key.encode())) for key in KEYS}
     assert None not in tenants
     assert len(tenants) == len(KEYS)
@@ -218,55 +224,126 @@ def test_by_api_key_knows_a_key_however_it_is_sent(context: Any, spelling: bytes
     "value", [b"", b"Bearer", b"Bearer ", b"sk_live_three", b"Basic sk_live_one", b"sk_live_on", b"\xff"]
 )
 def test_by_api_key_is_nobody_for_any_other_key(context: Any, value: bytes) -> None:
-    assert by_api_key(KEYS, secret=SECRET)(context(value)) is None
+    assert by_api_key(KEYS)(context(value)) is None
 
 
 def test_by_api_key_is_nobody_without_the_header() -> None:
-    resolve = by_api_key(KEYS, secret=SECRET)
+    resolve = by_api_key(KEYS)
     assert resolve(asgi()) is None
     assert resolve(wsgi()) is None
     assert resolve({"type": "http"}) is None
 
 
 def test_by_api_key_reads_the_header_that_it_was_told() -> None:
-    resolve = by_api_key(KEYS, secret=SECRET, header="X-Api-Key")
+    resolve = by_api_key(KEYS, header="X-Api-Key")
     assert resolve(under_asgi(b"sk_live_one", b"x-api-key"))
     assert resolve(under_wsgi(b"sk_live_one", "HTTP_X_API_KEY"))
     assert resolve(under_asgi(b"sk_live_one")) is None
     assert resolve(under_wsgi(b"sk_live_one")) is None
 
 
-def test_by_api_key_never_gives_the_key_itself() -> None:
-    tenant = by_api_key(KEYS, secret=SECRET)(under_asgi(b"sk_live_one"))
-    assert tenant is not None
-    assert len(tenant) == 64
-    assert "sk_live" not in tenant
-    assert tenant != by_api_key(KEYS, secret=b"another")(under_asgi(b"sk_live_one"))
+def test_by_api_key_gives_the_account_so_that_a_rotated_key_is_the_same_caller() -> None:
+    resolve = by_api_key({"sk_old": "acct_1", "sk_new": "acct_1", "sk_other": "acct_2"})
+    assert resolve(under_asgi(b"sk_old")) == resolve(under_asgi(b"Bearer sk_new")) == "acct_1"
+    assert resolve(under_wsgi(b"sk_other")) == "acct_2"
 
 
-def test_by_api_key_is_the_same_in_every_release() -> None:
-    """Another text would be another tenant, and every retry under way would run again."""
-    tenant = by_api_key(KEYS, secret=SECRET)(under_asgi(b"sk_live_one"))
-    assert tenant == "32cb76b3222b8d0010fcf556c37444609204c3ab323d97ab02fd64e8fcf54e1f"
+@pytest.mark.parametrize(
+    "keys", [{}, ["sk_live_one"], "sk_live_one", {"": "a"}, {"good": " "}, {b"bytes": "a"}, {"a": None}, None]
+)
+def test_by_api_key_needs_the_account_of_each_key(keys: Any) -> None:
+    """A list would make the credential the tenant; an empty key is sent by everybody who sends none."""
+    with pytest.raises(ConfigurationError, match="account of each key"):
+        by_api_key(keys)
 
 
-@pytest.mark.parametrize("keys", [[], "sk_live_one", b"sk_live_one", [""], ["good", " "], [b"bytes"], [None]])
-def test_by_api_key_needs_a_list_of_keys(keys: Any) -> None:
-    """A string is a list of its letters, and an empty key is sent by everybody who sends none."""
-    with pytest.raises(ConfigurationError, match="list of the accepted keys"):
-        by_api_key(keys, secret=SECRET)
+# --- async resolvers, and the framework's own request --------------------------------------------
 
 
-@pytest.mark.parametrize("secret", [b"", "text", None])
-def test_by_api_key_needs_a_secret(secret: Any) -> None:
-    with pytest.raises(ConfigurationError, match="needs a secret"):
-        by_api_key(KEYS, secret=secret)
+def by_request(request: Request) -> str | None:
+    return request.headers.get("x-account")
 
 
-def test_by_api_key_takes_any_iterable_once() -> None:
-    resolve = by_api_key((key for key in KEYS), secret=SECRET)
-    assert resolve(under_asgi(b"sk_live_two"))
-    assert resolve(under_asgi(b"sk_live_two"))
+async def by_request_later(request: Request) -> str | None:
+    await asyncio.sleep(0)
+    if request.headers.get("x-account") == "raise":
+        raise LookupError("the directory is down")
+    return request.headers.get("x-account")
+
+
+async def by_scope_later(scope: dict[str, Any]) -> str | None:
+    await asyncio.sleep(0)
+    return next((value.decode() for name, value in scope["headers"] if name == b"x-account"), None)
+
+
+def served(sqlite_url: str, tenant: Tenant, *, sync: bool) -> tuple[TestClient, list[str]]:
+    idempotency, ran = Idempotency(sqlite_url), []
+
+    @idempotency.leased
+    async def pay(request: Request) -> PlainTextResponse:
+        ran.append("async")
+        return PlainTextResponse("paid")
+
+    api = FastAPI()
+
+    @api.post("/sync")
+    @idempotency.leased
+    def pay_in_a_thread() -> dict[str, str]:
+        ran.append("sync")
+        return {"paid": "yes"}
+
+    app: Any = api if sync else Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=tenant)
+    return TestClient(app, raise_server_exceptions=False), ran
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("tenant", [by_request, by_request_later, by_scope_later])
+def test_a_resolver_may_be_async_and_take_the_frameworks_own_request(
+    sqlite_url: str, tenant: Tenant, sync: bool
+) -> None:
+    client, ran = served(sqlite_url, tenant, sync=sync)
+
+    def pay(account: str | None) -> Any:
+        headers = {"Idempotency-Key": "k", **({} if account is None else {"X-Account": account})}
+        return client.post("/sync" if sync else "/pay", headers=headers)
+
+    with client:
+        assert pay("ann").status_code == pay("ann").status_code == 200
+        assert pay("bob").status_code == 200
+        assert len(ran) == 2, "one for each account"
+        assert pay(None).status_code == 401
+        if tenant is by_request_later:
+            assert pay("raise").status_code == 500
+        assert client.get("/idempotency/" + "0" * 32, headers={"X-Account": "ann"}).status_code == 404
+        assert len(ran) == 2
+
+
+def test_an_async_resolver_is_refused_under_wsgi(sqlite_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="Under WSGI"):
+        WSGIMiddleware(
+            Flask("shop").wsgi_app,
+            idempotency=Idempotency(sqlite_url),
+            tenant=by_scope_later,
+            undecorated="pass",
+        )
+
+
+def test_flasks_own_request(sqlite_url: str) -> None:
+    idempotency, app = Idempotency(sqlite_url), Flask("shop")
+
+    def account(request: FlaskRequest) -> str | None:
+        return request.headers.get("X-Account")
+
+    @app.post("/pay")
+    @idempotency.leased
+    def pay() -> str:
+        return "paid"
+
+    app.wsgi_app = WSGIMiddleware(app.wsgi_app, idempotency=idempotency, tenant=account)  # type: ignore[method-assign]
+    client = app.test_client()
+    assert client.post("/pay", headers={"Idempotency-Key": "k", "X-Account": "ann"}).status_code == 200
+    assert client.post("/pay", headers={"Idempotency-Key": "k"}).status_code == 401
 
 
 # --- single_tenant -------------------------------------------------------------------------------

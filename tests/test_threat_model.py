@@ -139,7 +139,7 @@ class Shop:
             return JSONResponse({"run": self.runs}, status_code=201)
 
         app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
-        callers = by_api_key(["ann", "bob"], secret=b"s")
+        callers = by_api_key({"ann": "ann", "bob": "bob"})
         app.add_middleware(IdempotencyMiddleware, idempotency=self.idempotency, tenant=callers)
         self.client = TestClient(app, raise_server_exceptions=False)
 

@@ -1,20 +1,23 @@
 """Ready-made answers to "whose key is this?". The scope of a key always holds its tenant.
 
-A resolver takes the ASGI scope or WSGI environ and gives a stable id of the authenticated caller, or None
-(then 401). Never the credential itself: a refreshed token must not be a new caller.
+A resolver takes the ASGI scope or WSGI environ, or the framework's own request if its parameter says so. It
+gives a stable id of the authenticated caller, or None (then 401). Never the credential itself: a refreshed
+token must not be a new caller.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import UUID
 
 from .errors import ConfigurationError
 
-Tenant = Callable[[Any], str | None]
+Tenant = Callable[[Any], str | Awaitable[str | None] | None]
+"""A resolver. It may be async under ASGI and in Django."""
+Resolver = Callable[[Any], str | None]
+"""One that answers at once."""
 _SECURITY = "__samekey_security__"
 """The attribute of a resolver that says what it asks for."""
 _CLIENTS_OWN = ("HTTP_", "CONTENT_", "QUERY_STRING", "PATH_INFO", "REQUEST_", "RAW_URI", "SCRIPT_NAME")
@@ -34,7 +37,7 @@ def by_user(context: Any) -> str | None:
     return _identity(user)
 
 
-def by_state(name: str) -> Tenant:
+def by_state(name: str) -> Resolver:
     """What your authentication left in ``request.state`` (ASGI) or in the environ (WSGI) under a name.
 
     Works with authentication in FastAPI dependencies: a decorated handler claims after them.
@@ -53,18 +56,19 @@ def by_state(name: str) -> Tenant:
     return resolve
 
 
-def by_api_key(keys: Iterable[str], *, secret: bytes, header: str = "Authorization") -> Tenant:
-    """Static API keys: the tenant is an HMAC of the key, so that the key itself is stored nowhere.
+def by_api_key(accounts: Mapping[str, str], *, header: str = "Authorization") -> Resolver:
+    """Static API keys: ``{key: account}``. The tenant is the account, so that a rotated key is still the same
+    caller. The keys themselves are stored nowhere.
 
-    Only the listed keys are accepted, with or without ``Bearer``; any other gives None. Use this only where
-    a key stands for a caller for good: a rotated key is a new tenant.
+    Only these keys are accepted, with or without ``Bearer``; any other gives None.
     """
-    listed = [] if isinstance(keys, str | bytes) else list(keys)
-    if not listed or not all(isinstance(key, str) and key.strip() for key in listed):
-        raise ConfigurationError("by_api_key needs a list of the accepted keys, none of them empty.")
-    if not isinstance(secret, bytes) or not secret:
-        raise ConfigurationError("by_api_key needs a secret, as bytes, to hash the keys with.")
-    known = [key.encode() for key in listed]
+    texts = [*accounts, *accounts.values()] if isinstance(accounts, Mapping) else []
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ConfigurationError(
+            "by_api_key needs the account of each key, {key: account}, none of them empty: a key that is "
+            "rotated must not be a new caller."
+        )
+    known = [(key.encode(), account) for key, account in accounts.items()]
 
     def resolve(context: Any) -> str | None:
         sent = _header(context, header)
@@ -72,15 +76,16 @@ def by_api_key(keys: Iterable[str], *, secret: bytes, header: str = "Authorizati
             return None
         scheme, _, rest = sent.partition(b" ")
         sent = rest.strip() if scheme.lower() == b"bearer" else sent
-        matches = [key for key in known if hmac.compare_digest(key, sent)]
-        return hmac.new(secret, matches[0], hashlib.sha256).hexdigest() if matches else None
+        # All of them are looked at, so that the time it takes tells nothing.
+        matches = [account for key, account in known if hmac.compare_digest(key, sent)]
+        return matches[0] if matches else None
 
     if header.lower() == "authorization":
         return _asks_for(resolve, {"type": "http", "scheme": "bearer"})
     return _asks_for(resolve, {"type": "apiKey", "in": "header", "name": header})
 
 
-def single_tenant(name: str = "single") -> Tenant:
+def single_tenant(name: str = "single") -> Resolver:
     """One scope for everybody, said explicitly. Only for a service with one caller."""
     if not isinstance(name, str) or not name:
         raise ConfigurationError("single_tenant needs a name: nobody is let in under an empty one.")
@@ -100,7 +105,7 @@ def security_of(tenant: Any, challenge: str) -> dict[str, str] | None:
     return scheme
 
 
-def _asks_for(resolve: Tenant, scheme: dict[str, str] | None) -> Tenant:
+def _asks_for(resolve: Resolver, scheme: dict[str, str] | None) -> Resolver:
     setattr(resolve, _SECURITY, scheme)
     return resolve
 

@@ -64,7 +64,7 @@ def smorest_shop(url: str) -> Iterator[tuple[str, Send]]:
     idempotency, app = Idempotency(url), Flask(__name__)
     app.config.update(API_TITLE="Shop", API_VERSION="1", OPENAPI_VERSION="3.0.3", OPENAPI_URL_PREFIX="/")
     api, orders = smorest.Api(app), smorest.Blueprint("orders", __name__)
-    keys = by_api_key(["demo"], secret=b"not secret", header="X-Api-Key")
+    keys = by_api_key({"demo": "acme"}, header="X-Api-Key")
     Samekey(idempotency, app, tenant=keys, undecorated="pass")
 
     @orders.route("/orders")

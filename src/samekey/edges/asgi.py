@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ..core.fingerprint import RequestParts
 from ..core.outcome import OnError
@@ -22,10 +22,12 @@ from ..core.problem import refuse
 from ..core.record import Answer
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, passed
 from ..engine.gate import asker_of
+from ..engine.handler.body import Callers
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
-from ..tenants import Tenant
+from ..tenants import Resolver, Tenant
 from .bodies import AsgiBody
+from .callers import asked_of, is_async, met_by
 from .guards import (
     TWO_MIDDLEWARES,
     Decorators,
@@ -88,8 +90,9 @@ class AsgiMiddleware:
         self.app = app
         self._engine = idempotency.engine
         self._policy = idempotency.engine.policy
-        self._tenant = tenant
-        self._binding = binding
+        self._tenant = asked_of(tenant)
+        self._binding = None if binding is None else asked_of(binding)
+        self._asks_async = is_async(tenant) or is_async(binding)
         self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error, decorators)
         self._routes = routes
         self._wrong: Wrong | None = None
@@ -224,15 +227,20 @@ class AsgiMiddleware:
             headers=tuple((name.lower(), value) for name, value in scope["headers"]),
             body=None,
         )
+        callers: Callers | None = None
+        tenant, binding = self._tenant, self._binding
+        if self._asks_async:
+            tenant, binding, callers = met_by(tenant, binding, scope)
         return Exchange(
             parts,
             lines,
             scope,
-            self._tenant,
+            cast(Resolver, tenant),
             endpoint=route.template if isinstance(route, Route) else parts.path,
             templated=isinstance(route, Route) and route.templated,
             framework=framework_of(scope, self._router),
-            binding=self._binding,
+            binding=cast(Resolver | None, binding),
+            callers=callers,
             engine=self._engine,
             around=self._guards.decorators == "around",
         )
@@ -243,6 +251,8 @@ class AsgiMiddleware:
 
     async def _status(self, scope: Scope, operation_id: str) -> Answer:
         exchange = self._exchange(scope, [])
+        if exchange.callers is not None:
+            await exchange.callers.meet_async()
         asker = asker_of(exchange, self._policy)
         if isinstance(asker, Answer):
             return asker

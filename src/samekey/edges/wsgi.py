@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ..core.decide import Outstanding
 from ..core.fingerprint import RequestParts
@@ -28,8 +28,9 @@ from ..engine.modes.mode import Finished, with_expiry
 from ..engine.operation import _current
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
-from ..tenants import Tenant
+from ..tenants import Resolver, Tenant
 from .bodies import WsgiBody
+from .callers import asked_of, must_be_sync
 from .flask import find_route, framework_of, reached_view
 from .guards import (
     TWO_MIDDLEWARES,
@@ -74,8 +75,9 @@ class WsgiMiddleware:
         self.app = app
         self._engine = idempotency.engine
         self._policy = idempotency.engine.policy
-        self._tenant = tenant
-        self._binding = binding
+        must_be_sync(tenant, binding)
+        self._tenant = cast(Resolver, asked_of(tenant))
+        self._binding = None if binding is None else cast(Resolver, asked_of(binding))
         self._guards = RouteGuards(idempotency, routes or {}, undecorated, on_error, decorators)
         self._routes = routes
         self._wrong: Wrong | None = None
