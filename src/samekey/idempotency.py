@@ -16,7 +16,7 @@ from .core.policy import Policy
 from .core.record import Record
 from .core.states import Mode
 from .drivers.url import Drivers
-from .drivers.wrappers.encrypted import Cipher
+from .drivers.wrappers.encrypted import Cipher, Sealing
 from .engine.engine import Engine
 from .engine.evidence.resolving import NamedOperation, resolve
 from .engine.evidence.said import Resolution
@@ -89,7 +89,7 @@ class Idempotency:
         timeout: float = 5.0,
         prepared_statements: bool = True,
         digest_secret: bytes = b"samekey",
-        encryption: Cipher | None = None,
+        encryption: Cipher | Sealing | None = None,
         cache: str | None = None,
         cache_in_progress: bool = False,
     ) -> None:

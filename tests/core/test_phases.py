@@ -80,7 +80,7 @@ def test_rows_become_phases() -> None:
         (1, "charge", "effect", 0, None, "ch_1", 6, 99),
         (2, "mail", "effect", 1, memoryview(b'"x"'), None, 7, 99),
     ]
-    assert decode_phases(rows) == [  # type: ignore[arg-type]
+    assert decode_phases("op", rows) == [  # type: ignore[arg-type]
         Phase(0, "ride", PhaseKind.TRANSACTION, True, b"7", None, 5),
         Phase(1, "charge", PhaseKind.EFFECT, False, None, "ch_1", 6),
         Phase(2, "mail", PhaseKind.EFFECT, True, b'"x"', None, 7),
@@ -89,7 +89,7 @@ def test_rows_become_phases() -> None:
 
 def test_a_kind_of_a_newer_version_is_refused() -> None:
     with pytest.raises(DefinitionChanged, match="'saga'"):
-        decode_phases([(0, "ride", "saga", 1, None, None, 5, 99)])
+        decode_phases("op", [(0, "ride", "saga", 1, None, None, 5, 99)])
 
 
 # ------------------------------------------------------------------ an intent without a result

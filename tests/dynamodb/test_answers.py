@@ -13,7 +13,7 @@ from samekey.core.decide import Replay, Withheld
 from samekey.core.record import Answer, Lease, encode_headers
 from samekey.core.states import State
 from samekey.drivers.run import run
-from samekey.drivers.wrappers.encrypted import EncryptedDriver
+from samekey.drivers.wrappers.encrypted import EncryptedDriver, Sealing
 from samekey.encryption import fernet
 from samekey.stores.dynamodb.finding import DynamoFinding
 from samekey.stores.dynamodb.plans import LARGEST_ANSWER
@@ -86,7 +86,7 @@ def test_what_somebody_found_out_is_withheld_too(store: SyncDynamoSubject) -> No
 
 def test_encryption_makes_answers_larger(store: SyncDynamoSubject) -> None:
     """It is the size in the table that counts: base64 takes four bytes for three."""
-    driver = EncryptedDriver(store.drivers.sync, fernet(Fernet.generate_key()))
+    driver = EncryptedDriver(store.drivers.sync, Sealing(fernet(Fernet.generate_key())))
     for size, kind in ((LARGEST_ANSWER * 7 // 10, Replay), (LARGEST_ANSWER * 8 // 10, Withheld)):
         claim = new_claim()
         lease = Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)

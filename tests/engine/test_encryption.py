@@ -9,7 +9,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from samekey import ConfigurationError, Idempotency
-from samekey.encryption import fernet
+from samekey.encryption import also_plain, fernet
 from samekey.errors import CorruptRecord
 
 SECRET = "4242-4242-4242-4242"
@@ -48,10 +48,68 @@ def test_keys_rotate_without_losing_answers(tmp_path: Path) -> None:
     assert _remember(_open(path, new), "later") == first, "the new key encrypts"
 
 
-def test_records_from_before_encryption_stay_readable(tmp_path: Path) -> None:
-    path = tmp_path / "app.db"
+def test_records_from_before_encryption_are_read_where_that_is_said(tmp_path: Path) -> None:
+    path, key = tmp_path / "app.db", Fernet.generate_key()
     first = _remember(_open(path), "k")
-    assert _remember(_open(path, Fernet.generate_key()), "k") == first
+    switching = Idempotency(f"sqlite:///{path}", encryption=also_plain(fernet(key)))
+    assert _remember(switching, "k") == first
+    _remember(Idempotency(f"sqlite:///{path}", encryption=also_plain(fernet(key))), "new")
+    assert SECRET.encode() in _raw(path)
+    assert _remember(_open(path, key), "new") == first, "what is written meanwhile is encrypted"
+
+
+def test_an_answer_that_is_not_encrypted_is_refused(tmp_path: Path) -> None:
+    """Whoever can write to the database cannot give an answer of his own."""
+    path = tmp_path / "app.db"
+    _remember(_open(path), "k")
+    _refused(_open(path, Fernet.generate_key()), "k")
+
+
+@pytest.mark.parametrize("columns", ["answer_body", "answer_headers", "answer_body, answer_headers"])
+def test_an_answer_of_another_record_is_refused(tmp_path: Path, columns: str) -> None:
+    path, key = tmp_path / "app.db", Fernet.generate_key()
+    for name in ("alice", "bob"):
+        _remember(_open(path, key), name)
+    with sqlite3.connect(path) as connection:
+        theirs = f"select {columns} from samekey_keys where key = 'alice'"
+        connection.execute(f"update samekey_keys set ({columns}) = ({theirs}) where key = 'bob'")
+    connection.close()
+    _refused(_open(path, key), "bob")
+    assert _remember(_open(path, key), "alice") == {"card": SECRET}
+
+
+def test_a_body_in_the_place_of_the_headers_is_refused(tmp_path: Path) -> None:
+    path, key = tmp_path / "app.db", Fernet.generate_key()
+    _remember(_open(path, key), "k")
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "update samekey_keys set answer_headers = answer_body, answer_body = answer_headers"
+        )
+    connection.close()
+    _refused(_open(path, key), "k")
+
+
+def test_no_identity_can_be_planted_beside_a_foreign_answer(tmp_path: Path) -> None:
+    """Where an answer belongs is compared with the row's own id, scope and key, and with nothing else."""
+    path, key = tmp_path / "app.db", Fernet.generate_key()
+    for name in ("alice", "bob"):
+        _remember(_open(path, key), name)
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "update samekey_keys set (answer_body, answer_headers, provider_id, recovery_point, error_code) = "
+            "(select answer_body, answer_headers, id, scope, key from samekey_keys where key = 'alice') "
+            "where key = 'bob'"
+        )
+    connection.close()
+    _refused(_open(path, key), "bob")
+
+
+def _refused(idempotency: Idempotency, key: str) -> None:
+    runs: list[int] = []
+    with pytest.raises(CorruptRecord, match="cannot be decrypted, or was encrypted for another record"):
+        idempotency.once(tenant="t", key=key, run=lambda: runs.append(1))
+    assert runs == []
+    idempotency.close()
 
 
 def test_a_lost_key_is_an_error_and_never_a_second_run(tmp_path: Path) -> None:

@@ -119,6 +119,21 @@ def test_a_crowd_of_unreadable_jobs_holds_up_none_that_can_be_read(
         assert app.ask("select max(attempts) from {jobs} where state = 'live'") == [(0,)]
 
 
+def test_a_payload_of_another_job_is_not_worked_on(
+    sqlite_url: str, loop: LoopThread, threads: ThreadPoolExecutor
+) -> None:
+    """Whoever can write to the database cannot have one customer charged what another owes."""
+    done: list[str] = []
+    with closing(Outbox(sqlite_url, loop, threads, {"encryption": fernet(Fernet.generate_key())})) as outbox:
+        outbox.idempotency.job("charge")(lambda job, _: done.append(job.operation_id))
+        first, second = outbox.place("charge"), outbox.place("charge")
+        theirs = outbox.ask("select payload from {jobs} where operation_id = ?", second)[0][0]
+        outbox.ask("update {jobs} set payload = ? where operation_id = ?", theirs, first)
+        outbox.work(outbox.worker())
+        assert done == [second]
+        assert outbox.ask("select state, attempts from {jobs} where operation_id = ?", first) == [("live", 0)]
+
+
 def test_what_cannot_be_read_for_long_is_tried_ever_more_rarely(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from ..drivers.protocol import Driver
 from ..drivers.run import run
 from ..drivers.sqlite.driver import SQLiteDriver
 from ..drivers.wrappers.encrypted import Cipher, EncryptedDriver
-from ..encryption import fernet
+from ..encryption import Sealing, fernet
 from ..engine.engine import Engine
 from ..engine.evidence.direct import DirectResolver
 from ..engine.evidence.reconcile import NotingResolver, Resolver
@@ -77,9 +77,9 @@ class OperatorStore:
         self.idempotency = idempotency
         self.opened = opened
         self.drivers = opened.drivers
-        self._reader = EncryptedDriver(opened.drivers.sync, cipher or _NoKey())
+        self._reader = EncryptedDriver(opened.drivers.sync, Sealing(cipher or _NoKey(), reads_plain=True))
         acting = acting or opened.drivers.sync
-        self._writer: Driver = acting if cipher is None else EncryptedDriver(acting, cipher)
+        self._writer: Driver = acting if cipher is None else EncryptedDriver(acting, Sealing(cipher))
         self._has_keys = cipher is not None or idempotency is not None
         self.keys = opened.keys
         self.finding = opened.finding

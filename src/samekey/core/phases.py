@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..errors import DefinitionChanged, NotSerialisable
-from .program import Row
+from .program import Row, at_home, home_of
 
 
 class PhaseKind(StrEnum):
@@ -53,7 +53,7 @@ WINDOW_MARGIN_MS = 60_000
 """Taken off a provider's window: clocks differ, and a call takes time to arrive."""
 
 
-def decode_phases(rows: Sequence[Row]) -> list[Phase]:
+def decode_phases(operation_id: str, rows: Sequence[Row]) -> list[Phase]:
     """What was recorded, in order; ``DefinitionChanged`` if this version cannot read it."""
     phases = []
     for position, name, kind, done, result, provider_id, intent_at, _ in rows:
@@ -69,7 +69,10 @@ def decode_phases(rows: Sequence[Row]) -> list[Phase]:
                 str(name),
                 PhaseKind(str(kind)),
                 done == 1,
-                None if result is None else bytes(result),  # type: ignore[arg-type]
+                at_home(
+                    bytes(result) if isinstance(result, memoryview) else result,
+                    home_of("result", operation_id, position),
+                ),
                 None if provider_id is None else str(provider_id),
                 intent_at,
             )

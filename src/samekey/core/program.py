@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 Value: TypeAlias = str | int | bytes | Sequence[str] | Sequence[int] | Sequence[bytes] | None
 """What a parameter may be: the types on which all drivers agree."""
@@ -60,6 +60,28 @@ class Statement:
 
 class Undecryptable(bytes):
     """In place of a value that cannot be decrypted: nothing may be made of it."""
+
+
+class Opened(bytes):
+    """A value that was encrypted, and where it belongs: in another row or column it is nobody's."""
+
+    home = ""
+
+
+class Unsealed(bytes):
+    """A value that was not encrypted, where all that are secret must be. Most are no secret."""
+
+
+def home_of(column: str, *identity: object) -> str:
+    """Where an encrypted value belongs. Each part carries its length, so that no two lists give the same."""
+    return "".join(f"{len(part)}:{part}" for part in (column, *map(str, identity)))
+
+
+def at_home(value: Any, *homes: str) -> Any:
+    """A secret as it was read, or ``Undecryptable`` where it was brought here from elsewhere, or in clear."""
+    if isinstance(value, Opened):
+        return value if value.home in homes else Undecryptable()
+    return Undecryptable() if isinstance(value, Unsealed) else value
 
 
 class Begin:

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..errors import CorruptRecord
 from .claim import AfterExpiry, TtlFrom, downstream_key
-from .program import Row, Undecryptable
+from .program import Opened, Row, Undecryptable, Unsealed, at_home, home_of
 from .states import Mode, State
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -197,12 +197,28 @@ def _header(pair: object) -> tuple[bytes, bytes]:
 def decode_record(row: Row) -> Record:
     """A row in the order of ``COLUMNS``, or ``CorruptRecord``: never a guess, never a second run."""
     try:
-        return _decode(dict(zip(COLUMNS, row, strict=True)))
+        return _decode(dict(zip(COLUMNS, with_own_answer(row), strict=True)))
     except (ValueError, TypeError, RecursionError) as error:
         raise CorruptRecord(
             "A stored record cannot be read by this version of samekey; the operation was not run. "
             f"Was it written by a newer version? ({type(error).__name__}: {error})"
         ) from error
+
+
+def with_own_answer(row: Row) -> Row:
+    """The row, whose answer is ``Undecryptable`` where it was encrypted for another record, or not at all."""
+    if not any(isinstance(value, Opened | Unsealed) for value in row[_HEADERS : _BODY + 1]):
+        return row
+    values = [*row]
+    record_id, scope, key = (values[place] for place in _IDENTITY)
+    for place in (_HEADERS, _BODY):
+        column = COLUMNS[place]
+        values[place] = at_home(values[place], home_of(column, record_id), home_of(column, scope, key))
+    return values
+
+
+_HEADERS, _BODY = COLUMNS.index("answer_headers"), COLUMNS.index("answer_body")
+_IDENTITY = [COLUMNS.index(name) for name in ("id", "scope", "key")]
 
 
 def _decode(row: dict[str, str | int | bytes | None]) -> Record:
@@ -260,7 +276,10 @@ def _int(value: object) -> int:
     return value
 
 
-_UNREADABLE = "it cannot be decrypted; was an encryption key removed before its records had expired?"
+_UNREADABLE = (
+    "it cannot be decrypted, or was encrypted for another record, or not at all; was an encryption key "
+    "removed before its records had expired?"
+)
 
 
 def _bytes(value: object) -> bytes:

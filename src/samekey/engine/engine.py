@@ -40,7 +40,7 @@ from ..drivers.fork import anew_after_fork
 from ..drivers.run import run, run_in, run_in_async
 from ..drivers.threads import Lane, in_a_thread
 from ..drivers.url import Drivers
-from ..drivers.wrappers.encrypted import Cipher
+from ..drivers.wrappers.encrypted import Cipher, Sealing
 from ..errors import (
     AmbiguousProviderId,
     CorruptRecord,
@@ -123,7 +123,7 @@ class Engine:
         timeout: float = 5.0,
         prepared_statements: bool = True,
         digest_secret: bytes = b"samekey",
-        encryption: Cipher | None = None,
+        encryption: Cipher | Sealing | None = None,
         cache: str | None = None,
         cache_in_progress: bool = False,
     ) -> None:

@@ -18,7 +18,7 @@ from ..drivers.protocol import Ready
 from ..drivers.unsaid import unsaid
 from ..drivers.url import Drivers, drivers_for
 from ..drivers.wrappers.batched import AsyncBatchedDriver
-from ..drivers.wrappers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver
+from ..drivers.wrappers.encrypted import AsyncEncryptedDriver, Cipher, EncryptedDriver, Sealing
 from ..errors import ConfigurationError
 from ..stores.cached import identity
 from ..stores.keys import Keys
@@ -94,7 +94,7 @@ def open_store(
     pool_size: int = 10,
     timeout: float = 5.0,
     prepared_statements: bool = True,
-    encryption: Cipher | None = None,
+    encryption: Cipher | Sealing | None = None,
     cache: str | None = None,
     cache_in_progress: bool = False,
     ready: Ready | None = None,
@@ -109,10 +109,11 @@ def open_store(
         drivers = _batched(drivers, schema, timeout)
     drivers = cached(drivers, schema, cache, in_progress=cache_in_progress)
     if encryption is not None:
+        sealing = encryption if isinstance(encryption, Sealing) else Sealing(encryption)
         drivers = replace(
             drivers,
-            sync=EncryptedDriver(drivers.sync, encryption),
-            aio=AsyncEncryptedDriver(drivers.aio, encryption),
+            sync=EncryptedDriver(drivers.sync, sealing),
+            aio=AsyncEncryptedDriver(drivers.aio, sealing),
         )
     return store_on(drivers, schema)
 

@@ -1,21 +1,23 @@
 """Encryption at rest: what requests and answers say is unreadable in the database.
 
-It sits between the programs and a driver, so neither knows of it: named parameters are encrypted on the
-way in, and values that carry our mark are decrypted on the way out. Values written before encryption was
-switched on have no mark and stay readable.
+It sits between the programs and a driver: named parameters are encrypted on the way in, and values that carry
+our mark are decrypted on the way out. Each is encrypted together with where it belongs, and whoever decodes a
+row compares that (``at_home``): a value that somebody has brought from another row is as good as none. So is
+one without a mark, unless values from before encryption was switched on are to be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from ...core.program import Row, Statement, Undecryptable, Value
+from ...core.program import Opened, Row, Statement, Undecryptable, Unsealed, Value, home_of
 from ..protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 
 SECRET_PARAMETERS: Final = frozenset({"answer_headers", "answer_body", "payload", "result", "outcome"})
 """What requests and answers say. Keys, states and times stay readable: the store must compare them."""
-_MARK: Final = b"\x00samekey-encrypted-1\x00"
+_MARK: Final = b"\x00samekey-encrypted-2\x00"
 
 
 class Cipher(Protocol):
@@ -26,53 +28,79 @@ class Cipher(Protocol):
     def decrypt(self, token: bytes) -> bytes: ...
 
 
-def _sealed(statement: Statement, cipher: Cipher) -> Statement:
-    secret = SECRET_PARAMETERS & statement.parameters.keys()
-    if not secret:
-        return statement
-    parameters: dict[str, Value] = dict(statement.parameters)
-    for name in secret:
-        value = parameters[name]
-        if isinstance(value, bytes):
-            parameters[name] = _MARK + cipher.encrypt(value)
-    return Statement(statement.query, parameters)
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """How values are encrypted, and what becomes of those that are not."""
+
+    cipher: Cipher
+    reads_plain: bool = False
+    """Values without a mark are read: they are from before encryption was switched on."""
+
+    def seal(self, statement: Statement) -> Statement:
+        secret = SECRET_PARAMETERS & statement.parameters.keys()
+        if not secret:
+            return statement
+        parameters: dict[str, Value] = dict(statement.parameters)
+        for name in secret:
+            value = parameters[name]
+            if isinstance(value, bytes):
+                home = _home(name, parameters).encode()
+                sealed = self.cipher.encrypt(len(home).to_bytes(4, "big") + home + value)
+                parameters[name] = _MARK + sealed
+        return Statement(statement.query, parameters)
+
+    def open(self, rows: Sequence[Row]) -> Sequence[Row]:
+        return [[self._open(value) for value in row] for row in rows]
+
+    def _open(self, value: Any) -> Any:
+        if not isinstance(value, bytes):
+            return value
+        if not value.startswith(_MARK):
+            return value if self.reads_plain else Unsealed(value)
+        try:
+            plain = self.cipher.decrypt(value[len(_MARK) :])
+            end = 4 + int.from_bytes(plain[:4], "big")
+            opened = Opened(plain[end:])
+            opened.home = plain[4:end].decode()
+        except Exception:
+            # One value that nobody can read must not keep the rows beside it from being read.
+            return Undecryptable()
+        return opened
 
 
-def _opened(rows: Sequence[Row], cipher: Cipher) -> Sequence[Row]:
-    return [[_open(value, cipher) for value in row] for row in rows]
-
-
-def _open(value: Any, cipher: Cipher) -> Any:
-    if not isinstance(value, bytes) or not value.startswith(_MARK):
-        return value
-    try:
-        return cipher.decrypt(value[len(_MARK) :])
-    except Exception:
-        # One value that nobody can read must not keep the rows beside it from being read.
-        return Undecryptable()
+def _home(name: str, parameters: Mapping[str, Value]) -> str:
+    """By what a statement says of the row. Whoever decodes it knows the same."""
+    if name == "result":
+        return home_of(name, parameters["operation_id"], parameters["position"])
+    if name == "outcome":
+        return home_of(name, parameters["source"], parameters["event_id"])
+    for identity in ("id", "operation_id"):
+        if identity in parameters:
+            return home_of(name, parameters[identity])
+    return home_of(name, parameters["scope"], parameters["key"])
 
 
 class EncryptedDriver:
     """A sync driver whose secrets are encrypted at rest."""
 
-    def __init__(self, driver: Driver, cipher: Cipher) -> None:
+    def __init__(self, driver: Driver, sealing: Sealing) -> None:
         self._driver = driver
-        self._cipher = cipher
+        self._sealing = sealing
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        return _opened(self._driver.execute(_sealed(statement, self._cipher)), self._cipher)
+        return self._sealing.open(self._driver.execute(self._sealing.seal(statement)))
 
     def open(self, connection: Any = None) -> Session:
-        return _EncryptedSession(self._driver.open(connection), self._cipher)
+        return _EncryptedSession(self._driver.open(connection), self._sealing)
 
     def close(self) -> None:
         self._driver.close()
 
 
 class _EncryptedSession:
-    def __init__(self, session: Session, cipher: Cipher) -> None:
+    def __init__(self, session: Session, sealing: Sealing) -> None:
         self._session = session
-        self._cipher = cipher
+        self._sealing = sealing
         self.wrote = session.wrote
         self.in_transaction = session.in_transaction
         self.commit = session.commit
@@ -95,30 +123,30 @@ class _EncryptedSession:
         cast(Lending, self._session).expire_after(seconds, then)
 
     def execute(self, statement: Statement) -> Sequence[Row]:
-        return _opened(self._session.execute(_sealed(statement, self._cipher)), self._cipher)
+        return self._sealing.open(self._session.execute(self._sealing.seal(statement)))
 
 
 class AsyncEncryptedDriver:
     """An async driver whose secrets are encrypted at rest."""
 
-    def __init__(self, driver: AsyncDriver, cipher: Cipher) -> None:
+    def __init__(self, driver: AsyncDriver, sealing: Sealing) -> None:
         self._driver = driver
-        self._cipher = cipher
+        self._sealing = sealing
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        return _opened(await self._driver.execute(_sealed(statement, self._cipher)), self._cipher)
+        return self._sealing.open(await self._driver.execute(self._sealing.seal(statement)))
 
     async def open(self, connection: Any = None) -> AsyncSession:
-        return _AsyncEncryptedSession(await self._driver.open(connection), self._cipher)
+        return _AsyncEncryptedSession(await self._driver.open(connection), self._sealing)
 
     async def close(self) -> None:
         await self._driver.close()
 
 
 class _AsyncEncryptedSession:
-    def __init__(self, session: AsyncSession, cipher: Cipher) -> None:
+    def __init__(self, session: AsyncSession, sealing: Sealing) -> None:
         self._session = session
-        self._cipher = cipher
+        self._sealing = sealing
         self.wrote = session.wrote
         self.in_transaction = session.in_transaction
         self.commit = session.commit
@@ -141,4 +169,4 @@ class _AsyncEncryptedSession:
         cast(Lending, self._session).expire_after(seconds, then)
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        return _opened(await self._session.execute(_sealed(statement, self._cipher)), self._cipher)
+        return self._sealing.open(await self._session.execute(self._sealing.seal(statement)))

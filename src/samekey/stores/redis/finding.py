@@ -12,7 +12,7 @@ from typing import Final
 from ...core.disputes import Yes, decode_all, encode_all, encode_yes
 from ...core.effects import KnownEffect, decode_effect
 from ...core.program import Program, Row, Undecryptable
-from ...core.record import COLUMNS, Answer, Record, decode_record
+from ...core.record import COLUMNS, Answer, Record, decode_record, with_own_answer
 from ...core.states import State, StateEvent, sources
 from ..keys import answer_values
 from ..protocols import Actor, Overview
@@ -296,7 +296,7 @@ _ANSWER: Final = ("answer_status", "answer_headers", "answer_body")
 
 def _seen(row: Row) -> Record:
     """A record to look at. An answer that cannot be decrypted counts as withheld; the rest can be shown."""
-    values = [*row]
+    values = [*with_own_answer(row)]
     if any(isinstance(value, Undecryptable) for value in values):
         for name in _ANSWER:
             values[COLUMNS.index(name)] = None

@@ -13,7 +13,7 @@ from typing import Final
 
 from ...core.effects import EffectKind, KnownEffect, Says
 from ...core.phases import decode_phases
-from ...core.program import BEGIN, Program, Row
+from ...core.program import BEGIN, Program, Row, at_home, home_of
 from ...core.record import Record, decode_record
 from ...core.states import State
 from ..protocols import Actor
@@ -268,7 +268,7 @@ class Effects:
         operation has done stands, so it goes on from there; one that has done nothing may be retried."""
         yield BEGIN
         rows = yield self._queries.statement("load_phases", now, operation_id=record.id)
-        if any(phase.done for phase in decode_phases(rows)):
+        if any(phase.done for phase in decode_phases(record.id, rows)):
             yield from act_as(self._queries, actor)
             moved = bool(
                 (yield self._queries.statement("go_on", now, operation_id=record.id, attempt=record.attempt))
@@ -353,4 +353,5 @@ class Effects:
 def _event(row: Row) -> ProviderEvent:
     """No operation, or no effect, is an empty text there: both are part of what tells events apart."""
     event = ProviderEvent(*row)  # type: ignore[arg-type]
-    return replace(event, operation_id=event.operation_id or None, about=event.about or None)
+    outcome = at_home(event.outcome, home_of("outcome", event.source, event.event_id))
+    return replace(event, outcome=outcome, operation_id=event.operation_id or None, about=event.about or None)

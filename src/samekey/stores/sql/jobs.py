@@ -15,7 +15,7 @@ from ...core.agreement import ERRORS_FROM
 from ...core.claim import Claim, downstream_key
 from ...core.disputes import is_known_to
 from ...core.effects import ANSWERED, SentStep, decode_effect
-from ...core.program import BEGIN, Program, Row, Value
+from ...core.program import BEGIN, Program, Row, Value, at_home, home_of
 from ...core.record import Answer, Lease
 from ...errors import EscapedTransaction, LeaseLost, NothingEnqueued
 from ..keys import answer_values
@@ -390,6 +390,7 @@ def _many(jobs: Sequence[Job]) -> dict[str, Value]:
 def _decode(row: Row) -> Job:
     job_id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, *rest = row
     silences, created, now = rest
+    payload = at_home(payload, home_of("payload", job_id))
     assert isinstance(attempts, int) and isinstance(silences, int)
     assert isinstance(created, int) and isinstance(now, int)
     return Job(

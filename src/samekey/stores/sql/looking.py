@@ -9,8 +9,8 @@ from typing import Final
 from ...core.claim import scope_of
 from ...core.disputes import Yes
 from ...core.effects import KnownEffect, decode_effect
-from ...core.program import Program, Row, Undecryptable
-from ...core.record import COLUMNS, Record, decode_record, run_of
+from ...core.program import Program, Row, Undecryptable, at_home, home_of
+from ...core.record import COLUMNS, Record, decode_record, run_of, with_own_answer
 from ...core.states import State
 from ..protocols import Overview
 from .keys import SqlKeys
@@ -295,7 +295,7 @@ _ANSWER: Final = ("answer_status", "answer_headers", "answer_body")
 
 def _seen(row: Row) -> Record:
     """A record to look at. An answer that cannot be decrypted counts as withheld; the rest can be shown."""
-    values = [*row]
+    values = [*with_own_answer(row)]
     if any(isinstance(value, Undecryptable) for value in values):
         for name in _ANSWER:
             values[COLUMNS.index(name)] = None
@@ -312,7 +312,7 @@ def _dead_job(row: Row) -> DeadJob:
         str(key),
         str(tenant),
         str(name),
-        payload,  # type: ignore[arg-type]
+        at_home(payload, home_of("payload", job)),
         answers == 1,
         attempts,  # type: ignore[arg-type]
         created,  # type: ignore[arg-type]

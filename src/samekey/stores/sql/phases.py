@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...core.claim import downstream_key
 from ...core.effects import Says
 from ...core.phases import Phase, decode_phases
-from ...core.program import BEGIN, Program, Value
+from ...core.program import BEGIN, Program, Value, at_home, home_of
 from ...core.record import Answer, Lease, Record
 from ...errors import CorruptRecord, EscapedTransaction, LeaseLost
 from ..protocols import Actor
@@ -60,6 +60,7 @@ class Phases:
             "store_input",
             now,
             **_fence(lease),
+            operation_id=operation_id,
             name=stored.name,
             version=stored.version,
             payload=stored.payload,
@@ -72,9 +73,9 @@ class Phases:
         if rows:
             name, version, payload = rows[0]
             assert isinstance(version, int) and isinstance(payload, bytes)
-            stored = StoredInput(str(name), version, payload)
+            stored = StoredInput(str(name), version, at_home(payload, home_of("payload", operation_id)))
         rows = yield self._queries.statement("load_phases", now, operation_id=operation_id)
-        return Work(stored, decode_phases(rows))
+        return Work(stored, decode_phases(operation_id, rows))
 
     def clock(self, *, now: int | None = None) -> Program[int]:
         """The store's clock, in milliseconds."""
