@@ -96,7 +96,8 @@ def test_no_identity_can_be_planted_beside_a_foreign_answer(tmp_path: Path) -> N
         _remember(_open(path, key), name)
     with sqlite3.connect(path) as connection:
         connection.execute(
-            "update samekey_keys set (answer_body, answer_headers, provider_id, recovery_point, error_code) = "
+            "update samekey_keys "
+            "set (answer_body, answer_headers, provider_id, recovery_point, error_code) = "
             "(select answer_body, answer_headers, id, scope, key from samekey_keys where key = 'alice') "
             "where key = 'bob'"
         )

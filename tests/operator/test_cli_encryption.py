@@ -8,6 +8,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from samekey import Idempotency
+from samekey.core.program import home_of
 from samekey.encryption import fernet
 from tests.operator.command import Ran, samekey
 from tests.operator.world import World
@@ -100,7 +101,9 @@ def test_a_key_that_is_none(lite: World) -> None:
 def test_payloads_of_dead_jobs(world: World) -> None:
     record, job = world.dead_job()
     cipher = fernet(OLD)
-    sealed = b"\x00samekey-encrypted-1\x00" + cipher.encrypt(b"four two four two")
+    home = home_of("payload", job).encode()
+    plain = len(home).to_bytes(4, "big") + home + b"four two four two"
+    sealed = b"\x00samekey-encrypted-2\x00" + cipher.encrypt(plain)
     world.sql("update {jobs} set payload = ?", sealed)
     assert "four" not in run(world, "dead", "show", job, "--payload").out
     assert "four two" in run(world, "dead", "show", record.id, "--payload", "--encryption-key", OLD).out
