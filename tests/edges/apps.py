@@ -67,21 +67,25 @@ def build(
     kind: Kind, store: Store, world: World, loop: LoopThread, threads: ThreadPoolExecutor, setup: Setup
 ) -> Client:
     """A client of a new application of that kind."""
-    if kind in ("flask", "wsgi"):
-        app = _flask(store, world, setup) if kind == "flask" else _bare_wsgi(store, world, setup)
-        return WsgiClient(app, threads)
-    makers: dict[str, Callable[[Store, World, Setup], AsgiApp]] = {
+    app = application(kind, store, world, setup)
+    return WsgiClient(app, threads) if kind in ("flask", "wsgi") else AsgiClient(app, loop)
+
+
+def application(kind: str, store: Store, world: World, setup: Setup) -> Any:
+    makers: dict[str, Callable[[Store, World, Setup], Any]] = {
         "starlette": _starlette,
         "fastapi": _fastapi,
         "threadpool": _threadpool,
         "asgi": _bare_asgi,
         "litestar": _litestar,
         "litestar-threads": _litestar_threads,
+        "flask": _flask,
+        "wsgi": _bare_wsgi,
     }
-    return AsgiClient(makers[kind](store, world, setup), loop)
+    return makers[kind](store, world, setup)
 
 
-def _methods(store: Store, path: str) -> list[str]:
+def methods_of(store: Store, path: str) -> list[str]:
     """A decorated handler is refused for a method that is not guarded."""
     decorated = path in ("/leased", "/atomic", "/optional")
     return sorted(store.idempotency.engine.policy.methods) if decorated else METHODS
@@ -142,7 +146,7 @@ def _handlers(
 def _starlette(store: Store, world: World, setup: Setup) -> AsgiApp:
     handlers = _handlers(store, world, setup)
     app = Starlette(
-        routes=[Route(path, handler, methods=_methods(store, path)) for path, handler in handlers.items()]
+        routes=[Route(path, handler, methods=methods_of(store, path)) for path, handler in handlers.items()]
     )
     app.add_middleware(AsgiMiddleware, **_options(store, setup))
     return app
@@ -151,7 +155,7 @@ def _starlette(store: Store, world: World, setup: Setup) -> AsgiApp:
 def _fastapi(store: Store, world: World, setup: Setup) -> AsgiApp:
     app = FastAPI(openapi_url=None)
     for path, handler in _handlers(store, world, setup).items():
-        app.add_api_route(path, handler, methods=_methods(store, path))
+        app.add_api_route(path, handler, methods=methods_of(store, path))
     app.add_middleware(AsgiMiddleware, **_options(store, setup))
     return app
 
@@ -191,19 +195,19 @@ def _threadpool(store: Store, world: World, setup: Setup) -> AsgiApp:
     """FastAPI with sync handlers, which it runs in threads."""
     app = FastAPI(openapi_url=None)
     for path, handler in _sync_handlers(store, world, setup, starlette_response).items():
-        app.add_api_route(path, handler, methods=_methods(store, path), response_model=None)
+        app.add_api_route(path, handler, methods=methods_of(store, path), response_model=None)
     app.add_middleware(AsgiMiddleware, **_options(store, setup))
     return app
 
 
-def _litestar(store: Store, world: World, setup: Setup) -> AsgiApp:
+def _litestar(store: Store, world: World, setup: Setup) -> Any:
     handlers = _handlers(store, world, setup, litestar_response)
-    return litestar_app(handlers, partial(_methods, store), _options(store, setup)).__call__
+    return litestar_app(handlers, partial(methods_of, store), _options(store, setup))
 
 
-def _litestar_threads(store: Store, world: World, setup: Setup) -> AsgiApp:
+def _litestar_threads(store: Store, world: World, setup: Setup) -> Any:
     handlers = _sync_handlers(store, world, setup, litestar_response)
-    return litestar_app(handlers, partial(_methods, store), _options(store, setup)).__call__
+    return litestar_app(handlers, partial(methods_of, store), _options(store, setup))
 
 
 def flask_response(reply: Reply) -> flask.Response:
@@ -219,7 +223,7 @@ def flask_response(reply: Reply) -> flask.Response:
 def _flask(store: Store, world: World, setup: Setup) -> WsgiApp:
     app = flask.Flask(__name__)
     for path, view in _sync_handlers(store, world, setup, flask_response).items():
-        app.add_url_rule(path, path, view, methods=_methods(store, path))
+        app.add_url_rule(path, path, view, methods=methods_of(store, path))
     app.wsgi_app = WsgiMiddleware(app.wsgi_app, **_options(store, setup))  # type: ignore[method-assign]
     return app
 

@@ -14,7 +14,7 @@ from typing import Any
 from samekey import KeyRules, NotExecuted, Outcome, OutcomeUnknown
 from samekey.core.header import UUID
 from tests.edges.callers import Got, Pairs, Request
-from tests.edges.world import Act, Raise, Reply
+from tests.edges.world import JSON, Act, Raise, Reply
 
 ALL = ("leased", "atomic", "edge")
 DECORATED = ("leased", "atomic")
@@ -507,4 +507,34 @@ CLASSES: tuple[Scenario, ...] = (
     ),
 )
 
-SCENARIOS: tuple[Scenario, ...] = (*KEYS, *DECISIONS, *OUTCOMES, *CLASSES)
+LARGE = b'{"large": "%s"}' % (b"x" * 100)
+MARKED = ((b"set-cookie", b"session=1"), (b"x-ratelimit-left", b"3"), (b"x-order", b"7"))
+
+KEPT: tuple[Scenario, ...] = (
+    Scenario(
+        "X8 an answer that is too large is sent once, and nothing runs again",
+        (
+            (Ask(), Expect(201, has=EXPIRES)),
+            (Ask(), Expect(409, "result_unavailable", has=EXPIRES)),
+            (Ask(body=b"{}"), REUSED),
+        ),
+        runs=1,
+        script=(Reply(body=LARGE),),
+        policy={"max_answer": 50},
+    ),
+    Scenario(
+        "X8 cookies and limits are not replayed",
+        (
+            (Ask(), Expect(201, run=1, has=("set-cookie", "x-order"))),
+            (
+                Ask(),
+                Expect(201, run=1, replayed=True, has=("x-order",), lacks=("set-cookie", "x-ratelimit-left")),
+            ),
+        ),
+        runs=1,
+        script=(Reply(headers=(*JSON, *MARKED)),),
+        modes=ALL,
+    ),
+)
+
+SCENARIOS: tuple[Scenario, ...] = (*KEYS, *KEPT, *DECISIONS, *OUTCOMES, *CLASSES)

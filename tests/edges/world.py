@@ -79,7 +79,7 @@ class World:
         self.hold()
         if mode == "atomic":
             current_operation().connection.execute(store.insert, (self.name, number))
-        return _end(act, number)
+        return end(act, number)
 
     async def perform_async(self, store: Store, mode: str) -> Reply:
         """The body of an async handler."""
@@ -92,10 +92,10 @@ class World:
                 await connection.execute(store.insert, (self.name, number))
             else:
                 await connection.execute("insert into effects values ($1, $2)", self.name, number)
-        return _end(act, number)
+        return end(act, number)
 
 
-def _end(act: Act, number: int) -> Reply:
+def end(act: Act, number: int) -> Reply:
     if isinstance(act, Raise):
         raise act.make()
     if act.body is not None or act.chunks is not None:
