@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,13 +49,9 @@ def made_unique(document: Any, word: str) -> Any:
 
 def leaves(document: Any, path: Path = ()) -> Iterator[Leaf]:
     """Every value that is neither an object nor a list."""
-    if isinstance(document, dict):
-        for name, item in document.items():
-            yield from leaves(item, (*path, name))
-    elif isinstance(document, list):
-        for place, item in enumerate(document):
-            yield from leaves(item, (*path, place))
-    else:
+    for step, item in _items(document):
+        yield from leaves(item, (*path, step))
+    if not isinstance(document, dict | list):
         yield Leaf(path, document)
 
 
@@ -69,6 +65,57 @@ def changeable(document: Any) -> list[Leaf]:
         return 0 if isinstance(value, int | float) else 1
 
     return sorted(leaves(document), key=rank)[:MOST]
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A document that is another request, and how it differs."""
+
+    name: str
+    leaf: Leaf | None
+    """The value that differs; None: a member more."""
+    document: Any
+
+
+def others(document: Any) -> list[Other]:
+    """Other requests, by one value each; at last by a member that nobody knows."""
+    found = [Other(f"another {leaf.name}", leaf, changed(document, leaf)) for leaf in changeable(document)]
+    more = {**document, "samekey": 1} if isinstance(document, dict) else {"samekey": 1}
+    return [*found, Other("a member more", None, more)]
+
+
+def look_alikes(document: Any) -> Iterator[Other]:
+    """Other requests that are the same to whoever compares loosely: of each kind one, where there is one."""
+    own = [leaf for leaf in leaves(document) if leaf.path]
+    for leaf in [leaf for leaf in own if type(leaf.value) is int][:1]:
+        yield Other(f"{leaf.name} as a string", leaf, replaced(document, leaf.path, str(leaf.value)))
+    for leaf in [leaf for leaf in own if not leaf.value and isinstance(leaf.path[-1], str)][:1]:
+        yield Other(f"no {leaf.name}", leaf, _without(document, leaf.path))
+    for found in [found for found in _lists(document) if found.value[::-1] != found.value][:1]:
+        turned = replaced(document, found.path, found.value[::-1])
+        yield Other(f"{found.name} in another order", found, turned)
+
+
+def _lists(document: Any, path: Path = ()) -> Iterator[Leaf]:
+    if isinstance(document, list):
+        yield Leaf(path, document)
+    for step, item in _items(document):
+        yield from _lists(item, (*path, step))
+
+
+def _items(document: Any) -> Iterable[tuple[str | int, Any]]:
+    if isinstance(document, dict):
+        return document.items()
+    return enumerate(document) if isinstance(document, list) else ()
+
+
+def _without(document: Any, path: Path) -> Any:
+    found = copy.deepcopy(document)
+    inner = found
+    for step in path[:-1]:
+        inner = inner[step]
+    del inner[path[-1]]
+    return found
 
 
 def changed(document: Any, leaf: Leaf) -> Any:

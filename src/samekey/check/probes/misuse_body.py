@@ -10,10 +10,11 @@ from ..judging import Sight
 from ..variants import (
     BEYOND,
     Leaf,
-    changeable,
     changed,
     encoded,
     leaves,
+    look_alikes,
+    others,
     padded_with_blanks,
     padded_with_member,
     repeated,
@@ -30,10 +31,10 @@ def another_body(bench: Bench) -> None:
     if operation.document is ABSENT:
         bench.report.cannot_tell("the request has no body", *BODY)
         return
-    ignored: list[tuple[Leaf | None, RawExchange]] = []
+    ignored: list[RawExchange] = []
     unknown: RawExchange | None = None
-    for leaf, document in _others(operation.document):
-        exchange, what = bench.again(operation, body=encoded(document))
+    for other in others(operation.document):
+        exchange, what = bench.again(operation, body=encoded(other.document))
         if what is Sight.RAN:
             bench.report.find(
                 "misuse.ran", "A used key with another body was carried out.", [operation.exchange, exchange]
@@ -47,20 +48,21 @@ def another_body(bench: Bench) -> None:
             )
             return
         if what is Sight.REFUSED:
-            if not _is_about_the_key(bench, document, exchange):
+            if not _is_about_the_key(bench, other.document, exchange):
                 unknown = exchange
                 continue
-            bench.compared = leaf
+            bench.compared = other.leaf
             bench.refusals["misuse"] = exchange
-            _noticed(bench, operation, exchange, ignored)
+            _noticed(bench, operation, exchange)
+            _compared(bench)
             return
-        ignored.append((leaf, exchange))
+        ignored.append(exchange)
     if ignored:
         # A success, whatever it was: the old answer, or another run that nobody can tell from it.
         bench.report.find(
             "misuse.body",
             "A used key with another body got the answer of the first request.",
-            [operation.exchange, ignored[0][1]],
+            [operation.exchange, ignored[0]],
         )
     else:
         assert unknown is not None
@@ -69,11 +71,23 @@ def another_body(bench: Bench) -> None:
         )
 
 
-def _others(document: Any) -> list[tuple[Leaf | None, Any]]:
-    found: list[tuple[Leaf | None, Any]] = [(leaf, changed(document, leaf)) for leaf in changeable(document)]
-    if isinstance(document, dict):
-        found.append((None, {**document, "samekey": 1}))
-    return found or [(None, {"samekey": 1})]
+def _compared(bench: Bench) -> None:
+    """Whether all of the body is compared, and strictly. Of what is refused, nobody can tell why."""
+    operation = bench.fresh()
+    unseen: list[tuple[str, RawExchange]] = []
+    for other in (*others(operation.document), *look_alikes(operation.document)):
+        if other.leaf is None:
+            continue  # a member that nobody knows may be left out of account
+        exchange, what = bench.again(operation, body=encoded(other.document))
+        if what is Sight.REPLAYED:
+            unseen.append((other.name, exchange))
+        elif what is Sight.RAN:
+            break  # it was forgotten, which is told elsewhere
+    if unseen:
+        names = ", ".join(name for name, _ in unseen)
+        bench.report.find("misuse.partly", f"Not noticed: {names}.", [operation.exchange, unseen[0][1]])
+    else:
+        bench.report.hold("misuse.partly")
 
 
 def _is_about_the_key(bench: Bench, document: Any, refusal: RawExchange) -> bool:
@@ -90,9 +104,7 @@ def _is_about_the_key(bench: Bench, document: Any, refusal: RawExchange) -> bool
     return True
 
 
-def _noticed(
-    bench: Bench, operation: Trial, refusal: RawExchange, ignored: list[tuple[Leaf | None, RawExchange]]
-) -> None:
+def _noticed(bench: Bench, operation: Trial, refusal: RawExchange) -> None:
     report = bench.report
     report.hold("misuse.body", "misuse.ran", "misuse.failed")
     if refusal.status in bench.profile.misuse:
@@ -102,13 +114,6 @@ def _noticed(
         report.find(
             "misuse.status", f"It was refused with {refusal.status}; {wanted} is expected.", [refusal]
         )
-    if ignored:
-        names = ", ".join(leaf.name for leaf, _ in ignored if leaf is not None)
-        report.find(
-            "misuse.partly", f"A change of {names} is not noticed.", [operation.exchange, ignored[0][1]]
-        )
-    else:
-        report.hold("misuse.partly")
     exchange, what = bench.again(operation)
     if what in (Sight.REPLAYED, Sight.UNCLEAR):
         report.hold("misuse.forgets")

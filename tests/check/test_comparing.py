@@ -1,0 +1,72 @@
+"""Servers that compare a part of the body, or compare loosely: the draft leaves that open; a note says it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from samekey.check import Budget, Endpoint, Report, check
+from tests.check.base import Asked, Server, serving
+
+BODY = {"item": "book", "amount": 100, "gift": False, "tags": ["a", "b"]}
+
+
+class ComparesTheAmountOnly(Server):
+    def content(self, body: bytes) -> str:
+        return str(json.loads(body)["amount"])
+
+
+class TextsAndNumbersAreOne(Server):
+    def validate(self, asked: Asked) -> Any:
+        document = super().validate(replace(asked, body=asked.body.replace(b'"100"', b"100")))
+        return {**document, "amount": int(document["amount"])}
+
+    def content(self, body: bytes) -> str:
+        return json.dumps({name: _loose(item) for name, item in json.loads(body).items()}, sort_keys=True)
+
+
+class NothingIsAbsent(Server):
+    def content(self, body: bytes) -> str:
+        return json.dumps({name: item for name, item in json.loads(body).items() if item}, sort_keys=True)
+
+
+class ListsAreSets(Server):
+    def content(self, body: bytes) -> str:
+        document = json.loads(body)
+        return json.dumps({**document, "tags": sorted(document.get("tags", []))}, sort_keys=True)
+
+
+def _loose(item: Any) -> Any:
+    return str(item) if isinstance(item, int) and not isinstance(item, bool) else item
+
+
+def report_of(server: Server) -> Report:
+    with serving(server) as url:
+        endpoint = Endpoint(
+            f"{url}/orders", BODY, headers=(("Authorization", "Bearer ann"),), count_url=f"{url}/count"
+        )
+        return check(endpoint, budget=Budget(rate=1000))
+
+
+@pytest.mark.parametrize(
+    ("server", "what"),
+    [
+        (ComparesTheAmountOnly, "another /item"),
+        (TextsAndNumbersAreOne, "/amount as a string"),
+        (NothingIsAbsent, "no /gift"),
+        (ListsAreSets, "/tags in another order"),
+    ],
+)
+def test_what_is_not_compared_is_noted(server: type[Server], what: str) -> None:
+    report = report_of(server())
+    notes = {note.id: note.detail for note in report.notes}
+    assert what in notes["misuse.partly"] and "misuse.body" in report.passed
+    assert [finding.id for finding in report.findings if finding.id != "misuse.duplicates"] == []
+
+
+def test_a_server_that_compares_all_of_it_has_no_note() -> None:
+    report = report_of(Server())
+    assert "misuse.partly" in report.passed and report.ok
