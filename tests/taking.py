@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 from typing import Any
 
 from samekey.core.program import Program
@@ -28,5 +27,4 @@ def begin(jobs: Jobs, *, now: int | None = None, **options: Any) -> Program[list
     taken = yield from take(jobs, now=now, **options)
     if not taken:
         return []
-    entered = yield from jobs.enter(taken, now=now)
-    return [replace(job, attempts=entered[job.id]) for job in taken if job.id in entered]
+    return (yield from jobs.enter(taken, now=now))

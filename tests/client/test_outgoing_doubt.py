@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,8 +23,11 @@ from samekey import (
 )
 from samekey.core.backoff import Backoff
 from samekey.core.states import State
+from samekey.drivers.run import run
 from samekey.outgoing import PAYPAL, SQUARE, STRIPE, Outgoing, Patience, Profile, ProviderUnclear
 from samekey.outgoing.httpx2 import AsyncProviderTransport
+from samekey.stores.protocols import Actor
+from samekey.stores.sql.operator import Operator
 
 from .calls import (
     MADE,
@@ -210,10 +214,12 @@ def test_a_key_of_its_own_in_the_body_leaves_the_body_as_it_is(idempotency: Idem
 # --- over several attempts at a job, an effect, or a handler that may run again
 
 
-def deferred(idempotency: Idempotency, server: Scripted) -> Service:
-    @idempotency.job("charge", source="stripe", max_attempts=2)
+def deferred(
+    idempotency: Idempotency, server: Scripted, profile: Profile = STRIPE, *, max_attempts: int = 2
+) -> Service:
+    @idempotency.job("charge", source="stripe", max_attempts=max_attempts)
     async def charge(job: JobContext, _payload: Any) -> Response:
-        answer = await post_async(server.url, Outgoing(STRIPE), {"attempt": job.attempts})
+        answer = await post_async(server.url, Outgoing(profile), {"attempt": job.attempts})
         return Response(201 if answer.is_success else 402, {"status": answer.status_code})
 
     @idempotency.deferred
@@ -235,6 +241,40 @@ def test_a_jobs_second_attempt_does_not_forget_the_first(idempotency: Idempotenc
         assert service.post().status_code != 402
     assert len(server.seen) == 2
     assert service.record(sent_key(server)).state in (State.UNKNOWN, State.DEAD_LETTER)
+
+
+def _retried_by_an_operator(idempotency: Idempotency, service: Service) -> None:
+    """The one attempt was carried out and its answer lost; somebody has the dead letter tried again."""
+    service.post()
+    work(idempotency)
+    engine = idempotency.engine
+    assert isinstance(engine.store.finding, Operator)
+    operator = engine.store.finding
+    session = engine.drivers.sync.open()
+    ((job_id,),) = session.connection.execute("select id from samekey_jobs").fetchall()
+    session.rollback()
+    assert run(engine.drivers.sync, lambda: operator.retry_dead_job(job_id, Actor("ann", "again")))
+    work(idempotency)
+
+
+def test_attempts_that_an_operator_gives_back_do_not_forget_what_was_sent(idempotency: Idempotency) -> None:
+    with scripted(Cut(), Say(401)) as server:
+        service = deferred(idempotency, server, max_attempts=1)
+        _retried_by_an_operator(idempotency, service)
+        assert service.post().status_code != 402
+    assert len(server.seen) == 2
+    assert service.record(sent_key(server)).state is State.DEAD_LETTER
+
+
+def test_a_dead_letter_that_is_tried_again_after_the_providers_window_sends_nothing(
+    idempotency: Idempotency,
+) -> None:
+    with scripted(Cut(), MADE) as server:
+        forgets_at_once = replace(STRIPE, window=timedelta(microseconds=1))
+        service = deferred(idempotency, server, forgets_at_once, max_attempts=1)
+        _retried_by_an_operator(idempotency, service)
+    assert len(server.seen) == 1
+    assert service.record(sent_key(server)).state is State.DEAD_LETTER
 
 
 def test_a_jobs_second_attempt_may_be_declined(idempotency: Idempotency) -> None:

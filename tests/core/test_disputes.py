@@ -13,7 +13,7 @@ SHIP = SentStep("ship", "k-ship")
 
 
 @pytest.mark.parametrize(
-    ("yes_about", "named", "steps", "attempts", "known"),
+    ("yes_about", "named", "steps", "sends", "known"),
     [
         ("k-charge", "pi_1", (NOTED,), 1, True),
         ("k-charge", "pi_1", (NOTED,), 2, True),
@@ -29,7 +29,7 @@ SHIP = SentStep("ship", "k-ship")
     ],
 )
 def test_what_a_handler_knew(
-    yes_about: str | None, named: str | None, steps: tuple[SentStep, ...], attempts: int, known: bool
+    yes_about: str | None, named: str | None, steps: tuple[SentStep, ...], sends: int, known: bool
 ) -> None:
     yes = Yes("psp", "e1", yes_about, named)
-    assert is_known_to(yes, steps, attempts=attempts) is known
+    assert is_known_to(yes, steps, sends=sends) is known

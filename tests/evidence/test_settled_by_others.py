@@ -121,7 +121,7 @@ def test_no_act_of_a_late_holder_is_taken_for_the_settled_one(node: Node) -> Non
             lambda lease=lease: node.keys.fail(lease, "late"),
             lambda lease=lease: node.keys.lose(lease, "late"),
             lambda lease=lease: node.keys.release(lease),
-            lambda lease=lease: node.keys.give_back(lease),
+            lambda lease=lease, record=record: node.keys.give_back(lease, record.id),
         ):
             assert not node.run(late), name
             assert node.record(name) == settled, name

@@ -49,7 +49,7 @@ def without_fencing() -> None:
         return build(self, name, re.sub(r"\band (k\.)?attempt = :attempt(::text)?(?!\w)", "", sql))
 
     vars_of(Queries, build=unfenced)
-    vars_of(Keys, give_back=lambda self, lease, *, now=None: self.release(lease, now=now))
+    vars_of(Keys, give_back=lambda self, lease, claim_id, *, now=None: self.release(lease, now=now))
     # A claim that cannot have landed is taken back too, which changes nothing where attempts are compared.
     vars_of(way_module, _may_have_landed=lambda error: True)
 

@@ -54,7 +54,7 @@ def _knew(word: Word, record: Record, effects: Sequence[KnownEffect]) -> bool:
     in_order = sorted(noted, key=lambda one: int(one.place))
     steps = [SentStep(one.step, one.downstream_key, one.provider_id) for one in in_order]
     yes = Yes(word.source, word.event_id, word.about, word.provider_id)
-    return is_known_to(yes, steps, attempts=record.attempts)
+    return is_known_to(yes, steps, sends=record.attempts)
 
 
 def _meant(word: Word, record: Record, effects: Sequence[KnownEffect]) -> KnownEffect | None:

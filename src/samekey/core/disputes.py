@@ -57,19 +57,19 @@ def check_set_aside(waiting: Sequence[Yes], despite: Sequence[str]) -> None:
         raise Contradicted([one.name for one in unnamed], ", ".join(map(str, unnamed)))
 
 
-def is_known_to(yes: Yes, steps: Sequence[SentStep], *, attempts: int) -> bool:
+def is_known_to(yes: Yes, steps: Sequence[SentStep], *, sends: int) -> bool:
     """Whether the handler that gives an answer knew of what this event tells, when it gave it: then the
     answer is no contradiction, whatever its status. It may have given the money back.
 
     ``steps`` are what the handler has sent, in their order. It knows of what it has noted the provider's id
     of: of that object, where the event names one. It knows of a step after which it went on to another, too.
-    Where another attempt may have done it, only the same id says that it knows.
+    Where it was sent more than once, only the same id says that it knows: another attempt may have done it.
     """
     meant = [one for one in steps if yes.about in (None, one.downstream_key)]
     meant = meant or [one for one in steps if one.downstream_key is None]
     if yes.provider_id is not None and any(one.provider_id == yes.provider_id for one in meant):
         return True
-    if not meant or attempts > 1:
+    if not meant or sends > 1:
         return False
     names_none = yes.provider_id is None
     return all((names_none and one.provider_id is not None) or one is not steps[-1] for one in meant)

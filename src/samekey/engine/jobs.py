@@ -238,7 +238,10 @@ class JobContext:
         self.age = max(job.taken_at - job.created_at - envelope.delay_ms, 0) / 1000
         """Seconds since it could first have been begun, by the store's clock, when this attempt began."""
         self.attempts = job.attempts
-        """How often this job has been tried, this time included."""
+        """How many of its attempts are used up, this one included. A clean stop, ``samekey dead retry`` and a
+        finding give them back."""
+        self.tried_before = job.sends > 1
+        """Whether it has been begun before, so that the provider may know of it: nothing sets that back."""
         self.key = downstream_key(job.scope, job.key, envelope.step)
         """The same for every attempt: send it to the provider as its idempotency key."""
 

@@ -255,6 +255,12 @@ class Running:
     """The judgement, once the handler has ended; there is one."""
     finishing: asyncio.Future[Finished] | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether its own claim made the record: nobody has run under it. ``attempts`` does not tell: it is
+        counted anew when an operator has it tried again."""
+        return self.operation.id == self.claim.id
+
     def lend(self, binding: Binding | None, *, sync: bool, visitors: Sequence[Guest] = ()) -> None:
         """What joins the transaction by itself finds it from here on."""
         self.sync = sync

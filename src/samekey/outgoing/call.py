@@ -195,7 +195,7 @@ class Outgoing:
                 f"The effect's provider_window is {who.window:g} s, but {self.profile.name} knows a key for "
                 f"{longest:g} s. Nothing was sent. Give op.effect a provider_window that is no longer."
             )
-        if isinstance(who, JobContext) and who.attempts > 1 and who.age >= longest * SAFE_PART:
+        if isinstance(who, JobContext) and who.tried_before and who.age >= longest * SAFE_PART:
             raise ProviderUnclear(
                 f"An earlier attempt at this job may have reached {self.profile.name}, which does not know "
                 f"its key any more after {longest:g} s: a call now could be a second one. Nothing was sent."
@@ -291,7 +291,7 @@ class _Calls(MemoryJournal):
 
     def __init__(self, who: Sender) -> None:
         super().__init__()
-        self.tried_before = who.attempts > 1 if isinstance(who, JobContext) else who.tried_before
+        self.tried_before = who.tried_before
         """An earlier run may have sent anything of this, and nobody knows what."""
         self._may_repeat = isinstance(who, Operation)
 

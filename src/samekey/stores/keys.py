@@ -278,7 +278,7 @@ class Keys:
         if record is None or record.attempt != lease.attempt:
             return None
         waiting = yield from self._waiting(record.id)
-        knows = all(is_known_to(yes, sent.steps, attempts=record.attempts) for yes in waiting)
+        knows = all(is_known_to(yes, sent.steps, sends=record.attempts) for yes in waiting)
         return waiting if knows else None
 
     def _waiting(self, operation_id: str) -> Program[list[Yes]]:
@@ -397,15 +397,17 @@ class Keys:
             yield from self._noting("hold", lease, NOTHING_SENT, now, error_code=DISPUTED)
         return bool(rows)
 
-    def give_back(self, lease: Lease, *, now: int | None = None) -> Program[bool]:
-        """Undoes a claim under which nothing was run: the key is free again, or somebody's to retry.
+    def give_back(self, lease: Lease, claim_id: str, *, now: int | None = None) -> Program[bool]:
+        """Undoes a claim under which nothing was run: the key is free again if this claim made its record,
+        and somebody's to retry if it took one over. ``claim_id`` tells which: a record keeps the id of the
+        claim that made it, whoever counts its attempts anew.
 
         False if the claim is not there: it never landed, or has not landed yet.
         """
         record = yield from self.read(lease.scope, lease.key, now=now)
         if record is None or record.attempt != lease.attempt:
             return False
-        if record.attempts == 1:
+        if record.id == claim_id:
             return (yield from self.release(lease, now=now))
         if record.mode is Mode.PHASED:
             # What earlier attempts did stands: whoever comes next goes on from there, at once.

@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -233,10 +232,8 @@ class OutboxWorker:
             return
         jobs = [job for job, _ in ready.values()]
         entered = await run_async(self._driver, lambda: self._outbox.enter(jobs))
-        for job_id, attempts in entered.items():
-            job, envelope = ready[job_id]
-            job = replace(job, attempts=attempts)
-            self._start(job, self._performer.run(job, definition, envelope))
+        for job in entered:
+            self._start(job, self._performer.run(job, definition, ready[job.id][1]))
         for job in jobs:  # also those that somebody else has by now
             self._not_begun.pop(job.id, None)
 

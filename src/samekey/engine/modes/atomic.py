@@ -425,9 +425,9 @@ class ClaimedAtomic(_Atomic):
         try:
             session = yield from self._opened(connection)
         except BaseException:
-            yield from given_back(self._keys, self._keeper, lease)
+            yield from given_back(self._keys, self._keeper, lease, claim.id)
             raise
-        yield from self._watch(lease, session, max_run_of(rules))
+        yield from self._watch(lease, claim.id, session, max_run_of(rules))
         operation = Operation(claim, record.id)
         operation._session = session
         running = Running(claim, rules, operation, lease=lease, session=session)
@@ -438,7 +438,7 @@ class ClaimedAtomic(_Atomic):
     def _opened(self, connection: Any) -> Flow[Any]:
         return (yield Open(connection))
 
-    def _watch(self, lease: Lease, session: Any, max_run_ms: int) -> Flow[None]:
+    def _watch(self, lease: Lease, claim_id: str, session: Any, max_run_ms: int) -> Flow[None]:
         """Keeps the lease for the longest run. A handler that hangs must not keep the write lock, or its
         place in the pool, any longer than that either. Where nobody can see to that, nothing runs."""
         try:
@@ -448,7 +448,7 @@ class ClaimedAtomic(_Atomic):
             try:
                 yield Rollback(session)
             finally:
-                yield from given_back(self._keys, self._keeper, lease)
+                yield from given_back(self._keys, self._keeper, lease, claim_id)
             raise
 
     def give_back(self, running: Running) -> Flow[None]:
@@ -456,11 +456,11 @@ class ClaimedAtomic(_Atomic):
         try:
             yield Rollback(running.session)
         finally:
-            yield from given_back(self._keys, self._keeper, running.lease)
+            yield from given_back(self._keys, self._keeper, running.lease, running.claim.id)
 
     def let_go(self, running: Running) -> None:
         assert running.lease is not None
-        given_back_later(self._keys, self._keeper, running.lease)
+        given_back_later(self._keys, self._keeper, running.lease, running.claim.id)
         running.session.give_up()
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:

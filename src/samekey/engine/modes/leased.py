@@ -58,16 +58,16 @@ class Leased:
             return running
         except BaseException:
             # Also a signal's: what nobody has in hand must not be kept alive for its longest run.
-            yield from given_back(self._keys, self._keeper, lease)
+            yield from given_back(self._keys, self._keeper, lease, claim.id)
             raise
 
     def give_back(self, running: Running) -> Flow[None]:
         assert running.lease is not None
-        yield from given_back(self._keys, self._keeper, running.lease)
+        yield from given_back(self._keys, self._keeper, running.lease, running.claim.id)
 
     def let_go(self, running: Running) -> None:
         assert running.lease is not None
-        given_back_later(self._keys, self._keeper, running.lease)
+        given_back_later(self._keys, self._keeper, running.lease, running.claim.id)
 
     def _told(self, record: Record) -> Flow[bool]:
         """A provider's word may have come while an attempt was running whose outcome is unknown since:
@@ -111,7 +111,7 @@ class Leased:
                 bare=lambda: self._keys.lose(lease, NOT_NOTED),
                 otherwise=running.expires_at,
             )
-        elif outcome is Outcome.FAIL or running.operation.known or running.attempts > 1:
+        elif outcome is Outcome.FAIL or running.operation.known or not running.is_first:
             # A key is as if it had never been used only if nothing was ever sent under it, by whichever name:
             # else a word of the provider's about this attempt would find nothing, or be taken for one about
             # the next. Nor is it freed without what was noted: then its lease runs out, and it is unknown.

@@ -147,7 +147,7 @@ def claimed(keys: Keys, keeper: Keeper, claim: Claim, policy: Policy, admit: Adm
     except BaseException as error:
         if _may_have_landed(error):
             lease = Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
-            keeper.give_back_later(lambda: keys.give_back(lease))
+            keeper.give_back_later(lambda: keys.give_back(lease, claim.id))
         raise
 
 
@@ -160,22 +160,22 @@ def _may_have_landed(error: BaseException) -> bool:
     return not isinstance(error, NotSent | SamekeyError)
 
 
-def given_back(keys: Keys, keeper: Keeper, lease: Lease) -> Flow[None]:
+def given_back(keys: Keys, keeper: Keeper, lease: Lease, claim_id: str) -> Flow[None]:
     """Gives back a claim that landed and under which nothing was run."""
     keeper.forget(lease)
     try:
-        yield from ask(lambda: keys.give_back(lease))
+        yield from ask(lambda: keys.give_back(lease, claim_id))
     except BaseException as error:
-        keeper.give_back_later(lambda: keys.give_back(lease))
+        keeper.give_back_later(lambda: keys.give_back(lease, claim_id))
         if not isinstance(error, StoreError):
             raise
         logger.warning("A claim could not be given back and will be tried again: %s", error)
 
 
-def given_back_later(keys: Keys, keeper: Keeper, lease: Lease) -> None:
+def given_back_later(keys: Keys, keeper: Keeper, lease: Lease, claim_id: str) -> None:
     """``given_back`` by a thread."""
     keeper.forget(lease)
-    keeper.give_back_later(lambda: keys.give_back(lease))
+    keeper.give_back_later(lambda: keys.give_back(lease, claim_id))
 
 
 class Way(Protocol):

@@ -89,9 +89,12 @@ class PhasedRun:
         work: Work,
         attempts: int,
         *,
+        first: bool = False,
         unattended: bool = False,
     ) -> None:
+        """``first``: its own claim made the record, so nobody has run under it before."""
         self.ways = ways
+        self._first = first
         self.definition = definition
         self.lease = lease
         self.operation_id = operation_id
@@ -468,7 +471,7 @@ class PhasedRun:
         answer = self.definition.shaped(result, self.captured.shape, self.captured.status)
         outcome = self.definition.rules.judge(Ending(answer.status))
         if outcome is Outcome.RELEASE and not self._acted:
-            if self._meant or self.attempts > 1:
+            if self._meant or not self._first:
                 # Something was meant under this key: it is not as if it had never been used.
                 yield from self._pause(f"status_{answer.status}", Outcome.FAIL)
             else:

@@ -84,9 +84,12 @@ class PhasedWay:
         work = yield from _readable(lambda: self.phases.begin(lease, operation_id, stored))
         if work.input is None:
             # The lease was lost before anything could be kept; the first phase will find that out.
-            attempt = PhasedRun(self, definition, lease, operation_id, captured, work, attempts)
+            attempt = PhasedRun(
+                self, definition, lease, operation_id, captured, work, attempts, first=running.is_first
+            )
         else:
-            attempt = self._run(lease, operation_id, work.input, work, attempts)
+            first = running.is_first
+            attempt = self._run(lease, operation_id, work.input, work, attempts, first=first)
         attempt.expires_at = running.expires_at
         return attempt
 
@@ -112,7 +115,7 @@ class PhasedWay:
         assert lease is not None
 
         def program() -> Program[bool]:
-            if running.attempts == 1:
+            if running.is_first:
                 return self.phases.release(lease, operation_id)
             return self.phases.let_go(lease, pause_ms=0, error_code=NOT_BEGUN, counted=False)
 
@@ -146,6 +149,7 @@ class PhasedWay:
         work: Work,
         attempts: int,
         *,
+        first: bool = False,
         unattended: bool = False,
     ) -> PhasedRun:
         """With the input as it was stored: the first attempt sees what every later one will see."""
@@ -159,7 +163,15 @@ class PhasedWay:
             )
         captured = Captured.decode(stored.payload, definition.model, definition.extras)
         return PhasedRun(
-            self, definition, lease, operation_id, captured, work, attempts, unattended=unattended
+            self,
+            definition,
+            lease,
+            operation_id,
+            captured,
+            work,
+            attempts,
+            first=first,
+            unattended=unattended,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...core.agreement import ERRORS_FROM
 from ...core.claim import Claim, downstream_key
@@ -72,7 +72,9 @@ class Job:
     """Whether its result is the operation's final answer."""
     attempt: str
     attempts: int
-    """How often its function has been entered. Taking a job does not count."""
+    """How many of its attempts are used up. A budget: a stop, ``dead retry`` and a finding give them back."""
+    sends: int
+    """How often its function has been entered, whoever gave attempts back: what may have been sent."""
     silences: int
     """How often in a row its worker has fallen silent while running it."""
     created_at: int
@@ -193,16 +195,21 @@ class Jobs:
         )
         return [_decode(row) for row in rows]
 
-    def enter(self, jobs: Sequence[Job], *, now: int | None = None) -> Program[dict[str, int]]:
+    def enter(self, jobs: Sequence[Job], *, now: int | None = None) -> Program[list[Job]]:
         """Their functions are about to be called: counts the attempts. Gives those that are still ours."""
         rows = yield self._queries.statement("enter_jobs", now, **_many(jobs))
-        return {str(job_id): int(attempts) for job_id, attempts in rows}  # type: ignore[arg-type]
+        counted = {str(job_id): (int(attempts), int(sends)) for job_id, attempts, sends in rows}  # type: ignore[arg-type]
+        return [
+            replace(job, attempts=counted[job.id][0], sends=counted[job.id][1])
+            for job in jobs
+            if job.id in counted
+        ]
 
     def give_back(
         self, jobs: Sequence[Job], *, pause_ms: int, error: str | None, now: int | None = None
     ) -> Program[None]:
         """Jobs that were taken and whose functions were not called: as if nobody had touched them, after a
-        pause. That ``enter`` may have counted them does not count."""
+        pause. That ``enter`` may have counted them does not count: nothing was sent."""
         yield self._queries.statement("give_back_jobs", now, **_many(jobs), pause_ms=pause_ms, error=error)
 
     def leave(self, job: Job, *, now: int | None = None) -> Program[None]:
@@ -303,7 +310,7 @@ class Jobs:
         others = {one.downstream_key for one in effects if one not in mine}
         waiting = yield from waiting_yeses(self._queries, job.operation_id)
         concerned = [yes for yes in waiting if yes.about not in others]
-        return all(is_known_to(yes, steps, attempts=job.attempts) for yes in concerned)
+        return all(is_known_to(yes, steps, sends=job.sends) for yes in concerned)
 
     def retry(
         self,
@@ -389,9 +396,9 @@ def _many(jobs: Sequence[Job]) -> dict[str, Value]:
 
 def _decode(row: Row) -> Job:
     job_id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, *rest = row
-    silences, created, now = rest
+    sends, silences, created, now = rest
     payload = at_home(payload, home_of("payload", job_id))
-    assert isinstance(attempts, int) and isinstance(silences, int)
+    assert isinstance(attempts, int) and isinstance(sends, int) and isinstance(silences, int)
     assert isinstance(created, int) and isinstance(now, int)
     return Job(
         str(job_id),
@@ -405,6 +412,7 @@ def _decode(row: Row) -> Job:
         answers == 1,
         str(attempt),
         attempts,
+        sends,
         silences,
         created,
         now,

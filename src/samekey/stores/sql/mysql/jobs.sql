@@ -44,8 +44,8 @@ update {jobs} set
     attempt = concat(:token, id), due_at = {now} + :lease_ms, silences = silences + entered, entered = 0
 where id in (:locked)
 -- then
-select id, operation_id, scope, `key`, tenant, name, payload, answers, attempt, attempts, silences, created_at,
-    {now}
+select id, operation_id, scope, `key`, tenant, name, payload, answers, attempt, attempts, sends, silences,
+    created_at, {now}
 from {jobs} where id in (:locked)
 
 -- name: due_jobs
@@ -62,7 +62,8 @@ from kinds where name is not null
 
 -- name: enter_jobs
 -- Their functions are about to be called: now the attempts count. Said twice, it counts once. What a
--- former run has made is not what this one makes: a trigger keeps its id. Nothing takes a send back, and no run begins
+-- former run has made is not what this one makes: a trigger keeps its id. Only who gives a job
+-- back uncalled takes a send back, and no run begins
 -- before the one that it follows, whatever the clock does.
 select id from {jobs} where id in (:ids) and state = 'live' and attempt in (:attempts)
 for update
@@ -73,13 +74,14 @@ update {jobs} set
     run_at = greatest({now}, coalesce(run_at, 0))
 where id in (:locked)
 -- then
-select id, attempts from {jobs} where id in (:locked)
+select id, attempts, sends from {jobs} where id in (:locked)
 
 -- name: give_back_jobs
 -- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them. They may have
--- been entered all the same, if nobody heard of it: that attempt does not count.
+-- been entered all the same, if nobody heard of it: that attempt does not count, and
+-- nothing was sent.
 update {jobs} set due_at = {now} + :pause_ms, attempt = null, error = coalesce(:error, error),
-    attempts = attempts - entered, entered = 0
+    attempts = attempts - entered, sends = sends - entered, entered = 0
 where id in (:ids) and state = 'live' and attempt in (:attempts)
 
 -- name: leave_job

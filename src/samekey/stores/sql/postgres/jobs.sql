@@ -77,7 +77,7 @@ where j.id = any(array(
     order by due_at limit :batch::bigint for update skip locked
 )) and {durable}
 returning j.id, j.operation_id, j.scope, j.key, j.tenant, j.name, j.payload, j.answers, j.attempt,
-    j.attempts, j.silences, j.created_at, {now}
+    j.attempts, j.sends, j.silences, j.created_at, {now}
 
 -- name: due_jobs
 -- Each kind of job that is waiting, and how long until one of it may be taken, in milliseconds. From kind to kind
@@ -93,21 +93,23 @@ from kinds where name is not null
 
 -- name: enter_jobs
 -- Their functions are about to be called: now the attempts count. Said twice, it counts once. What a
--- former run has made is not what this one makes: a trigger keeps its id. Nothing takes a send back, and no run begins
+-- former run has made is not what this one makes: a trigger keeps its id. Only who gives a job
+-- back uncalled takes a send back, and no run begins
 -- before the one that it follows, whatever the clock does.
 update {jobs} set
     provider_id = case when entered = 1 then provider_id end,
     attempts = attempts + 1 - entered, sends = sends + 1 - entered, entered = 1,
     run_at = greatest({now}, coalesce(run_at, 0))
 where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live' and {durable}
-returning id, attempts
+returning id, attempts, sends
 
 -- name: give_back_jobs
 -- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them. They may have
--- been entered all the same, if nobody heard of it: that attempt does not count.
+-- been entered all the same, if nobody heard of it: that attempt does not count, and
+-- nothing was sent.
 with job as (
     update {jobs} set due_at = {now} + :pause_ms::bigint, attempt = null, error = coalesce(:error::text, error),
-        attempts = attempts - entered, entered = 0
+        attempts = attempts - entered, sends = sends - entered, entered = 0
     where id = any(:ids::text[]) and attempt = any(:attempts::text[]) and state = 'live' and {durable}
     returning id
 )

@@ -41,8 +41,8 @@ where id in (
         and (attempt is null or due_at <= {now} - :patience_ms)
     order by due_at limit :batch
 )
-returning id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, silences, created_at,
-    {now}
+returning id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, sends, silences,
+    created_at, {now}
 
 -- name: due_jobs
 -- Each kind of job that is waiting, and how long until one of it may be taken, in milliseconds. From kind to kind
@@ -58,7 +58,8 @@ from kinds where name is not null
 
 -- name: enter_jobs
 -- Their functions are about to be called: now the attempts count. Said twice, it counts once. What a
--- former run has made is not what this one makes: a trigger keeps its id. Nothing takes a send back, and no run begins
+-- former run has made is not what this one makes: a trigger keeps its id. Only who gives a job
+-- back uncalled takes a send back, and no run begins
 -- before the one that it follows, whatever the clock does.
 update {jobs} set
     provider_id = case when entered = 1 then provider_id end,
@@ -66,13 +67,14 @@ update {jobs} set
     run_at = max({now}, coalesce(run_at, 0))
 where id in (select value from json_each(:id_list)) and state = 'live'
     and attempt in (select value from json_each(:attempt_list))
-returning id, attempts
+returning id, attempts, sends
 
 -- name: give_back_jobs
 -- Taken and not begun: they wait for another worker, or a better time, as if nobody had touched them. They may have
--- been entered all the same, if nobody heard of it: that attempt does not count.
+-- been entered all the same, if nobody heard of it: that attempt does not count, and
+-- nothing was sent.
 update {jobs} set due_at = {now} + :pause_ms, attempt = null, error = coalesce(:error, error),
-    attempts = attempts - entered, entered = 0
+    attempts = attempts - entered, sends = sends - entered, entered = 0
 where id in (select value from json_each(:id_list)) and state = 'live'
     and attempt in (select value from json_each(:attempt_list))
 returning id

@@ -94,8 +94,8 @@ create table if not exists samekey_phases (
     primary key (operation_id, position)
 ) engine = InnoDB row_format = dynamic;
 
--- The outbox. A live job may be taken once due_at has come; taking it moves due_at by the lease. `attempts` counts
--- takes, `entered` how often its function was begun.
+-- The outbox. A live job may be taken once due_at has come; taking it moves due_at by the lease. `attempts` is
+-- a budget, which a stop or an operator gives back; `sends` is what was done.
 create table if not exists samekey_jobs (
     id            varbinary(255) not null,
     operation_id  varbinary(128) not null,

@@ -90,8 +90,8 @@ create table {schema}.phases (
     primary key (operation_id, position)
 );
 
--- The outbox. A live job may be taken once due_at has come; taking it moves due_at by the lease. `attempts` counts
--- takes, `entered` how often its function was begun.
+-- The outbox. A live job may be taken once due_at has come; taking it moves due_at by the lease. `attempts` is
+-- a budget, which a stop or an operator gives back; `sends` is what was done.
 create table {schema}.jobs (
     id            text collate "C" primary key,
     operation_id  text collate "C" not null,
