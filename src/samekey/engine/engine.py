@@ -55,6 +55,7 @@ from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import SqlKeys
 from ..stores.sql.limits import Limits
 from ..stores.sql.queries import Queries
+from .about import about
 from .admission import Admitted, admitted
 from .breaker import Breaker
 from .errands import Errands
@@ -145,6 +146,7 @@ class Engine:
         )
         self.drivers = self.store.drivers
         self.keys = self.store.keys
+        self.keys.lease_ended = self.tell_lease_end
         self.breaker = Breaker()
         self.events = Events()
         self.keeper = Keeper(self.drivers.sync, self.keys.renew, self.keys.held)
@@ -194,6 +196,7 @@ class Engine:
         }
         assert isinstance(self.resolver, NotingResolver)
         self._phases = PhasedWay(keys, keeper, self.resolver, self.drivers.users)
+        self._phases.given_up = lambda: self.events.emit("dead_letter", mode=str(Mode.PHASED))
         self._outbox = Jobs(keys)
         self._limits = Limits(keys)
         if self.drivers.dialect == "sqlite" and self._migrates:
@@ -430,6 +433,20 @@ class Engine:
         if outcome is Outcome.UNKNOWN and mode is not Mode.ATOMIC:
             self.events.emit("reconcile.scheduled", tenant=running.tenant, mode=str(mode))
 
+    def tell_lease_end(self, record: Record) -> None:
+        """A lease ran out, and somebody has moved its record: the sweeper, or the request that met it."""
+        logger.warning(
+            "The lease of operation %s ran out (%s, attempt %d); it is now %s",
+            record.id,
+            record.mode,
+            record.attempts,
+            record.state,
+            extra=about(operation=record.id, attempt=record.attempts),
+        )
+        self.events.emit("zombie_key", mode=str(record.mode), became=str(record.state))
+        if record.state is State.UNKNOWN:
+            self.events.emit("reconcile.scheduled", mode=str(record.mode))
+
     def drive(self, flow: Flow[T]) -> T:
         return drive(flow, self.drivers.sync, self.breaker)
 
@@ -565,8 +582,12 @@ class Engine:
             logger.error("Key %s: %s", self.digest(tenant, key), begun.detail)
         elif isinstance(begun, Mismatch):
             parts = ", ".join(begun.differs) or "something"
+            digest = self.digest(tenant, key)
             logger.warning(
-                "Key %s was used with another request: %s differs", self.digest(tenant, key), parts
+                "Key %s was used with another request: %s differs",
+                digest,
+                parts,
+                extra=about(key=digest, endpoint=exchange.endpoint),
             )
         self.events.emit(event_of(begun), tenant=tenant, mode=str(rules.mode), endpoint=exchange.endpoint)
         return begun
@@ -692,14 +713,14 @@ class Engine:
         return finished
 
     def _tell_attempt(self, attempt: PhasedRun, finished: Finished, started: float) -> None:
+        tenant, mode = attempt.captured.tenant, str(Mode.PHASED)
         done = finished.answer is not None and finished.answer.status < 500 and finished.error is None
-        self.events.emit(
-            "operation.finished",
-            tenant=attempt.captured.tenant,
-            value=time.monotonic() - started,
-            mode=str(Mode.PHASED),
-            outcome=str(Outcome.REMEMBER if done else Outcome.FAIL),
-        )
+        unsure = attempt.waits_in in (State.UNKNOWN, State.DEAD_LETTER)
+        outcome = Outcome.UNKNOWN if unsure else Outcome.REMEMBER if done else Outcome.FAIL
+        spent = time.monotonic() - started
+        self.events.emit("operation.finished", tenant=tenant, value=spent, mode=mode, outcome=str(outcome))
+        if attempt.waits_in is State.UNKNOWN:
+            self.events.emit("reconcile.scheduled", tenant=tenant, mode=mode)
 
     # Looking things up
 

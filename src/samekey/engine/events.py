@@ -26,7 +26,7 @@ NAMES: Final = frozenset(
         "reserve.unknown",  # a retry met an unknown outcome
         "store.error",  # the store could not be used; nothing was run
         "operation.finished",  # an operation ended; value: its duration in seconds
-        "zombie_key",  # a lease ran out and the sweeper moved its record
+        "zombie_key",  # a lease ran out, and the sweeper or a retry moved its record
         "ttl_pruned",  # records past retention were reaped; value: how many
         "reconcile.scheduled",  # an outcome became unknown
         "reconcile.resolved",  # an unknown outcome was found out

@@ -7,7 +7,7 @@ that its attempt id is no longer there and changes nothing. Atomic work has its 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
@@ -72,6 +72,8 @@ class Keys:
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
+        self.lease_ended: Callable[[Record], None] = lambda _: None
+        """Hears of records whose lease a request has ended, as the sweeper would have."""
 
     def operation_id(self, token: str, scope: str, key: str) -> str:
         """The id of this key's operation; ``token`` is random, so nobody can guess it."""
@@ -119,6 +121,7 @@ class Keys:
             clock, moved = _int(rows[0][0]), decode_record(rows[0][1:])
             match verdict:
                 case EndLease():
+                    self.lease_ended(moved)
                     verdict = decide(moved, claim, policy, clock)
                 case Retry() | Resume():
                     return Execute(moved)
@@ -163,7 +166,8 @@ class Keys:
                 record = decode_record(row)
                 verdict = yield from self._decide(record, claim, policy, _int(clock))
                 if isinstance(verdict, EndLease):
-                    yield self._move(verdict, claim, now)
+                    for moved in (yield self._move(verdict, claim, now)):
+                        self.lease_ended(decode_record(moved[1:]))
                     continue
             except CorruptRecord as error:
                 return Unreadable(str(error))

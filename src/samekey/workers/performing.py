@@ -27,6 +27,7 @@ from ..core.record import Answer, Lease
 from ..core.replayable import replayable
 from ..drivers.protocol import Lending
 from ..drivers.run import run_async, run_in, run_in_async
+from ..engine.about import about
 from ..engine.engine import Engine
 from ..engine.evidence.belated import Belated
 from ..engine.evidence.reconcile import NotingResolver
@@ -60,6 +61,10 @@ last is repeated for as long as the lease can be kept."""
 def name_of(job: Job) -> str:
     """What logs and threads call it."""
     return f"job {job.name} {job.id}"
+
+
+def about_job(job: Job) -> dict[str, str | int]:
+    return about(operation=job.operation_id, job=job.id, job_name=job.name, attempt=job.attempts)
 
 
 class NotAwaited(Exception):
@@ -196,7 +201,13 @@ class Performer:
         self, job: Job, error: str, provider_id: str | None = None, *, code: str = JOB_FAILED
     ) -> None:
         """The end of its attempts, or of its hopes: a dead letter."""
-        logger.error("The %s is a dead letter: %s", name_of(job), error)
+        logger.error(
+            "The %s of operation %s is a dead letter: %s",
+            name_of(job),
+            job.operation_id,
+            error,
+            extra=about_job(job),
+        )
         try:
             settled = await self._patiently(
                 job, lambda: self._bury(job, error, provider_id, code), self._kept_until()
@@ -428,7 +439,11 @@ class Performer:
     async def _failed(self, job: Job, definition: JobDefinition, context: JobContext, sentence: str) -> None:
         """The attempt is over. The provider's id is kept too: something may have been made."""
         error, provider_id = _kept(sentence), context.provider_id
-        logger.warning("The %s failed (attempt %d): %s", name_of(job), job.attempts, error)
+        sentence = "The %s of operation %s failed (attempt %d of %d): %s"
+        most = definition.max_attempts
+        logger.warning(
+            sentence, name_of(job), job.operation_id, job.attempts, most, error, extra=about_job(job)
+        )
         if job.attempts >= definition.max_attempts:
             await self.bury(job, error, provider_id)
             return

@@ -21,6 +21,7 @@ from ..core.policy import milliseconds
 from ..core.record import Record
 from ..core.states import State
 from ..drivers.run import run_async
+from ..engine.about import about
 from ..engine.engine import Engine
 from ..engine.evidence.asked import told_by_lookup
 from ..engine.evidence.desk import LOOKUP_TIMEOUT, Lookup, LookupFailed
@@ -259,7 +260,12 @@ class Reconciler:
         driver, actor = self._engine.drivers.aio, Actor("reconciler", why)
         finding = self._resolver.finding
         if await run_async(driver, lambda: finding.give_up(record.id, actor, attempt=record.attempt)):
-            logger.error("The outcome of operation %s is a dead letter: %s", record.id, why)
+            logger.error(
+                "The outcome of operation %s is a dead letter: %s",
+                record.id,
+                why,
+                extra=about(operation=record.id, endpoint=record.endpoint, attempt=record.attempts),
+            )
             self._tell("dead_letter", record)
         return await self._as_it_is(record, why)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from ..core.states import Mode, State
+from ..core.states import Mode
 from ..drivers.run import run_async
 from ..engine.engine import Engine
 from ..errors import CorruptRecord
@@ -38,16 +38,7 @@ class Sweeper:
         if len(moved) < self._batch:
             await self._tell_strangers()
         for record in moved:
-            logger.warning(
-                "The lease of operation %s ran out (%s, attempt %d); it is now %s",
-                record.id,
-                record.mode,
-                record.attempts,
-                record.state,
-            )
-            self._engine.events.emit("zombie_key", mode=str(record.mode), became=str(record.state))
-            if record.state is State.UNKNOWN:
-                self._engine.events.emit("reconcile.scheduled", mode=str(record.mode))
+            self._engine.tell_lease_end(record)
         return len(moved)
 
     async def _tell_strangers(self) -> None:

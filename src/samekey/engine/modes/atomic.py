@@ -254,6 +254,7 @@ class LockedAtomic(_Atomic):
         operation = Operation(claim, opened.operation_id)
         operation._session = session
         running = Running(claim, rules, operation, session=session, opened=opened)
+        running.attempts, running.reused = opened.attempts, opened.reused
         running.expires_at = opened.clock + claim.ttl_ms
         # The server ends a transaction that is idle for so long, and with it the lock. Here it must not keep
         # its connection, nor the key, any longer either.

@@ -104,6 +104,8 @@ class PhasedRun:
         """When the key expires, for the answers of a request."""
         self._unattended = unattended
         self._actor = Actor("completer") if unattended else None
+        self.waits_in: State | None = None
+        """The state in which it waits, once it has stopped without an answer."""
         """No client waits for it: the completer runs it, and would come back at once."""
         self._phases = work.phases
         self.steps = Steps()
@@ -527,7 +529,7 @@ class PhasedRun:
         undone = error is self._rolled_back or not isinstance(error, Exception)
         if undone and not self._acted:
             outcome = Outcome.FAIL  # torn down, or rolled back, before any phase was done
-        state = yield from self._pause(code_of(error), outcome)
+        state = self.waits_in = yield from self._pause(code_of(error), outcome)
         if not isinstance(error, Exception):
             return Finished(None, error)
         if outcome is Outcome.UNKNOWN or not self._resumable:
@@ -566,6 +568,7 @@ class PhasedRun:
         if self.attempts >= self.definition.max_attempts:
             logger.error("%s has been tried %d times; an operator must look", self, self.attempts)
             yield from self._settle(lambda: phases.give_up(lease, error_code=code, actor=self._actor))
+            self.ways.given_up()
             return State.DEAD_LETTER
         yield from self._let_go(self._backoff_ms(), code)
         return State.IN_PROGRESS

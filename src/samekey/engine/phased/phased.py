@@ -23,6 +23,7 @@ from ...core.program import Program
 from ...core.record import Lease
 from ...errors import ConfigurationError, CorruptRecord, DefinitionChanged, NotSerialisable, StoreError
 from ...stores.keys import NOT_BEGUN
+from ...stores.protocols import Actor
 from ...stores.sql.keys import SqlKeys
 from ...stores.sql.phases import Phases, StoredInput, Work
 from ..evidence.belated import Belated
@@ -52,6 +53,8 @@ class PhasedWay:
         self.resolver = resolver
         self.belated = Belated(keys, resolver)
         self.definitions: dict[tuple[str, int], Definition] = {}
+        self.given_up: Callable[[], None] = lambda: None
+        """Hears of each operation that became a dead letter."""
 
     def register(self, definition: Definition) -> None:
         """``ConfigurationError`` for what could not be told apart, or not be run, later."""
@@ -98,6 +101,7 @@ class PhasedWay:
         policy = definition.rules.policy
         if isinstance(error, AttemptsUsedUp):
             yield from ask(lambda: self.phases.give_up(lease, error_code="attempts_used_up"))
+            self.given_up()
             logger.error("%s", error)
             return Finished(uncertain_answer(policy, None, None, dead=True))
         if isinstance(error, NotSerialisable):
@@ -134,7 +138,10 @@ class PhasedWay:
                 return None
             return self._run(lease, operation_id, work.input, work, attempts, unattended=True)
         except AttemptsUsedUp as error:
-            yield from ask(lambda: self.phases.give_up(lease, error_code="attempts_used_up"))
+            yield from ask(
+                lambda: self.phases.give_up(lease, error_code="attempts_used_up", actor=Actor("completer"))
+            )
+            self.given_up()
             logger.error("%s", error)
             return None
         except DefinitionChanged as error:

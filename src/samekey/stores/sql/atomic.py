@@ -30,6 +30,8 @@ class Opened:
     seen: str | None = None
     reused: bool = False
     """The record that was seen is a former life of the key."""
+    attempts: int = 1
+    """With this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class AtomicKeys:
         record = seen.record
         if seen.reused:
             return Opened(clock, claim.id, record.life + 1, record.attempt, reused=True)
-        return Opened(clock, record.id, record.life, record.attempt)
+        return Opened(clock, record.id, record.life, record.attempt, attempts=record.attempts + 1)
 
     def commit(
         self,
