@@ -9,18 +9,19 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
+from django.urls import get_resolver
 
 from ..core.states import Mode
 from ..edges.startup import look
 from ..edges.walk import RoutePlace, plain, walk
 from ..engine.engine import Engine
 from ..engine.handler.around import REFUSED
-from ..engine.handler.marks import Mark, mark_of
+from ..engine.handler.marks import Mark, mark_of, own_handler
 from ..errors import ConfigurationError, SamekeyError
 from .address import dialect_of, in_memory, url_of
 from .conf import Settings, read, the_idempotency
 from .middleware import NO_TENANT
-from .routes import Urlconf
+from .routes import IN_TRANSACTION, Urlconf, handler_of, methods_of, patterns
 
 MIDDLEWARE: Final = "samekey.django.IdempotencyMiddleware"
 _BEFORE: Final = (
@@ -57,7 +58,29 @@ def check_views(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = [Error(sentence, id="samekey.E010") for sentence in wrong]
     if guards[0] != "pass" and guards[1] == "refuse":
         found += _refused(engine, routes)
-    return found
+    return [*found, *_before_claim(said)]
+
+
+def _before_claim(said: Settings) -> Iterator[CheckMessage]:
+    """Code of the project's own that ``ATOMIC_REQUESTS`` would wrap, and samekey's transaction does not."""
+    if said.alias is None or not connections[said.alias].settings_dict["ATOMIC_REQUESTS"]:
+        return
+    for template, pattern in patterns(get_resolver()):
+        known: Any = getattr(own_handler(pattern.callback), "_non_atomic_requests", ())
+        for method in sorted(methods_of(pattern.callback) or {"POST"}):
+            handler = handler_of(pattern.callback, method)
+            mark = None if handler is None else handler.mark
+            if handler is None or not isinstance(mark, Mark) or mark.rules.mode not in IN_TRANSACTION:
+                continue
+            for name in handler.before_claim() if said.alias not in set(known) else ():
+                yield Warning(
+                    f"{method} {template}: {name} runs before the guarded {mark.function.__name__}, and so "
+                    "in no transaction: in the place of ATOMIC_REQUESTS this view has samekey's, which begins "
+                    "there. What is written or locked before is refused.",
+                    hint="Guard what writes. If nothing is written there, or shall stand in any case, put "
+                    "transaction.non_atomic_requests on the view.",
+                    id="samekey.W012",
+                )
 
 
 def _middleware() -> Iterator[CheckMessage]:

@@ -15,6 +15,7 @@ from django.db import connections
 from ..engine.within import current_transaction
 from ..errors import ConfigurationError, OperationOver
 from . import conf
+from .before import is_bare, refuse_before_claim
 from .driver import AsyncDjangoSession
 from .session import DjangoSession, SavepointSession
 
@@ -33,12 +34,15 @@ def watch_all() -> None:
 
 def _refuse_outside(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
     """Around every query that goes through Django."""
+    wrapper = context["connection"]
+    if is_bare(wrapper.alias) and (writes(sql, wrapper) or _LOCKS.search(str(sql))):
+        refuse_before_claim(wrapper.alias)
     transaction = current_transaction.get()
     session = None if transaction is None else transaction.session
     if isinstance(session, AsyncDjangoSession):
         session = session.session
     if isinstance(session, DjangoSession | SavepointSession):
-        wrapper, own = context["connection"], session.connection
+        own = session.connection
         if not (wrapper is own and session.is_open) and writes(sql, wrapper):
             _refuse(wrapper.alias, own.alias, is_open=session.is_open)
     return execute(sql, params, many, context)
@@ -68,6 +72,7 @@ def writes(sql: Any, wrapper: Any) -> bool:
 
 _FIRST: Final = re.compile(r"(?:[\s(;]|--[^\n]*+(?:\n|$)|/\*.*?\*/)*+([a-z]+)", re.IGNORECASE | re.DOTALL)
 _WRITES: Final = re.compile(r"\b(?:insert|update|delete|replace|merge)\b", re.IGNORECASE)
+_LOCKS: Final = re.compile(r"\bfor\s+(?:no\s+key\s+)?update\b", re.IGNORECASE)
 _READS: Final = frozenset(
     {
         *("select", "values", "table", "show", "describe", "desc", "pragma", "declare", "fetch", "close"),

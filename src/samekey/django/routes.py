@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from django.db import connections
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from ..core.states import Mode
@@ -20,7 +22,9 @@ from ..edges.guards import Route
 from ..edges.walk import OTHERS, ReachedRoute, RoutePlace
 from ..engine.exchange import Exchange, current_exchange
 from ..engine.handler.around import is_wrapped
-from ..engine.handler.marks import Mark, mark_of, own_handler, stands_in
+from ..engine.handler.forms import in_form_of, value_of
+from ..engine.handler.marks import Mark, mark_of, own_handler, put_in_place, stands_in
+from .before import before_claim
 from .framework import in_call
 
 _PERFORMS: Final = {
@@ -44,7 +48,7 @@ _HARMLESS: Final = (
     "django.views.decorators.vary",
 )
 """Decorators of Django's that neither know who asks nor act by themselves."""
-_IN_TRANSACTION: Final = (Mode.ATOMIC, Mode.DEFERRED, Mode.PHASED)
+IN_TRANSACTION: Final = (Mode.ATOMIC, Mode.DEFERRED, Mode.PHASED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,21 @@ class Handler:
     def is_wrapped(self) -> bool:
         function = own_handler(self.function) if self.owner is not None else _behind_harmless(self.function)
         return is_wrapped(_of_api_view(function) or function)
+
+    def before_claim(self) -> list[str]:
+        """What of the project's own runs before the guarded function, by name."""
+        owner = self.owner
+        if owner is None:
+            inner = _behind_harmless(self.function)
+            return [] if inner is getattr(self.mark, "function", inner) else ["a decorator of it"]
+        names = ["dispatch", "setup", "initial", "initialize_request", "perform_authentication"]
+        names += [self.name] if own_handler(self.function) is not own_handler(self.marked) else []
+        found = [(name, own_handler(getattr(owner, name, None))) for name in names]
+        return [f"{owner.__qualname__}.{name}" for name, one in found if one is not None and _is_own(one)]
+
+
+def _is_own(function: Any) -> bool:
+    return not str(getattr(function, "__module__", "")).startswith(("django.", "rest_framework."))
 
 
 def handler_of(view: Any, method: str) -> Handler | None:
@@ -170,10 +189,29 @@ def stand_in_transactions(urlconf: str | None, alias: str | None) -> None:
     would commit after ours, or roll ours back."""
     if alias is None:
         return
+    wraps = bool(connections.settings[alias]["ATOMIC_REQUESTS"])
     for _, pattern in patterns(get_resolver(urlconf)):
         known: Any = getattr(pattern.callback, "_non_atomic_requests", frozenset())
-        if not isinstance(known, _NotAtomic):
-            pattern.callback._non_atomic_requests = _NotAtomic(pattern.callback, alias, known)
+        if isinstance(known, _NotAtomic):
+            continue
+        ours = _NotAtomic(pattern.callback, alias, known)
+        if wraps and alias not in known:
+            pattern.callback = _watched(pattern.callback, ours)
+        pattern.callback._non_atomic_requests = ours
+
+
+def _watched(view: Any, ours: _NotAtomic) -> Any:
+    """A view that is given no transaction writes nothing before it has samekey's."""
+
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        with ours.before_claim():
+            return await value_of(view(*args, **kwargs))
+
+    def run_sync(*args: Any, **kwargs: Any) -> Any:
+        with ours.before_claim():
+            return view(*args, **kwargs)
+
+    return put_in_place(in_form_of(view, run_async, run_sync), view)
 
 
 class _NotAtomic(set[str]):
@@ -185,15 +223,21 @@ class _NotAtomic(set[str]):
         self._alias = alias
 
     def __contains__(self, alias: object) -> bool:
-        return super().__contains__(alias) or (alias == self._alias and self._is_ours())
+        return super().__contains__(alias) or (alias == self._alias and self._ours() is not None)
 
-    def _is_ours(self) -> bool:
+    def before_claim(self) -> AbstractContextManager[None]:
+        """Around the view."""
+        exchange = self._ours()
+        return nullcontext() if exchange is None else before_claim(self._alias, exchange)
+
+    def _ours(self) -> Exchange | None:
+        """The request, where its method has a transaction of samekey's."""
         exchange = current_exchange.get()
         if not isinstance(exchange, Exchange):
-            return False
+            return None
         handler = handler_of(self._view, exchange.parts.method)
         mark = None if handler is None else handler.mark
-        return isinstance(mark, Mark) and mark.rules.mode in _IN_TRANSACTION
+        return exchange if isinstance(mark, Mark) and mark.rules.mode in IN_TRANSACTION else None
 
 
 def _of_api_view(function: Any) -> Any:
