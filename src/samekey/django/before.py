@@ -77,8 +77,8 @@ _INSTEAD: Final = (
     "on the view: what it writes there then stands, whatever becomes of the request, once for each retry."
 )
 _WRITES: Final = (
-    "{route}: something was to be written or locked in {alias!r} before the guarded function was reached, and "
-    "was not sent. In the place of ATOMIC_REQUESTS this view has samekey's transaction, which begins at that "
+    "{route}: something was to be written or locked in {alias!r} before the guarded function was reached, "
+    "and was not sent. In the place of ATOMIC_REQUESTS this view has samekey's transaction, begun at that "
     f"function: what is written before stands although the request fails. {_INSTEAD}"
 )
 _LOCKS: Final = (

@@ -75,7 +75,7 @@ def _before_claim(said: Settings) -> Iterator[CheckMessage]:
             for name in handler.before_claim() if said.alias not in set(known) else ():
                 yield Warning(
                     f"{method} {template}: {name} runs before the guarded {mark.function.__name__}, and so "
-                    "in no transaction: in the place of ATOMIC_REQUESTS this view has samekey's, which begins "
+                    "in no transaction: in the place of ATOMIC_REQUESTS this view has samekey's, begun "
                     "there. What is written or locked before is refused.",
                     hint="Guard what writes. If nothing is written there, or shall stand in any case, put "
                     "transaction.non_atomic_requests on the view.",
