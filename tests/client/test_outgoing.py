@@ -221,7 +221,7 @@ class Old(JobContext):
     """A job at its second attempt, so old."""
 
     def __init__(self, age: float) -> None:
-        self.key, self.age, self.attempts = "k", age, 2
+        self.key, self.age, self.attempts, self.tried_before = "k", age, 2, True
 
 
 def test_a_job_is_not_sent_again_when_the_provider_may_not_know_its_key_any_more() -> None:
