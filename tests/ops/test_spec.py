@@ -414,3 +414,14 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.Monk
     check_openapi(json.loads((tmp_path / "spec.json").read_text()))
     nowhere = run("spec", "shop_api:app", "--output", "no/such/file")
     assert nowhere.exit_code == 2 and "no/such/file could not be written" in nowhere.stderr
+
+
+def test_limits_and_the_age_of_a_request_are_published(serve: Serve) -> None:
+    page = markdown(serve(ietf(new_keys_per_minute=1200, active_keys=50_000, max_age=300)))
+    assert "1,200 new keys in a minute" in page and "50,000 keys at a time" in page
+    assert "`Request-Timestamp`" in page and "older than 5 minutes" in page
+    assert "| 429 | `limited` |" in page and "| 400 | `stale` |" in page
+    plain = markdown(serve(ietf()))
+    assert "Request-Timestamp" not in plain and "429" not in plain.partition("## For callers")[0].replace(
+        "408, 413, 415, 425, 429", ""
+    )

@@ -249,8 +249,8 @@ def retry_command(
             )
         if job is None and record is not None and record.mode is not Mode.PHASED:
             raise CommandRefused(
-                f"A {record.mode} operation may have happened, so nobody may simply run it again. Find out, "
-                f"then use samekey keys resolve {record.id}. Nothing was changed."
+                f"{record.mode.article} operation may have happened, so nobody may simply run it again. Find "
+                f"out, then use samekey keys resolve {record.id}. Nothing was changed."
             )
 
         def retry() -> Program[bool]:

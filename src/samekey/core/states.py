@@ -47,6 +47,11 @@ class Mode(StrEnum):
     DEFERRED = "deferred"
     """Its writes and its job commit in one transaction; a worker does the job."""
 
+    @property
+    def article(self) -> str:
+        """Its name as it begins a sentence: An atomic, A leased."""
+        return f"{'An' if self is Mode.ATOMIC else 'A'} {self}"
+
 
 class StateEvent(StrEnum):
     """What can happen to a record."""

@@ -106,8 +106,8 @@ class Operation:
         """
         if self._session is None:
             raise ConfigurationError(
-                f"A {self.mode} operation has no transaction of its own, because it may call other "
-                "services. Use your own connection, or declare the handler atomic."
+                f"{self._claim.mode.article} operation has no transaction of its own, because it may call "
+                "other services. Use your own connection, or declare the handler atomic."
             )
         return self._session.connection
 
@@ -118,8 +118,8 @@ class Operation:
         self._must_go_on()
         if self._transaction is None:
             raise ConfigurationError(
-                f"A {self.mode} operation has no transaction of its own, because it may call other "
-                "services. Use a session of your own, or declare the handler atomic."
+                f"{self._claim.mode.article} operation has no transaction of its own, because it may call "
+                "other services. Use a session of your own, or declare the handler atomic."
             )
         session = self._transaction.guests_session
         if session is None:
@@ -195,7 +195,8 @@ class Operation:
         self._must_go_on()
         if self._enqueue is None:
             raise ConfigurationError(
-                f"A {self.mode} operation has no outbox. Declare the handler with @idempotency.deferred."
+                f"{self._claim.mode.article} operation has no outbox. Declare the handler with "
+                "@idempotency.deferred."
             )
         writing = self._enqueue(name, payload, delay)
         self._steps.note(f"op.enqueue({name!r})", writing)

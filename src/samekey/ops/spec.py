@@ -24,6 +24,7 @@ _SEEN_BY_CLIENTS: Final = (
     *("key", "scope", "fingerprint", "on_mismatch", "mismatch_status", "on_in_progress", "wait"),
     *("retry_after", "unknown_retry_after", "remember", "max_answer", "errors", "expires_header"),
     *("replayed_header", "documentation", "ttl_from", "after_expiry", "gone_status"),
+    *("new_keys_per_minute", "active_keys", "max_age", "timestamp_header"),
 )
 """Settings that change what a client sees. Not the retention: that is said of each route by itself."""
 _READ_AT_THE_EDGE: Final = ("header", "max_body", "status_path")
@@ -85,7 +86,14 @@ def lines(section: Section) -> Iterator[Line]:
     yield Line("The key is malformed, or sent more than once", "Nothing is done", 400, "malformed")
     if policy.key.personal:
         yield Line(f"The key looks like {personal(policy)}", "Nothing is done", 400, "personal")
+    if policy.max_age is not None:
+        old = f"`{policy.timestamp_header}` is missing, or older than {span(policy.max_age)}"
+        yield Line(old, "Nothing is done", 400, "stale")
     yield Line("The caller is not known", "Nothing is done", 401)
+    if (policy.new_keys_per_minute, policy.active_keys) != (None, None):
+        yield Line(
+            "The caller has too many new keys", "Nothing is done; retry with the same key", 429, "limited"
+        )
     yield Line(
         "The keys cannot be looked up at the moment",
         "Nothing is done; retry with the same key",

@@ -93,6 +93,15 @@ def _key(section: Section) -> Iterator[str]:
         yield "- It belongs to its caller, for all routes: on another route it counts as a different request."
     else:
         yield "- It belongs to its caller and to one route: on another route it is another key."
+    if policy.new_keys_per_minute is not None:
+        yield f"- A caller may use {policy.new_keys_per_minute:,} new keys in a minute; retries do not count."
+    if policy.active_keys is not None:
+        yield f"- A caller may have {policy.active_keys:,} keys at a time that have not expired."
+    if policy.max_age is not None:
+        yield (
+            f"- Each request says in `{policy.timestamp_header}` when it was made. One that is older than "
+            f"{span(policy.max_age)} is refused, whatever its key."
+        )
 
 
 def _same(section: Section) -> Iterator[str]:

@@ -84,7 +84,7 @@ def rules_from(policy: Policy, mode: Mode, given: Mapping[str, Any]) -> Rules:
     options: Any = {name: value for name, value in given.items() if name not in own}
     for name in options:
         if name in _ATOMIC | _LEASED:
-            raise ConfigurationError(f"A {mode} handler has no {name!r}; it would have no effect.")
+            raise ConfigurationError(f"{mode.article} handler has no {name!r}; it would have no effect.")
         if name in _AT_THE_EDGE:
             raise ConfigurationError(
                 f"{name!r} is read before any handler is reached, so one handler cannot have its own. Set it "
@@ -96,7 +96,9 @@ def rules_from(policy: Policy, mode: Mode, given: Mapping[str, Any]) -> Rules:
     own.setdefault("required", merged.required or mode is Mode.DEFERRED)
     if mode in (Mode.DEFERRED, Mode.PHASED):
         if given.get("required_from") is not None:
-            raise ConfigurationError(f"A {mode} handler cannot do without a key, not even until some day.")
+            raise ConfigurationError(
+                f"{mode.article} handler cannot do without a key, not even until some day."
+            )
         merged = merged.override(required_from=None)
     elif given.get("required_from") is not None and not own["required"]:
         raise ConfigurationError(

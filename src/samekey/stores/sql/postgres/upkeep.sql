@@ -189,7 +189,7 @@ select max(s.id), max(s.at), count(*) filter (where s.at < :before::bigint and n
 
 -- name: prune_audit
 delete from {audit} where id > :after::bigint and id <= :last::bigint and at < :before::bigint and not exists (
-    select 1 from {keys} as k where k.scope = {audit}.scope and k.key = {audit}.key
+    select 1 from {keys} as k where k.scope = {audit}.scope and k.key = {audit}.key offset 0
 )
 
 -- name: note_pruning
