@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
@@ -164,3 +166,49 @@ def test_a_success_in_an_envelope_is_committed(till: Till, framework: str) -> No
     post: Post = getattr(till, framework)(_answer(framework, 201), envelope=True)
     assert [post(), post()] == [(200, False), (200, True)]
     assert (till.runs, till.rows) == (1, 1)
+
+
+@pytest.mark.parametrize(("said", "made"), [(201, 503), (201, 429)])
+def test_a_status_that_is_changed_in_place_frees_no_key(till: Till, said: int, made: int) -> None:
+    """The handler's word is what it returned, whatever becomes of the object."""
+    app = Flask("till")
+
+    @app.after_request
+    def change(answer: Any) -> Any:
+        answer.status_code = made
+        return answer
+
+    @app.post("/")
+    @till.idempotency.leased
+    def pay() -> Any:
+        till.runs += 1
+        return make_response({}, said)
+
+    app.wsgi_app = WsgiMiddleware(  # type: ignore[method-assign]
+        app.wsgi_app, idempotency=till.idempotency, tenant=single_tenant()
+    )
+    for _ in range(3):
+        app.test_client().post("/", headers={"Idempotency-Key": "k"})
+    assert till.runs == 1
+
+
+def test_headers_may_be_any_iterable_and_are_the_answers_own(tmp_path: Path) -> None:
+    asyncio.run(_headers_of_any_kind(tmp_path))
+
+
+async def _headers_of_any_kind(tmp_path: Path) -> None:
+    idempotency = Idempotency(f"sqlite:///{tmp_path / 'store.db'}")
+    headers = [(b"content-type", b"text/plain"), (b"location", b"/orders/1")]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": (one for one in headers)})
+        await send({"type": "http.response.body", "body": b"made"})
+
+    guarded = IdempotencyMiddleware(app, idempotency=idempotency, tenant=single_tenant())
+    transport = httpx2.ASGITransport(app=guarded)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://shop") as client:
+        for replayed in (False, True):
+            got = await client.post("/", headers={"Idempotency-Key": "k"})
+            assert (got.headers["location"], got.headers["content-type"]) == ("/orders/1", "text/plain")
+            assert ("idempotent-replayed" in got.headers) is replayed
+    await idempotency.aclose()

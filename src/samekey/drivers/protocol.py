@@ -67,6 +67,9 @@ class Lending(Protocol):
 class Ready(Protocol):
     """Makes a connection of ours what those of the user's own pool are: their types, their settings."""
 
+    counts_found_rows: bool
+    """MySQL: whether an UPDATE counts the rows that it found, also those that stay as they were."""
+
     def ready(self, connection: Any) -> None:
         """Before each transaction on it."""
 

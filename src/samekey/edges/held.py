@@ -18,7 +18,7 @@ from ..engine.modes.anonymous import anonymous_operation
 from ..engine.modes.mode import Finished, Handled, with_expiry
 from ..engine.operation import Running, _current
 from .guards import Guarded, own_word, unguarded_answer
-from .messages import App, Collected, Message, Receive, Scope, Send, lower_case, send_answer
+from .messages import App, Collected, Message, Receive, Scope, Send, copied, lower_case, send_answer
 
 logger = logging.getLogger("samekey")
 
@@ -295,7 +295,7 @@ class Held:
         elif message["type"] == "http.response.start":
             if self._sent.start is not None:
                 raise RuntimeError("The application sent http.response.start twice.")
-            self._sent.start = message
+            self._sent.start = copied(message)
         elif message["type"] == "http.response.body":
             await self._collect(message)
         else:

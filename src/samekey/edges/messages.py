@@ -24,7 +24,7 @@ class Collected:
     """What an application has sent of its answer so far."""
 
     def __init__(self, start: Message | None = None) -> None:
-        self.start = start
+        self.start = None if start is None else copied(start)
         self.chunks: list[bytes] = []
         self.size = 0
         self.pieces = 0
@@ -69,6 +69,13 @@ class Collected:
         body = b"".join(self.chunks)
         self.chunks.clear()
         return Answer(self.start["status"], headers, body)
+
+
+def copied(start: Message) -> Message:
+    """Headers may be any iterable, which can be walked through once, and may be changed by the application
+    later on."""
+    headers = [(bytes(name), bytes(value)) for name, value in start.get("headers", ())]
+    return {**start, "headers": headers}
 
 
 async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:

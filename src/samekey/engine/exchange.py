@@ -177,6 +177,7 @@ class Exchange:
     """Without a key there may be nothing to finish; these end with the request."""
     answer: Answer | None = None
     """The answer that the key decided; nothing was run."""
+    ended: bool = False
     visitors: list[Guest] = field(default_factory=list)
     """What was made for this request, maybe before its claim, and may join the operation's transaction."""
 
@@ -242,6 +243,8 @@ class Exchange:
 
     def over(self) -> None:
         """The request has been answered, and its application has ended."""
+        self.ended = True
+        self.visitors.clear()
         running = self.running
         if running is not None and running.outcome is not None:
             running.operation.end()
@@ -301,7 +304,7 @@ class Exchange:
             return None
         if self.at_edge or boundary.said is not None:
             return boundary.said
-        return self.framework.own_status(boundary.value, boundary.noted)
+        return boundary.word
 
 
 def _key_lines(context: Mapping[str, Any], header: str) -> list[bytes]:

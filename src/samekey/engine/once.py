@@ -114,7 +114,7 @@ class Once:
             try:
                 result = must_have_run(function(), of or function)
                 begun.settle()
-                begun.boundary.returned(result)
+                begun.boundary.returned()
                 handled = self._handled(result)
             except BaseException as error:
                 engine.finish(begun, _broken_off(begun, error))
@@ -143,7 +143,7 @@ class Once:
             result = function()
             result = await result if inspect.isawaitable(result) else must_have_run(result, function)
             await begun.settle_async()
-            begun.boundary.returned(result)
+            begun.boundary.returned()
             handled = self._handled(result)
         except BaseException as error:
             await engine.finish_async(begun, _broken_off(begun, error))

@@ -276,6 +276,16 @@ class Running:
         if self.operation._transaction is not None:
             self.operation._transaction.settle()
 
+    def drop(self) -> None:
+        """The handler has raised: what joined its transaction, and was not sent, falls too."""
+        if self.operation._transaction is not None:
+            self.operation._transaction.drop()
+
+    async def drop_async(self) -> None:
+        """``drop`` for async code."""
+        if self.operation._transaction is not None:
+            await self.operation._transaction.drop_async()
+
     async def settle_async(self) -> None:
         """``settle`` for async code."""
         if self.operation._transaction is not None:

@@ -6,7 +6,9 @@ is first used, and at the end of the function it is asked to send what it still 
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,9 +28,42 @@ class Guest(Protocol):
 
     async def settle_async(self) -> None: ...
 
+    def drop(self) -> None:
+        """The function has raised: what was held back is not sent by anybody any more."""
+
+    async def drop_async(self) -> None: ...
+
+
+_line: ContextVar[tuple[weakref.ref[asyncio.Task[Any]], ...]] = ContextVar("samekey_line", default=())
+"""The task that runs, and those that it comes from, as far as they have been noted."""
+
+
+def here() -> asyncio.Task[Any] | None:
+    """The task that runs; it is noted in its context, which the tasks that it starts will have too."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return None  # a thread
+    if task is not None and not _in_line(task):
+        _line.set((*_line.get(), weakref.ref(task)))
+    return task
+
+
+def is_ours(task: asyncio.Task[Any] | None) -> bool:
+    """Whether what was made in that task may be used by what runs here: by this task, by one that waits for
+    it, or by one that has ended. What this one has started, and what goes on beside it, is its own."""
+    return task is None or task.done() or here() is task or _in_line(task)
+
+
+def _in_line(task: asyncio.Task[Any]) -> bool:
+    return any(one() is task for one in _line.get())
+
 
 class Binding(Protocol):
     """What ``Idempotency`` was given in the place of a URL: the database as some library knows it."""
+
+    counts_found_rows: bool
+    """MySQL: as ``Ready`` has it."""
 
     @property
     def url(self) -> str: ...
@@ -82,6 +117,16 @@ class SharedTransaction:
         self.settled = True
         if self.broken is not None:
             raise self.broken
+
+    def drop(self) -> None:
+        """The function has raised: what its guests hold back falls with it."""
+        for guest in (*self._visitors, *self.guests):
+            guest.drop()
+
+    async def drop_async(self) -> None:
+        """``drop`` for async code."""
+        for guest in (*self._visitors, *self.guests):
+            await guest.drop_async()
 
     async def settle_async(self) -> None:
         """``settle`` for async code."""

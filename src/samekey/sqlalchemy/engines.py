@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sqlalchemy import event
@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import greenlet_spawn
 
+from ..drivers.mysql.url import FOUND_ROWS
 from ..drivers.url_kinds import plain_url
 from ..engine.within import SharedTransaction, current_transaction
 from ..errors import ConfigurationError, ConnectionLost, SamekeyError, StoreError
@@ -91,8 +92,13 @@ class EngineBinding:
         self.url = plain_url(self.engine.url.render_as_string(hide_password=False))
         if not event.contains(self.engine, "before_cursor_execute", _refuse_outside):
             event.listen(self.engine, "before_cursor_execute", _refuse_outside)
+        self.counts_found_rows = bool(self._own_arguments().get("client_flag", 0) & FOUND_ROWS)
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         """Connections on which every listener has run."""
+
+    def _own_arguments(self) -> Mapping[str, Any]:
+        """What the dialect connects with, whatever the URL says."""
+        return self.engine.dialect.create_connect_args(self.engine.url)[1]
 
     def _check_driver(self) -> None:
         dialect = self.engine.dialect

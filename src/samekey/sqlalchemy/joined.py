@@ -7,7 +7,6 @@ written, which has been told that it stands, it is refused, and the transaction 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
@@ -16,9 +15,10 @@ from sqlalchemy.engine import Connection, CursorResult, Engine, RootTransaction
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql.compiler import Compiled
 from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
-from sqlalchemy.sql.expression import SelectBase, TextClause
+from sqlalchemy.sql.expression import TextClause
 
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
+from .before import only_reads
 from .savepoints import Savepoint, Shared
 
 OVER: Final = (
@@ -37,6 +37,10 @@ _OPTIONS: Final = (
     "one set of them, and this was not sent. Use a session for each, or give Idempotency the engine without "
     "them."
 )
+_NOT_UNDONE: Final = (
+    "A session was rolled back in the operation's transaction, and the database has not said that it was "
+    "done, so nothing of the transaction is kept."
+)
 _TWO_PHASES: Final = (
     "samekey commits this transaction together with the answer; it cannot be prepared for a second phase. "
     "Make the sessionmaker without twophase."
@@ -51,6 +55,7 @@ class Part:
         self._savepoint: Savepoint | None = None
         self._writes: bool | None = None
         """Whether the statement that is being sent writes. None: there is none that SQLAlchemy knows of."""
+        self.turn = shared.turn
         self.transaction = shared.transaction
         self.connection = OperationConnection(shared.engine, self)
 
@@ -71,26 +76,28 @@ class Part:
     @contextmanager
     def sending(self, *, writes: bool) -> Iterator[None]:
         """Around one statement."""
-        before, self._writes = self._writes, writes
-        try:
-            with self._shared.around():
-                yield
-        except BaseException:
-            self._shared.wrote(self)  # or not; but on PostgreSQL nothing goes on until it is undone
-            raise
-        finally:
-            self._writes = before
-        if writes:
-            self._shared.wrote(self)  # also into a savepoint that was set while it waited to be sent
+        with self._shared.turn():
+            before, self._writes = self._writes, writes
+            try:
+                with self._shared.around():
+                    yield
+            except BaseException:
+                self._shared.wrote(self)  # or not; but on PostgreSQL nothing goes on until it is undone
+                raise
+            finally:
+                self._writes = before
+            if writes:
+                self._shared.wrote(self)  # also into a savepoint that was set while it waited to be sent
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         self.check(reads=True)  # what a statement does was looked at before
         self._begin()
         if self._writes is not False:
             self._shared.wrote(self)
-        return (self._shared.lent if self._writes is not None else self._shared.unheard).cursor(
-            *args, **kwargs
-        )
+        if args and self._shared.is_pymysql:
+            args = ()  # unbuffered, it would lose its rows with the next statement of another
+        lent = self._shared.lent if self._writes is not None else self._shared.unheard
+        return lent.cursor(*args, **kwargs)
 
     @property
     def bare(self) -> Any:
@@ -104,13 +111,13 @@ class Part:
         """The savepoint is released: what was written stands with the operation, or falls with it."""
         savepoint, self._savepoint = self._savepoint, None
         if savepoint is not None and not self.over:
-            with self._shared.lock:
+            with self._shared.turn():
                 self._release(savepoint)
 
     def rollback(self) -> None:
         savepoint, self._savepoint = self._savepoint, None
         if savepoint is not None and not self.over:
-            with self._shared.lock:
+            with self._shared.turn():
                 if self._shared.may_undo(savepoint):
                     self._undo(savepoint)
                 else:
@@ -125,6 +132,13 @@ class Part:
             # There is no transaction any more, or nothing is sent in it and it will not commit. A rollback
             # often stands in the way out of an error, which says more.
             self.transaction.broken = self.transaction.broken or error
+        except BaseException:
+            self.not_undone()
+            raise
+
+    def not_undone(self) -> None:
+        """A rollback to a savepoint was wanted, and the server has not said that it was done."""
+        self.transaction.broken = self.transaction.broken or FailedTransaction(_NOT_UNDONE)
 
     def close(self) -> None:
         """The connection is samekey's."""
@@ -135,7 +149,7 @@ class Part:
     # Its savepoints
 
     def _begin(self) -> None:
-        with self._shared.lock:
+        with self._shared.turn():
             if self._savepoint is None and not self.transaction.settled:
                 self._savepoint = made = self._shared.note(self, self._shared.name())
                 try:
@@ -199,18 +213,25 @@ class OperationConnection(Connection):
 
     def _savepoint_impl(self, name: str | None = None) -> str:
         self._part.check()
-        return super()._savepoint_impl(self._part.nest())
+        with self._part.turn():
+            return super()._savepoint_impl(self._part.nest())
 
     def _release_savepoint_impl(self, name: str) -> None:
-        for released in self._part.may_release(name):
-            super()._release_savepoint_impl(released)
+        with self._part.turn():
+            for released in self._part.may_release(name):
+                super()._release_savepoint_impl(released)
 
     def _rollback_to_savepoint_impl(self, name: str) -> None:
-        released = self._part.undo(name)
-        if released is None:
-            super()._rollback_to_savepoint_impl(name)
-        for one in released or ():
-            super()._release_savepoint_impl(one)
+        with self._part.turn():
+            released = self._part.undo(name)
+            if released is None:
+                try:
+                    super()._rollback_to_savepoint_impl(name)
+                except BaseException:
+                    self._part.not_undone()
+                    raise
+            for one in released or ():
+                super()._release_savepoint_impl(one)
 
     def _execute_context(
         self, dialect: Any, constructor: Any, statement: Any, *args: Any, **kwargs: Any
@@ -248,18 +269,15 @@ class OperationConnection(Connection):
         raise CommitRefused("This connection is lent for one operation: it cannot be detached.")
 
 
-_SELECT: Final = re.compile(r"\s*select\b", re.IGNORECASE)
 _SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
 
 
 def reads(statement: Any) -> bool:
     """Whether a statement only reads, for all that it shows."""
     clause = statement.statement if isinstance(statement, Compiled) else statement
-    if isinstance(clause, TextClause):
-        clause = clause.text
     if isinstance(clause, str):
-        return _SELECT.match(clause) is not None
-    return isinstance(clause, (SelectBase, *_SAVEPOINTS))
+        clause = TextClause(clause)
+    return isinstance(clause, _SAVEPOINTS) or only_reads(clause)
 
 
 class _Proxied(PoolProxiedConnection):

@@ -6,13 +6,15 @@ has set it. So who wrote is noted with each, and nobody undoes what another was 
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.engine import Engine
+from sqlalchemy.util import await_only
 
 from ..engine.within import SharedTransaction
 from ..errors import FailedTransaction
@@ -38,13 +40,47 @@ class Savepoint:
     operation's jobs, what is sent through its bare connection)."""
 
 
+class _Lock:
+    """One thread at a time, where it matters in which order things are sent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __call__(self) -> AbstractContextManager[object]:
+        return self._lock
+
+
+class _Turn:
+    """One task at a time: several, each with a session of its own, share one connection."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._holder: asyncio.Task[object] | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        if self._holder is task:
+            yield  # a statement inside of one: a savepoint before it, a listener's
+            return
+        await_only(self._lock.acquire())
+        self._holder = task
+        try:
+            yield
+        finally:
+            self._holder = None
+            self._lock.release()
+
+
 class Shared:
     """What the sessions of one transaction share: its connection, and the order of their savepoints."""
 
     def __init__(self, transaction: SharedTransaction, engine: Engine) -> None:
         self.transaction = transaction
         self.engine = engine
-        self.lock = threading.RLock()
+        self.turn: Callable[[], AbstractContextManager[object]] = _Lock() if transaction.sync else _Turn()
+        """Around a statement, and around a change of the savepoints with what is sent for it."""
+        self.is_pymysql = transaction.sync and engine.dialect.name in ("mysql", "mariadb")
         self._open: list[Savepoint] = []
         self._names = 0
         self._counting = threading.Lock()

@@ -6,6 +6,7 @@ A session looks for its operation when it first needs a connection, not when it 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import orm
@@ -14,7 +15,7 @@ from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 from sqlalchemy.util import greenlet_spawn
 
 from ..engine.exchange import Exchange, current_exchange
-from ..engine.within import Binding, SharedTransaction, current_transaction
+from ..engine.within import Binding, SharedTransaction, current_transaction, here, is_ours
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
 from .before import only_reads
 from .engines import EngineBinding
@@ -51,6 +52,9 @@ _FAILED: Final = (
     "that it wrote could be kept. Let the error leave the handler, or call session.rollback() and say what "
     "then happens."
 )
+
+
+_FLUSHES: Final = 100  # as many as SQLAlchemy's own commit makes
 
 
 class Joins:
@@ -149,10 +153,14 @@ class Joins:
         """A session of this request: what is changed through it in the handler, and no more than changed, is
         sent when the handler returns."""
         request = None if self._samekey_past is not None else current_exchange.get()
-        if isinstance(request, Exchange) and not any(
-            isinstance(one, _Guest) and one.session is self for one in request.visitors
-        ):
-            request.visitors.append(_Guest(self))
+        if not isinstance(request, Exchange) or request.ended:
+            return
+        task = here()
+        for one in request.visitors:
+            if isinstance(one, _Guest) and one.session is self:
+                one.task = task
+                return
+        request.visitors.append(_Guest(self, task))
 
     def _samekey_begin_anew(self) -> None:
         transaction = current_transaction.get()
@@ -257,6 +265,17 @@ class Joins:
         if begun and (begun[-1] is self._samekey_wrote or any(one.nested for one in begun)):
             raise CommitRefused(_WROTE_BEFORE)
 
+    def _samekey_drop(self) -> None:
+        """The handler has raised. What it gave to this session, and was not sent, is not the session's any
+        more, as after a rollback: whoever commits it would write it outside of the operation."""
+        if self._samekey_part is not None or self._is_clean():  # type: ignore[attr-defined]
+            return  # what is in the operation falls with it
+        for deleted in list(self.deleted):  # type: ignore[attr-defined]
+            super().add(deleted)  # type: ignore[misc]
+        self._expunge_states(list(self._new), to_transient=True)  # type: ignore[attr-defined]
+        for changed in list(self.dirty):  # type: ignore[attr-defined]
+            self.expire(changed)  # type: ignore[attr-defined]
+
     def _samekey_leave(self) -> None:
         part, self._samekey_part = self._samekey_part, None
         self._samekey_begin_anew()
@@ -278,17 +297,34 @@ class AsyncSession(sqlalchemy_asyncio.AsyncSession):
 class _Guest:
     """A session, at the end of the function that may have used it."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, task: asyncio.Task[Any] | None = None) -> None:
         self.session = session
+        self.task = task
+        """Where a session of the request was made or used last, if not in the function itself. What another
+        task works with, beside the function, is none of its business."""
 
     def must_be_free(self) -> None:
-        if self.session._samekey_part is None:
+        if self.session._samekey_part is None and is_ours(self.task):
             self.session._samekey_must_be_free()
 
+    def drop(self) -> None:
+        if is_ours(self.task):
+            self.session._samekey_drop()
+
+    async def drop_async(self) -> None:
+        self.drop()  # nothing is sent
+
     def settle(self) -> None:
+        if not is_ours(self.task):
+            return
         if self.session._samekey_part is not None and not self.session.is_active:
             raise FailedTransaction(_FAILED)
-        self.session.flush()  # of one that was closed there is nothing to send
+        if self.session.in_transaction():  # what nobody has committed, and nobody can later
+            self.session.dispatch.before_commit(self.session)
+        for _ in range(_FLUSHES):  # listeners may add something at each, as in a commit
+            if self.session._is_clean():
+                break
+            self.session.flush()  # of one that was closed there is nothing to send
         if self.session._samekey_part is not None:
             self.session._samekey_part.commit()  # so that nothing undoes it that only closes the session
 

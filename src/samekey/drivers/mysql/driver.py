@@ -32,7 +32,7 @@ from ..protocol import Ready
 from ..threaded_session import TAKES_BACK
 from .errors import unreachable
 from .lent import DemandingConnection, OurConnection, PyMySQLFace, sever
-from .url import IN_TRANSACTION, MULTI_STATEMENTS, as_found, target_of
+from .url import FOUND_ROWS, IN_TRANSACTION, MULTI_STATEMENTS, as_found, target_of
 from .watched import Ended, Watched, leave_alone, unwrapped, watch
 from .wire import Connection, check_own, close, code, cut, execute, message, reset, run, set_up, usable
 
@@ -111,7 +111,8 @@ class PyMySQLDriver:
 
     def _connect(self, *, short: bool) -> Connection:
         # Only where no handler's SQL is ever sent: elsewhere a hole in it would be a larger one.
-        flag = MULTI_STATEMENTS if short else 0
+        lent = FOUND_ROWS if self._ready is not None and self._ready.counts_found_rows else 0
+        flag = MULTI_STATEMENTS if short else lent
         kind = DemandingConnection if self._target.demands_tls else OurConnection
         try:
             connection = kind(

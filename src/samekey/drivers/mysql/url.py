@@ -18,6 +18,7 @@ from ...core.program import Query, Row, Statement, Value
 from ...errors import ConfigurationError
 from .errors import too_old
 
+FOUND_ROWS: Final = 2
 MULTI_STATEMENTS: Final = 1 << 16
 """The flag of a connection that takes several statements at once."""
 IN_TRANSACTION: Final = 1

@@ -43,8 +43,8 @@ class Boundary:
         self._lock = threading.Lock()
         self._abandoned = False
         self.place = Place.NOT_BEGUN
-        self.value: Any = None
-        """What the handler returned."""
+        self.word: int | None = None
+        """The status that the handler returned, read when it did: others may change the object later on."""
         self.noted: Any = None
         """What its framework has noted before it was called: a dependency may have set a status already."""
         self.error: BaseException | None = None
@@ -138,10 +138,10 @@ class Boundary:
         """Whether what the handler raised left it straight from ``before_effect()``."""
         return self._straight and self.error is not None and self.error is self.proof
 
-    def returned(self, value: Any = None) -> bool:
+    def returned(self, word: int | None = None) -> bool:
         """True: nobody waits for the answer any more, so whoever called the handler finishes."""
         with self._lock:
-            self.place, self.value = Place.RETURNED, value
+            self.place, self.word = Place.RETURNED, word
             return self._abandoned
 
     def raised(self, error: BaseException) -> bool:

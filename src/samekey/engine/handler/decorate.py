@@ -130,13 +130,15 @@ def _run(
             must_have_run(value, handler)
         begun.settle()
     except BaseException as error:
+        begun.drop()
         if boundary.raised(error):
             engine.finish(begun, exchange.handled(None))
         raise
     finally:
         leave(entered)
+    word = exchange.framework.own_status(value, boundary.noted)
     value = exchange.framework.watch(value, begun)
-    if boundary.returned(value):
+    if boundary.returned(word):
         engine.finish(begun, exchange.handled(None))
     return value
 
@@ -174,13 +176,15 @@ async def _run_async(
         value = await value_of(handler(*args, **kwargs))
         await begun.settle_async()
     except BaseException as error:
+        await begun.drop_async()
         if boundary.raised(error):
             await engine.finish_async(begun, exchange.handled(None))
         raise
     finally:
         leave(entered)
+    word = exchange.framework.own_status(value, boundary.noted)
     value = exchange.framework.watch(value, begun)
-    if boundary.returned(value):
+    if boundary.returned(word):
         await engine.finish_async(begun, exchange.handled(None))
     return value
 
