@@ -111,7 +111,7 @@ def _serve(stack: Stack, handler: Any) -> Any:
 def _close(stack: Stack, client: TestClient) -> None:
     assert client.portal is not None
     client.portal.call(stack.idempotency.aclose)
-    client.portal.call(stack.given.dispose)  # type: ignore[arg-type]
+    client.portal.call(stack.given.dispose)
 
 
 @ASYNC
