@@ -86,6 +86,8 @@ def run(wire: str, count: int, folder: Path, *, discipline: str = "one-key", kil
                 if payer.returncode == 0:
                     break
                 assert payer.returncode in (-9, TRY_AGAIN), told.decode()
+            else:
+                raise AssertionError(f"The time is over: {_lines(books)} of {count} orders are in the books.")
     finally:
         shop.stop()
     with closing(sqlite3.connect(database)) as connection:
