@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
-from flask import Flask
+from flask import Flask, abort
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -369,6 +369,97 @@ def test_a_dependency_by_annotation_is_not_a_model(idempotency: Idempotency) -> 
     function.__annotations__["input"] = Annotated[RideRequest, Depends()]
     with pytest.raises(ConfigurationError, match="Pydantic model"):
         idempotency.phased("one")(function)
+
+
+class OutOfStock(Exception):
+    """An error of the application's own, which it makes a page of."""
+
+
+def shop(idempotency: Idempotency, framework: str, refuse: list[Any], ran: list[str]) -> Any:
+    """Reserves, may refuse by raising, then charges. Gives a function that posts."""
+
+    def order(op: PhasedOperation, input: Input) -> Response:
+        op.transaction("reserved", phase, 1)
+        if refuse:
+            refuse[0]()
+        op.effect("charged", lambda _effect: ran.append("charge"))
+        return Response(201, {"done": True})
+
+    endpoint: Any = idempotency.phased("order", backoff=Backoff(first=timedelta(hours=1)))(order)
+    key = {"Idempotency-Key": "k1"}
+    if framework == "flask":
+        flask = Flask(__name__)
+        flask.post("/orders")(endpoint)
+        flask.register_error_handler(OutOfStock, lambda _error: ({"reason": "sold out"}, 409))
+        wrapped = WSGIMiddleware(flask.wsgi_app, idempotency=idempotency, tenant=single_tenant("acme"))
+        flask.wsgi_app = wrapped  # type: ignore[method-assign]
+        return lambda: flask.test_client().post("/orders", headers=key)
+    app = FastAPI()
+    app.post("/orders")(endpoint)
+    app.add_exception_handler(OutOfStock, lambda *_: PlainTextResponse("sold out", 409))
+    client = guarded(idempotency, app)
+    return lambda: client.post("/orders", headers=key)
+
+
+def raised(error: Exception) -> Any:
+    def refuse() -> None:
+        raise error
+
+    return refuse
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "flask"])
+def test_a_refusal_that_is_raised_after_a_phase_is_the_answer_and_nothing_goes_on(
+    idempotency: Idempotency, framework: str
+) -> None:
+    ran: list[str] = []
+    fastapi = raised(HTTPException(409, "sold out", {"x-why": "tea"}))
+    refuse = [fastapi if framework == "fastapi" else lambda: abort(409, "sold out")]
+    post = shop(idempotency, framework, refuse, ran)
+    first = post()
+    assert first.status_code == 409 and "sold out" in first.text
+    refuse.clear()  # new stock comes in
+    end_lease(idempotency.engine.url, "k1")
+    assert asyncio.run(complete_once(idempotency)) == 0
+    again = post()
+    assert (again.status_code, again.text) == (409, first.text) and "idempotent-replayed" in again.headers
+    assert framework == "flask" or again.headers["x-why"] == "tea"
+    assert not ran, "nobody is charged who was told that there is nothing left"
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "flask"])
+@pytest.mark.parametrize("error", [OutOfStock(), HTTPException(503)])
+def test_no_page_that_is_made_of_an_error_is_the_answer_of_what_goes_on(
+    idempotency: Idempotency, framework: str, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[str] = []
+    refuse = [raised(error)]
+    post = shop(idempotency, framework, refuse, ran)
+    for _ in range(2):
+        got = post()
+        told = got.get_json() if framework == "flask" else got.json()
+        assert (got.status_code, told["code"]) == (409, "in_progress")
+    assert "was left by an error" in caplog.text
+    refuse.clear()
+    end_lease(idempotency.engine.url, "k1")
+    assert asyncio.run(complete_once(idempotency)) == 1
+    assert post().status_code == 201 and ran == ["charge"]
+
+
+def test_a_refusal_out_of_an_effect_is_no_proof_and_not_the_answer(idempotency: Idempotency) -> None:
+    """The call may have been made before its function refused."""
+    app = FastAPI()
+
+    @app.post("/orders")
+    @idempotency.phased("order")
+    def order(op: PhasedOperation, input: Input) -> Response:
+        op.effect("charged", lambda _effect: raised(HTTPException(402))())
+        raise AssertionError("unreachable")
+
+    with guarded(idempotency, app) as client:
+        got = client.post("/orders", headers={"Idempotency-Key": "k1"})
+        assert (got.status_code, got.json()["code"]) == (409, "outcome_unknown")
+    assert state_of(idempotency.engine.url, "k1") == "unknown"
 
 
 def test_the_input_survives_byte_for_byte(idempotency: Idempotency) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from ...core.claim import downstream_key
 from ...core.decide import Outstanding, Replay, Uncertain, Withheld
@@ -55,6 +55,7 @@ from ...stores.sql.overruling import Moved
 from ...stores.sql.phases import Disputed, Overtaken, Work
 from ..evidence.said import FoundWord
 from ..flow import Commit, Flow, Open, Rollback, ask, ask_in
+from ..handler import raised
 from ..modes.mode import Finished, Handled, keep, unavailable, with_expiry
 from ..operation import MOMENTS
 from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
@@ -456,22 +457,27 @@ class PhasedRun:
 
     # The end
 
-    def end(self, result: Any) -> Flow[Finished]:
-        """The function returned: its answer becomes the operation's, if it can."""
+    def end(self, result: Any, refusal: Exception | None = None) -> Flow[Finished]:
+        """The function returned, or raised its answer: that becomes the operation's, if it can."""
         try:
-            return (yield from self._complete(result))
+            return (yield from self._complete(result, refusal))
         except BaseException as error:
             return (yield from self.stop(error))
 
-    def _complete(self, result: Any) -> Flow[Finished]:
+    def _complete(self, result: Any, refusal: Exception | None) -> Flow[Finished]:
         if self._broken is not None and self._must_not_be_swallowed(self._broken):
             return (yield from self.stop(self._broken))
         forgotten = self.steps.forgotten()
         if forgotten is not None:
             return (yield from self.stop(forgotten))
         all_reached(self._phases, self._position)
-        answer = self.definition.shaped(result, self.captured.shape, self.captured.status)
-        outcome = self.definition.rules.judge(Ending(answer.status))
+        if refusal is None:
+            answer = self.definition.shaped(result, self.captured.shape, self.captured.status)
+            ending = Ending(answer.status)
+        else:
+            answer = raised.answer_in(refusal)
+            ending = Ending(answer.status, refusal, refusal=answer.status)
+        outcome = self.definition.rules.judge(ending)
         if outcome is Outcome.RELEASE and not self._acted:
             if self._meant or not self._first:
                 # Something was meant under this key: it is not as if it had never been used.
@@ -480,9 +486,24 @@ class PhasedRun:
                 yield from ask(lambda: self.ways.phases.release(self.lease, self.operation_id))
             return Finished(self._dated(answer))
         if outcome in (Outcome.FAIL, Outcome.UNKNOWN):
-            yield from self._pause(f"status_{answer.status}", outcome)
-            return Finished(self._dated(answer))
+            state = yield from self._pause(f"status_{answer.status}", outcome)
+            # "Not now" may be its own word while the machine goes on; a definite answer would be a lie then.
+            over = state is State.FAILED_RETRYABLE or (
+                answer.status >= 500 and state is not State.DEAD_LETTER
+            )
+            return Finished(self._dated(answer) if over else self._waits(state))
         return (yield from self._store(answer))
+
+    def _is_answer(self, error: BaseException) -> TypeGuard[Exception]:
+        """Whether the function has raised its answer, the framework's own HTTP exception, where it could have
+        returned it: between the phases, or out of one that is rolled back."""
+        status = raised.status_of(error)
+        if status is None or status >= 500:
+            return False
+        broken = self._broken
+        if broken is not None and self._must_not_be_swallowed(broken):
+            return False
+        return error is not broken or error is self._rolled_back
 
     def _store(self, answer: Answer) -> Flow[Finished]:
         policy = self.definition.rules.policy
@@ -498,6 +519,8 @@ class PhasedRun:
 
     def stop(self, error: BaseException) -> Flow[Finished]:
         """The function raised: what becomes of the operation, and what the client gets."""
+        if self._is_answer(error):
+            return (yield from self.end(None, error))
         policy = self.definition.rules.policy
         self.steps.drop()
         match error:
@@ -539,7 +562,12 @@ class PhasedRun:
             # Given up, no retry goes on from there; the word of a call inside says nothing about this one.
             told = state is State.DEAD_LETTER or (state is State.IN_PROGRESS and self._is_foreign(error))
             return Finished(self._waits(state) if told else self._unfinished(policy, error))
-        return Finished(None, error)
+        if state is State.FAILED_RETRYABLE:
+            return Finished(None, error)
+        # Whatever page the application would make of it, the operation is not over.
+        if not self._unattended and not isinstance(error, StepNotAwaited):
+            logger.error("%s was left by an error: %s", self, _NEXT[state], exc_info=error)
+        return Finished(self._waits(state), error)
 
     def _waits(self, state: State) -> Answer:
         """What every client is told while the operation waits in this state, the first one too.
@@ -624,6 +652,12 @@ class PhasedRun:
 
     def __str__(self) -> str:
         return f"operation {self.operation_id} ({self.definition.identity})"
+
+
+_NEXT: Final = {
+    State.IN_PROGRESS: "the next attempt goes on from its last phase",
+    State.DEAD_LETTER: "it has no attempt left",
+}
 
 
 def step_name(name: str, kind: PhaseKind) -> str:
