@@ -170,8 +170,8 @@ def test_length_counts_the_key_not_its_spelling() -> None:
 
 
 def test_raw_length_is_bounded_before_anything_is_parsed() -> None:
-    assert parse_key([b'"a"' + b";p=1" * 2000], LENIENT) == "a"
-    assert refusal(b'"a"' + b";p=1" * 3000).code == "malformed"
+    assert parse_key([b'"a"' + b";p=1" * 200], LENIENT) == "a"
+    assert refusal(b'"a"' + b";p=1" * 300).code == "malformed"
     began = time.perf_counter()
     for line in (b'"' * 10_000_000, b" " * 10_000_000, "é" * 5_000_000):
         assert refusal(line).code == "malformed"

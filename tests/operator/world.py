@@ -46,10 +46,11 @@ SOURCE = "cards"
 class World:
     """One store. ``engine`` is what a test hands to workers and calls ``resolve`` on."""
 
-    def __init__(self, url: str, policy: Policy | None = None) -> None:
+    def __init__(self, url: str, policy: Policy | None = None, *, migrates: bool = True) -> None:
         self.url = url
         self.engine = Idempotency(url, policy=policy or ietf(), pool_size=8)
-        run(self.engine.engine.drivers.sync, lambda: migrate(self.engine.engine.queries))
+        if migrates:
+            run(self.engine.engine.drivers.sync, lambda: migrate(self.engine.engine.queries))
         self.keys = self.engine.engine.store.tables.keys
         self.operator = Operator(self.keys)
         self.upkeep = Upkeep(self.keys)

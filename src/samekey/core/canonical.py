@@ -33,7 +33,7 @@ MAX_SIZE = 256 * 1024
 # bounds the time: tens of milliseconds on a slow core. A larger document counts by its bytes.
 MAX_WORK = 10_000
 # The same for what takes the slow way, and the numbers that are looked at one by one.
-MAX_SLOW_WORK = 300
+MAX_SLOW_WORK = 100
 # 1e<300 digits> is no amount of anything; the limit keeps the arithmetic on exponents trivial and
 # below the shortest integer text that Python can be told to refuse.
 MAX_EXPONENT_TEXT = 300

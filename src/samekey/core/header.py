@@ -28,7 +28,7 @@ __all__ = [
 MAX_KEY_LENGTH = 255
 # A String of 255 characters, each of them escaped, needs 512 bytes; the rest is room for
 # parameters. The limit is what bounds the time spent on a hostile value.
-MAX_RAW_LENGTH = 8 * 1024
+MAX_RAW_LENGTH = 1024
 
 _OWS = b" \t"
 # Visible ASCII without the comma (a comma joins header lines, so it may hide a second key) and

@@ -18,9 +18,10 @@ from ...errors import (
 )
 
 _ACL: Final = (
-    "Let the user run scripts on samekey's keys: ACL SETUSER name ~samekey:* +@scripting +@hash +@set "
-    "+@sortedset +@string +@keyspace +@connection +time +info +wait +cluster|slots, and +config|get for the "
-    "check at the start."
+    "Let the user do what the scripts do, on samekey's keys: ACL SETUSER name ~samekey:* +eval +evalsha +del "
+    "+exists +get +hdel +hget +hgetall +hmget +hset +mget +persist +pexpire +sadd +scard +set +smembers "
+    "+srem +zadd +zcard +zcount +zrange +zrem +time +info +wait +ping +select +client|setinfo "
+    "+cluster|slots, and nothing else."
 )
 _CLUSTER: Final = "This server is a node of a Redis Cluster: write redis+cluster://… in the URL."
 

@@ -252,4 +252,46 @@ delete from {keys} where 1 = 0
 -- then
 insert into {keys} select * from {keys} where 1 = 0
 -- then
+update {inputs} set version = version where 1 = 0
+-- then
+delete from {inputs} where 1 = 0
+-- then
+insert into {inputs} select * from {inputs} where 1 = 0
+-- then
+update {phases} set position = position where 1 = 0
+-- then
+delete from {phases} where 1 = 0
+-- then
+insert into {phases} select * from {phases} where 1 = 0
+-- then
+update {jobs} set attempts = attempts where 1 = 0
+-- then
+delete from {jobs} where 1 = 0
+-- then
+insert into {jobs} select * from {jobs} where 1 = 0
+-- then
+update {effects} set step = step where 1 = 0
+-- then
+delete from {effects} where 1 = 0
+-- then
+insert into {effects} select * from {effects} where 1 = 0
+-- then
+update {evidence} set says = says where 1 = 0
+-- then
+delete from {evidence} where 1 = 0
+-- then
+insert into {evidence} select * from {evidence} where 1 = 0
+-- then
+update {limits} set used = used where 1 = 0
+-- then
+delete from {limits} where 1 = 0
+-- then
+insert into {limits} select * from {limits} where 1 = 0
+-- then
+delete from {made} where 1 = 0
+-- then
+insert into {made} select * from {made} where 1 = 0
+-- then
+insert into {audit} select * from {audit} where 1 = 0
+-- then
 select null
