@@ -107,6 +107,30 @@ def test_what_is_certainly_about_this_life_counts(
     assert second.node.state("k") is state
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["once", "and then by its key"])
+def test_what_named_this_very_operation_still_does_so_when_it_has_waited(second: Rent, again: bool) -> None:
+    """It comes while the call runs, whose reply is lost; perhaps it is sent once more, by the downstream key,
+    which the forgotten life had too."""
+    told: list[Resolution] = []
+
+    def run() -> str:
+        operation = current_operation()
+        operation.source = "cards"
+        second.sent = operation.downstream_key()
+        named: list[dict[str, Any]] = [{"operation_id": operation.id}]
+        named += [{"downstream_key": second.sent}] if again else []
+        told.extend(second.told(Executed("paid", "ch_2"), event_id="e1", **one) for one in named)
+        raise OutcomeUnknown
+
+    with pytest.raises(OutcomeUnknown):
+        second.node.idempotency.once(tenant="acme", key="k", run=run, name="rent")
+    assert told == [Resolution.KEPT, Resolution.DUPLICATE][: len(told)]
+    operation_id = second.node.record("k").id
+    resolver = second.node.idempotency.engine.resolver
+    second.node.run(lambda: resolver.apply_waiting(operation_id))
+    assert second.node.state("k") is State.COMPLETED
+
+
 def test_a_claim_that_was_given_back_was_no_life(sql_node: Node) -> None:
     """Nothing was sent: a word about what follows can be about nothing else."""
     claim = replace(claim_of("k", Mode.LEASED, HOUR, HOUR, "acme", "rent"), scope=scope_of(call_part("acme")))

@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
-from samekey import Declined, Evidence, Executed, NotExecuted, OutcomeUnknown, Resolution, current_operation
+from samekey import (
+    ConfigurationError,
+    Declined,
+    Evidence,
+    Executed,
+    NotExecuted,
+    OutcomeUnknown,
+    Resolution,
+    current_operation,
+)
 from samekey.core.states import State
+from samekey.stores.protocols import Actor
 from tests.evidence.conftest import Node
 
 pytestmark = pytest.mark.filterwarnings("ignore:ttl=.* is under an hour")
@@ -75,6 +85,18 @@ def second(node: Node, request: pytest.FixtureRequest) -> Rent:
 def test_a_word_that_names_what_a_former_life_made_changes_nothing(second: Rent, evidence: Evidence) -> None:
     assert second.told(evidence) is Resolution.TOO_LATE
     assert second.node.state("k") is State.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "evidence", [Declined("it bounced", "ch_1"), Executed("captured", "ch_1")], ids=["declined", "executed"]
+)
+def test_nor_does_a_lookup_or_an_operator_that_names_it(second: Rent, evidence: Evidence) -> None:
+    record, resolver = second.node.record("k"), second.node.resolver
+    with pytest.raises(ConfigurationError, match="former life"):
+        second.node.run(lambda: resolver.apply(record, evidence, Actor("reconciler", "lookup, try 1")))
+    assert second.node.state("k") is State.UNKNOWN
+    assert second.node.run(lambda: resolver.apply(record, Executed("captured", "ch_2"), Actor("ann", "seen")))
+    assert second.node.state("k") is State.COMPLETED
 
 
 def test_a_no_that_names_nothing_frees_no_later_life(second: Rent) -> None:

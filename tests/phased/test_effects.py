@@ -147,6 +147,21 @@ def test_with_neither_a_crash_between_intent_and_result_is_unknown(
 # ------------------------------------------------------------------ lookups that misbehave
 
 
+def test_a_lookup_that_finds_what_a_former_life_made_decides_nothing(
+    world: World, provider: Provider, client: ProviderClient
+) -> None:
+    """All lives of a key have the same downstream keys. The second one's call fails, and by its key the
+    provider finds what the first has made."""
+    world.define(ride_body(world, client, lookup=True), backoff=AT_ONCE, on_error="unknown")
+    assert world.post("k1").json() == {"ride": "k1", "charge": "ch_1"}
+    execute(world.url, "update samekey.keys set expires_at = 1")
+    provider.next.append("fail")
+    assert world.post("k1").status == 409
+    got = world.post("k1")
+    assert (got.status, got.code) == (409, "outcome_unknown")
+    assert (provider.looked_up, column(world.url, "k1", "provider_id")) == (1, None)
+
+
 @pytest.mark.parametrize("answer", [None, RuntimeError("the provider's search is down"), TimeoutError()])
 def test_a_lookup_that_does_not_answer_decides_nothing(
     world: World, provider: Provider, client: ProviderClient, answer: Any

@@ -399,9 +399,14 @@ def _of_former_life(
 ) -> bool:
     """Whether it names what a former life of the key has made, and this one has not: a debit may bounce days
     after the operation that it belongs to is forgotten."""
-    if word.provider_id is None or word.provider_id not in past:
-        return False
-    return not _names_its_own(word, record, effects)
+    return is_past(word.provider_id, record, effects, past)
+
+
+def is_past(
+    provider_id: str | None, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
+) -> bool:
+    """Whether a former life of the key has made this, and this life has not, whoever names it."""
+    return provider_id is not None and provider_id in past and not _is_its_own(provider_id, record, effects)
 
 
 def _of_which_life(
@@ -420,9 +425,13 @@ def _of_this_life(
 
 def _names_its_own(word: Word, record: Record, effects: Sequence[KnownEffect]) -> bool:
     """Whether it names what this life of the key has made."""
+    return word.provider_id is not None and _is_its_own(word.provider_id, record, effects)
+
+
+def _is_its_own(provider_id: str, record: Record, effects: Sequence[KnownEffect]) -> bool:
     its_own = {record.provider_id, *(effect.provider_id for effect in effects)}
     its_own.update(*(effect.former_ids for effect in effects))
-    return word.provider_id is not None and word.provider_id in its_own
+    return provider_id in its_own
 
 
 def _is_foreign(word: Word, effect: KnownEffect) -> bool:

@@ -5,10 +5,10 @@ Where others have moved the operation meanwhile, a lookup's yes is an event like
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from ...core.effects import KnownEffect, another_step
+from ...core.effects import KnownEffect, another_step, is_past
 from ...core.record import Record
 from ...core.states import Mode
 from ...errors import ConfigurationError
@@ -41,4 +41,19 @@ def check_step(finding: Evidence, record: Record, effects: Sequence[KnownEffect]
         f"The provider's id {given!r} is that of the step {step!r}, and that is not the one asked about: "
         "nothing was settled. A lookup finds that one in record.open_effect, with its downstream key. Where "
         "one object of the provider's stands for both steps, leave out its id."
+    )
+
+
+def check_life(
+    finding: Evidence, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
+) -> None:
+    """``ConfigurationError`` if it names what a former life of the key has made: this one is another
+    operation, and what became of it is not known from that."""
+    given = finding.provider_id if isinstance(finding, Executed | Declined) else None
+    if given is None or not is_past(given, record, effects, past):
+        return
+    raise ConfigurationError(
+        f"The provider's id {given!r} is that of what a former life of the key has made, and this is another "
+        "operation: nothing was settled. All lives of a key have the same downstream keys: a lookup must "
+        "look for nothing older than record.created_at."
     )

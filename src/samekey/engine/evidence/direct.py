@@ -14,7 +14,7 @@ from ...errors import Contradicted
 from ...evidence import Declined, Evidence, Executed, answer_for, check_about, says
 from ...stores.protocols import Actor, Searching
 from ...stores.sql.overruling import Moved
-from .asked import check_step
+from .asked import check_life, check_step
 from .said import Misfit, Resolution, Said
 
 MOST_FREED: Final = 64
@@ -44,7 +44,10 @@ class DirectResolver:
     ) -> Program[bool]:
         check_about(finding, record)
         if event is None:  # an event has named its effect, and was judged by that
-            check_step(finding, record, (yield from self.finding.effects(record.id)))
+            effects = yield from self.finding.effects(record.id)
+            past = (yield from self.finding.past_ids(record.id)) if record.life > 1 else ()
+            check_life(finding, record, effects, past)
+            check_step(finding, record, effects)
         attempt = record.attempt
         disputes: list[Yes] | None = None
         if not isinstance(finding, Executed):

@@ -24,6 +24,7 @@ from ...core.effects import (
     Unplaced,
     asked_about,
     choose,
+    is_past,
     judge,
     placed,
     unburied,
@@ -38,7 +39,7 @@ from ...stores.protocols import Actor, Searching
 from ...stores.sql.effects import OVER, Effects, ProviderEvent
 from ...stores.sql.operator import Operator
 from ...stores.sql.overruling import Moved
-from .asked import check_step
+from .asked import check_life, check_step
 from .said import FoundWord, Misfit, Resolution, Said, finding_of, heard, is_usable, kept_as
 
 logger = logging.getLogger("samekey")
@@ -118,6 +119,7 @@ class NotingResolver:
         if dead_job and says(finding) is Says.NOT_EXECUTED:
             return False  # its handler must not run again: its job is tried again
         effects = yield from self._effects.of(record.id)
+        check_life(finding, found[1], effects, (yield from self._past(found[1]))[1])
         if record.open_effect not in (None, asked_about(found[1], effects).open_effect):
             return False  # it was asked about another one, or about one of which less was known
         overruled = False
@@ -161,6 +163,8 @@ class NotingResolver:
         if earlier is not None and earlier.says == Says.EXECUTED and not isinstance(said.evidence, Executed):
             return Resolution.UNPLACED  # it takes back that it happened: that is for an operator to believe
         effects = yield from self._effects.of(operation_id)
+        if earlier is not None and earlier.of_this_life:
+            said = replace(said, by_operation=True)  # it has named this very operation before
         if earlier is not None and earlier.about != said.about:
             if said.about is None:
                 said = replace(said, about=earlier.about)  # it has named its effect before
@@ -246,6 +250,14 @@ class NotingResolver:
             return None  # it keeps its operation from sending all the same
         return FoundWord(finding_of(chosen), kept_as(chosen))
 
+    def is_former(self, operation_id: str, provider_id: str) -> Program[bool]:
+        """Whether a former life of the operation's key has made this, and this one has not."""
+        found = yield from self._effects.locked(operation_id)
+        if found is None:
+            return False
+        past = (yield from self._past(found[1]))[1]
+        return is_past(provider_id, found[1], (yield from self._effects.of(operation_id)), past)
+
     def told_about(self, operation_id: str, about: str) -> Program[Executed | Declined | None]:
         """What is known of a job that is about to run, and that it need not send any more: what settled it
         when it was dead, or a yes that waits."""
@@ -310,6 +322,7 @@ class NotingResolver:
             state,
             now if said.occurred_at is None else said.occurred_at,
             0,
+            said.of_this_life,
         )
         yield from self._effects.note(event)
         if state in ("conflict", "ambiguous"):

@@ -69,6 +69,11 @@ class Said:
     by_operation: bool = False
     """It came by the operation's own id, which no other life of its key has."""
 
+    @property
+    def of_this_life(self) -> bool:
+        """Whether it is known to be about this life of the key: that is kept with it."""
+        return self.is_ours or self.by_operation
+
     def about_this(self, record: Record) -> Said:
         """As it is heard by this operation: a yes whose answer does not fit is a yes all the same. Anything
         else that does not fit is an error, before anything."""
@@ -104,7 +109,7 @@ class Said:
             self.event_id,
             self.among,
             knows_us=self.is_ours or self.provider_id is None,
-            of_this_life=self.is_ours or self.by_operation,
+            of_this_life=self.of_this_life,
             finding=given,
         )
 
@@ -143,6 +148,7 @@ def heard(event: ProviderEvent) -> Heard:
         event.provider_id,
         at,
         event.event_id,
+        of_this_life=event.of_this_life,
         finding=finding,
         event=event,
     )

@@ -284,6 +284,21 @@ class PhasedRun:
         effect.provider_id, effect.source = found.evidence.provider_id, found.event.source
         return (yield from self.record(position, name, effect, value_in(found.evidence), found.event))
 
+    def looked_up(self, position: int, name: str, effect: Effect, result: Any) -> Flow[Any]:
+        """What its lookup has found is the result, unless it is a former life's."""
+        found = effect.provider_id
+        if found is not None and (
+            yield from ask(lambda: self.ways.resolver.is_former(self.operation_id, found))
+        ):
+            effect.provider_id = None
+            self._resumable = False
+            raise OutcomeUnknown(
+                f"The lookup of {name!r} found {found!r}, which a former life of the key has made. This is "
+                "another operation, so nobody can tell whether it happened. Have the lookup look for nothing "
+                "older than the operation."
+            )
+        return (yield from self.record(position, name, effect, result))
+
     def not_found(self, position: int, name: str, phase: Phase, rules: EffectRules) -> Flow[FoundWord | None]:
         """The provider knows nothing of it. That counts only once a first caller cannot still be calling, and
         only if it has not told otherwise meanwhile: gives that."""

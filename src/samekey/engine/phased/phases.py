@@ -166,7 +166,7 @@ class AsyncPhasedOperation(_Operation):
                 effect.timeout = rules.timeout_ms / 1000
                 found = await _within(effect.timeout, lookup(effect, *args, **kwargs))
                 if found is not NOT_FOUND:
-                    return await drive(run.record(position, name, effect, _found(name, found)))
+                    return await drive(run.looked_up(position, name, effect, _found(name, found)))
                 told = await drive(run.not_found(position, name, phase, rules))
                 if told is not None:
                     return await drive(run.adopt(position, name, effect, told))
@@ -243,7 +243,7 @@ class PhasedOperation(_Operation):
                 effect.timeout = rules.timeout_ms / 1000
                 found = lookup(effect, *args, **kwargs)
                 if found is not NOT_FOUND:
-                    return drive(run.record(position, name, effect, _found(name, found)))
+                    return drive(run.looked_up(position, name, effect, _found(name, found)))
                 told = drive(run.not_found(position, name, phase, rules))
                 if told is not None:
                     return drive(run.adopt(position, name, effect, told))

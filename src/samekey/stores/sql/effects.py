@@ -39,6 +39,8 @@ class ProviderEvent:
     """``waiting``, ``used``, ``late``, ``ambiguous`` or ``conflict``: it contradicts what stands."""
     occurred_at: int
     received_at: int
+    of_this_life: bool = False
+    """Whether it is known to be about this life of the key, all of which have the same downstream keys."""
 
 
 OVER: Final = ("used", "late", "conflict")
@@ -106,6 +108,7 @@ class Effects:
             says=event.says,
             state=event.state,
             occurred_at=event.occurred_at,
+            of_this_life=int(event.of_this_life),
         )
 
     def waiting(self, operation_id: str) -> Program[list[ProviderEvent]]:
@@ -354,4 +357,10 @@ def _event(row: Row) -> ProviderEvent:
     """No operation, or no effect, is an empty text there: both are part of what tells events apart."""
     event = ProviderEvent(*row)  # type: ignore[arg-type]
     outcome = at_home(event.outcome, home_of("outcome", event.source, event.event_id))
-    return replace(event, outcome=outcome, operation_id=event.operation_id or None, about=event.about or None)
+    return replace(
+        event,
+        outcome=outcome,
+        operation_id=event.operation_id or None,
+        about=event.about or None,
+        of_this_life=bool(event.of_this_life),
+    )

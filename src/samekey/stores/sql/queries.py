@@ -56,6 +56,7 @@ _EVENT: Final = (
     "state",
     "occurred_at",
     "received_at",
+    "of_this_life",
 )
 _DURABLE: Final = (
     "(current_setting('synchronous_commit') <> 'off'"

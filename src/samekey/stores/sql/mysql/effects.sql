@@ -170,15 +170,17 @@ order by about
 -- An event of a provider's, once for each effect that it is about; its latest state counts.
 -- What decides comes last.
 insert into {evidence} (
-    source, event_id, operation_id, about, provider_id, outcome, says, state, occurred_at, received_at
+    source, event_id, operation_id, about, provider_id, outcome, says, state, occurred_at, received_at, of_this_life
 )
 values (
-    :source, :event_id, :operation_id, :about, :provider_id, :outcome, :says, :state, :occurred_at, {now}
+    :source, :event_id, :operation_id, :about, :provider_id, :outcome, :says, :state, :occurred_at, {now},
+    :of_this_life
 )
 on duplicate key update
     outcome = if(state in ('waiting', 'ambiguous'), :outcome, outcome),
     says = if(state in ('waiting', 'ambiguous'), :says, says),
     provider_id = if(state in ('waiting', 'ambiguous'), coalesce(:provider_id, provider_id), provider_id),
+    of_this_life = if(state in ('waiting', 'ambiguous'), greatest(of_this_life, :of_this_life), of_this_life),
     state = if(state in ('waiting', 'ambiguous'), :state, state)
 
 -- name: waiting_evidence

@@ -168,14 +168,15 @@ order by about
 -- name: note_evidence
 -- An event of a provider's, once for each effect that it is about; its latest state counts.
 insert into {evidence} as v (
-    source, event_id, operation_id, about, provider_id, outcome, says, state, occurred_at, received_at
+    source, event_id, operation_id, about, provider_id, outcome, says, state, occurred_at, received_at, of_this_life
 )
 select :source::text, :event_id::text, :operation_id::text, :about::text, :provider_id::text, :outcome::bytea,
-    :says::text, :state::text, :occurred_at::bigint, {now}
+    :says::text, :state::text, :occurred_at::bigint, {now}, :of_this_life::bigint
 where {durable}
 on conflict (source, event_id, operation_id, about) do update set
     outcome = excluded.outcome, says = excluded.says, state = excluded.state,
-    provider_id = coalesce(excluded.provider_id, v.provider_id)
+    provider_id = coalesce(excluded.provider_id, v.provider_id),
+    of_this_life = greatest(excluded.of_this_life, v.of_this_life)
     where v.state in ('waiting', 'ambiguous')
 
 -- name: waiting_evidence

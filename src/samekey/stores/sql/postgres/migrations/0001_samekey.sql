@@ -202,6 +202,8 @@ create table {schema}.evidence (
     occurred_at  bigint not null,
     received_at  bigint not null,
     looked_at    bigint not null default 0,
+    -- Whether it is known to be about this life of the key: by its operation's own id, or by its holder.
+    of_this_life bigint not null default 0,
     primary key (source, event_id, operation_id, about)
 );
 

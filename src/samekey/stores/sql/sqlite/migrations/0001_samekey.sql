@@ -184,6 +184,8 @@ create table samekey_evidence (
     occurred_at  integer not null,
     received_at  integer not null,
     looked_at    integer not null default 0,
+    -- Whether it is known to be about this life of the key: by its operation's own id, or by its holder.
+    of_this_life integer not null default 0,
     primary key (source, event_id, operation_id, about)
 );
 
