@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
@@ -224,3 +225,39 @@ def test_a_job_that_was_only_to_be_buried_gets_no_attempt_back_when_its_worker_s
     assert rows == [("live", before, before, 0, None, None)]
     outbox.work()
     assert (ran, outbox.job().state, outbox.job().attempts) == ([], "dead", before)
+
+
+@pytest.mark.parametrize("missing", ["what was found", "its thread", "the keeper's thread"])
+def test_what_fails_before_the_functions_first_line_is_no_attempt_of_it(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """It has one attempt, and that is the function's own."""
+    ran: list[int] = []
+
+    def charge(job: Any, _payload: Any, *, found: Any = None) -> None:
+        ran.append(job.attempts)
+
+    outbox.idempotency.job("charge", max_attempts=1)(charge)
+    outbox.place("charge")
+    worker = outbox.worker()
+    with monkeypatch.context() as trouble:
+        if missing == "what was found":
+
+            def away(*_: Any) -> Any:
+                raise ConnectionLost("the store is away")
+
+            trouble.setattr(outbox.idempotency.engine.resolver, "told_about", away)
+        else:
+            start, of = threading.Thread.start, "keeper" if "keeper" in missing else "job charge"
+
+            def limited(thread: threading.Thread) -> None:
+                if of in thread.name:
+                    raise RuntimeError("can't start new thread")
+                start(thread)
+
+            trouble.setattr(threading.Thread, "start", limited)
+        outbox.work(worker)
+    assert (ran, outbox.job().state, outbox.job().attempts) == ([], "live", 0)
+    assert outbox.ask("select sends, entered, silences from {jobs}") == [(0, 0, 0)]
+    outbox.work(worker)
+    assert (ran, outbox.job().state, outbox.job().attempts) == ([1], "done", 1)

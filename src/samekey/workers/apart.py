@@ -44,6 +44,10 @@ class TooLong(Exception):
     """It had not ended when its time was over. Of our own, because a function may raise TimeoutError too."""
 
 
+class NotBegun(Exception):
+    """No thread could be started for it, so it was not called."""
+
+
 class Apart:
     """Calls of users' functions, and those of them that hang.
 
@@ -71,8 +75,8 @@ class Apart:
         *arguments: Any,
         late: Callable[[Any], None] = lambda _result: None,
     ) -> Any:
-        """A sync function in a thread: its result or error; ``Ended`` for what no future can carry. ``late``
-        hears of a result that comes when nobody waits for it any more."""
+        """A sync function in a thread: its result or error; ``Ended`` for what no future can carry;
+        ``NotBegun``. ``late`` hears of a result that comes when nobody waits for it any more."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -106,7 +110,10 @@ class Apart:
         # With the context of its caller, as a task would have it: what it sends is the job's.
         target = functools.partial(contextvars.copy_context().run, work)
         thread = threading.Thread(target=target, name=name, daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # a container's limit of threads, say
+            raise NotBegun(f"It was not called: {error}.") from error
         try:
             return await future
         except asyncio.CancelledError:

@@ -46,7 +46,7 @@ from ..evidence import Declined, Executed
 from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
 from ..stores.sql.operator import Operator
-from .apart import Aborted, Apart, TooLong, told
+from .apart import Aborted, Apart, NotBegun, TooLong, told
 from .lasting import will_last
 
 logger = logging.getLogger("samekey")
@@ -56,6 +56,9 @@ T = TypeVar("T")
 SETTLE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """Seconds between tries to record what came of a job, which is cheaper than calling the provider again. The
 last is repeated for as long as the lease can be kept."""
+NOT_BEGUN = timedelta(seconds=2)
+"""Before a job is taken again whose function could not be called: the store, a thread or a key of encryption
+was missing for it, perhaps here only."""
 
 
 def name_of(job: Job) -> str:
@@ -107,22 +110,50 @@ class Performer:
         """One attempt, to its end."""
         context = JobContext(job, envelope, self._engine.jobs)
         lease = Lease(job.id, "", job.attempt, self._lease_ms)
-        # Its time for the work, its time for the writes, and what another worker grants it anyway.
-        self._keeper.watch(lease, 2 * milliseconds(definition.timeout) + self._lease_ms)
         try:
-            await self._attempt(job, definition, context, envelope.payload)
+            try:
+                # Its time for the work, its time for the writes, and what another worker grants it anyway.
+                self._keeper.watch(lease, 2 * milliseconds(definition.timeout) + self._lease_ms)
+                function = await self._ready(job, definition, context)
+            except Exception as error:  # none is the function's own: it was not called
+                await self._not_begun(job, error)
+                return
+            await self._attempt(job, definition, function, context, envelope.payload)
         except asyncio.CancelledError:
             self.left[job.id] = context.provider_id
             raise
         finally:
             self._keeper.forget(lease)
 
-    async def _attempt(self, job: Job, definition: JobDefinition, context: JobContext, payload: Any) -> None:
+    async def _ready(self, job: Job, definition: JobDefinition, context: JobContext) -> Callable[..., Any]:
+        """Its function, with what is known of the job where it takes that."""
+        if not definition.takes_found:
+            return definition.function
+        return partial(definition.function, found=await self._found(job, context))
+
+    async def _not_begun(self, job: Job, error: Exception) -> None:
+        """Its function was not called, so nothing counts, and others may try."""
+        sentence = _kept(f"It was not begun: {told(error)}")
+        logger.warning("The %s is given back. %s", name_of(job), sentence)
+        pause = milliseconds(NOT_BEGUN)
+
+        async def once() -> None:
+            await run_async(
+                self._driver, lambda: self._outbox.give_back([job], pause_ms=pause, error=sentence)
+            )
+
+        await self._patiently(job, once, self._kept_until())
+
+    async def _attempt(
+        self,
+        job: Job,
+        definition: JobDefinition,
+        function: Callable[..., Any],
+        context: JobContext,
+        payload: Any,
+    ) -> None:
         longest = definition.timeout
         try:
-            function = definition.function
-            if definition.takes_found:
-                function = partial(function, found=await self._found(job, context))
             work = self._apart.call_any(
                 name_of(job),
                 function,
@@ -136,6 +167,9 @@ class Performer:
             await self._failed(
                 job, definition, context, f"It took longer than {longest.total_seconds():g} s."
             )
+            return
+        except NotBegun as error:
+            await self._not_begun(job, error)
             return
         except Exception as error:  # whatever it is, also one of ours: it is the function's own
             await self._failed(job, definition, context, told(error))
