@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from importlib.resources import files
 
 import samekey.ops.doctor
 import samekey.ops.doctor_servers
@@ -61,6 +62,23 @@ def test_from_the_doctor_to_a_resolved_record() -> None:
         assert (record.answer.status, record.answer.body) == (201, b'{"payment": "ch_1042"}')
         assert world.story(record)[-1] == ("unknown", "completed", "ann")
         world.close()
+
+
+def test_the_night_needs_only_what_the_tools_print() -> None:
+    """From the alert to the resolved operation: whatever is typed was printed before, or is what the operator
+    has found at the provider."""
+    night = TEXT[TEXT.index("## Three in the morning") : TEXT.index("### Which of the three")]
+    names = re.findall(r"alert: (\w+)", (files("samekey.ops") / "alerts.yml").read_text())
+    assert any(f"`{name}`" in night for name in names), "it begins with an alert"
+    printed = ""
+    for block in re.findall(r"^```console\n(.*?)^```$", night, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                for word in re.findall(r"\b[0-9a-f]{12,}\b", line):
+                    assert word in printed, line
+            else:
+                printed += line + "\n"
+    assert "All is well." in printed
 
 
 def test_every_command_is_shown_with_its_output() -> None:
