@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from socket import SHUT_RDWR, socket
 from typing import Any, Generic, Protocol, TypeVar
 
+from .errand import see_off
 from .fork import anew_after_fork, leave_to_parent
 from .pool import AsyncPool
 
@@ -134,6 +135,7 @@ async def _farewell(home: Home, hang_up: Callable[[Any], None]) -> AsyncGenerato
     try:
         yield
     finally:
+        await see_off()
         for connection in home.empty():
             hang_up(connection)
 

@@ -239,30 +239,36 @@ class AsyncPool(Generic[C]):
 
     async def _new(self) -> C:
         """A new connection, on a place that is ours already."""
+        # A task, because what connects has deadlines of its own, which are a task's.
+        connecting = asyncio.ensure_future(self._connect())
         try:
-            return self._lend(await self._connect())
+            return self._lend(await connecting)
         except BaseException:
+            if connecting.done() and not connecting.cancelled() and connecting.exception() is None:
+                self._discard(connecting.result())  # it came in the very moment in which we gave up
+            connecting.cancel()
             self._free_place()
             raise
 
     async def _wait(self) -> C | None:
         """A connection from somebody who is done, or None: a place for a new one. Either is ours."""
-        waiter: asyncio.Future[C | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[C | None] = loop.create_future()
         self._waiting.append(waiter)
+        late = loop.call_later(self._timeout, _give_up, waiter, self._timeout)
         try:
-            async with asyncio.timeout(self._timeout):
-                return await waiter
-        except BaseException as error:
-            if waiter.done() and not waiter.cancelled():
+            return await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 # It was handed over in the very moment in which we gave up.
                 connection = waiter.result()
                 if connection is None:
                     self._free_place()
                 else:
                     self.give_back(connection)
-            if isinstance(error, TimeoutError):
-                raise _none_free(self._timeout) from None
             raise
+        finally:
+            late.cancel()
 
     def _hand_over(self, connection: C | None) -> bool:
         while self._waiting:
@@ -284,3 +290,8 @@ class AsyncPool(Generic[C]):
             self._discard(connection)
         finally:
             self._free_place()
+
+
+def _give_up(waiter: asyncio.Future[C | None], timeout: float) -> None:
+    if not waiter.done():
+        waiter.set_exception(_none_free(timeout))

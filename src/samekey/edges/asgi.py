@@ -20,6 +20,7 @@ from ..core.fingerprint import RequestParts
 from ..core.outcome import OnError
 from ..core.problem import refuse
 from ..core.record import Answer
+from ..drivers.errand import Awaited
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, passed
 from ..engine.gate import asker_of
 from ..engine.handler.body import Callers
@@ -99,6 +100,8 @@ class AsgiMiddleware:
         self._handlers_guarded = False
         self._router: Any = None
         self._running: dict[asyncio.Task[None], Held] = {}
+        self._looks: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
+        """By the event loop, when it is looked next whose longest run is over."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -183,31 +186,35 @@ class AsgiMiddleware:
 
     async def _see_through(self, task: asyncio.Task[None], work: Held) -> None:
         """Waits for it until its longest run is over. Then the request ends, so that its server can."""
-        loop, longest = asyncio.get_running_loop(), self._policy.max_run.total_seconds()
-        over = loop.create_future()
-        timers: list[asyncio.TimerHandle] = []
-
-        def look() -> None:
-            timers.clear()
-            left = work.ends(longest) + _SHORTEST_WAIT - time.monotonic()
-            if work.has_begun and left <= 0:
-                work.running_out = loop.create_task(work.run_out(over))
-            else:
-                pause = left if work.has_begun else _SHORTEST_WAIT
-                timers.append(loop.call_later(pause, look))
-
-        timers.append(loop.call_later(_SHORTEST_WAIT, look))
-        try:
-            await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for timer in timers:
-                timer.cancel()
+        loop = task.get_loop()
+        if loop not in self._looks:
+            self._looks = {other: timer for other, timer in self._looks.items() if not other.is_closed()}
+            self._looks[loop] = loop.call_later(_SHORTEST_WAIT, self._look, loop)
+        work.over = Awaited(task)
+        await work.over
         if task.done():
             await task
             return
         work.is_alone = True
         if work.is_recorded:
             task.cancel()  # an endless answer, which nobody will get
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From time to time: whose longest run is over?"""
+        longest, now = self._policy.max_run.total_seconds(), time.monotonic()
+        here = [work for task, work in self._running.items() if task.get_loop() is loop]
+        pause = _SHORTEST_WAIT
+        for work in here:
+            if work.has_begun and not work.is_alone and work.running_out is None:
+                left = work.ends(longest) + _SHORTEST_WAIT - now
+                if left <= 0:
+                    work.running_out = loop.create_task(work.run_out())
+                else:
+                    pause = min(pause, left)
+        if here:
+            self._looks[loop] = loop.call_later(pause, self._look, loop)
+        else:
+            del self._looks[loop]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         work = self._running.pop(task)

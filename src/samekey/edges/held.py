@@ -12,6 +12,7 @@ from ..core.decide import Outstanding
 from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
+from ..drivers.errand import Awaited
 from ..engine.exchange import Exchange, current_exchange, is_sign
 from ..engine.handler.boundary import Pieces, Place
 from ..engine.modes.anonymous import anonymous_operation
@@ -78,6 +79,8 @@ class Held:
         self._answered = False
         """The client has its answer."""
         self._began = time.monotonic()
+        self.over: Awaited | None = None
+        """Where the request waits for its end."""
         self.running_out: asyncio.Task[None] | None = None
         self._patience: asyncio.Task[None] | None = None
         """Waits for the rest of an answer whose first piece is there."""
@@ -110,9 +113,9 @@ class Held:
         """Whether the outcome is, or is being, made durable."""
         return self._handled is not None
 
-    async def run_out(self, over: asyncio.Future[None]) -> None:
-        """The longest run is over, and ``over`` hears when nothing is left to wait for: a handler that still
-        runs is left to whoever runs it, and what passes to the client is waited for."""
+    async def run_out(self) -> None:
+        """The longest run is over, and whoever waits leaves when nothing is left to wait for: a handler that
+        still runs is left to whoever runs it, and what passes to the client is waited for."""
         running = self._exchange.running
         if running is None or self._answered or self.passing or self._handled is not None:
             return
@@ -128,8 +131,8 @@ class Held:
                 await self._deliver(self._still_runs())
         except Exception:
             logger.exception("%s was ended at its longest run", self.name)
-        if not self.passing and not over.done():
-            over.set_result(None)
+        if not self.passing and self.over is not None:
+            self.over.leave()
 
     def _is_answering(self, running: Running) -> bool:
         """Whether what was sent so far is the handler's own answer."""

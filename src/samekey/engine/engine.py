@@ -36,6 +36,7 @@ from ..core.problem import Refusal, refuse, verdict_answer
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..drivers.caller import Caller, for_the_handler
+from ..drivers.errand import Errand, moves
 from ..drivers.fork import anew_after_fork
 from ..drivers.run import run, run_in, run_in_async
 from ..drivers.threads import Lane, in_a_thread
@@ -361,17 +362,18 @@ class Engine:
     async def finish_async(self, running: Running, handled: Handled) -> Finished:
         """``finish`` for async code; also for a sync handler under an async edge.
 
-        The work is a task of the engine's own: whoever waits for it may be cancelled, and may come back for
-        its result, but cannot stop it or begin it anew.
+        The work is the engine's own: whoever waits for it may be cancelled, and may come back for its result,
+        but cannot stop it or begin it anew.
         """
-        if running.finishing is None:
-            if running.sync:
-                # In threads of our own: those of the event loop are the application's, and may all hang.
-                work = self._finishing.finish(lambda: self.finish(running, handled))
-            else:
-                work = self._carry(self._course(self._finish(running, handled)))
-            running.finishing = self._errands.start(work)
-        return await asyncio.shield(running.finishing)
+        if running.finishing is not None:
+            return await running.finishing.result()
+        if running.sync:
+            # In threads of our own: those of the event loop are the application's, and may all hang.
+            work = self._finishing.finish(lambda: self.finish(running, handled))
+        else:
+            work = self._carry(self._course(self._finish(running, handled)))
+        running.finishing = Errand(work, moves=not running.sync and moves(self.drivers.aio))
+        return await self._errands.carry(running.finishing)
 
     async def own(self, work: Coroutine[Any, Any, Finished]) -> Finished:
         """Awaits work of the engine's own: whoever is cancelled meanwhile does not stop it."""
@@ -452,7 +454,8 @@ class Engine:
 
     async def drive_async(self, flow: Flow[T]) -> T:
         """Carries a flow out to its end, whatever becomes of the caller meanwhile."""
-        return await self._errands.finish(self._carry(self._course(flow)))
+        work = self._carry(self._course(flow))
+        return await self._errands.finish(work, moves=moves(self.drivers.aio))
 
     async def open_async(self, flow: Flow[T]) -> T:
         """Carries out a flow that ends with an open transaction."""
@@ -484,6 +487,7 @@ class Engine:
             leaves_at_once=leaves_at_once,
             who=course.caller,
             settled=lambda: self._stranded.forget(course),
+            moves=moves(self.drivers.aio),
         )
 
     def _course(self, flow: Flow[T]) -> Course[T]:

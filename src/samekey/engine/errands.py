@@ -1,4 +1,4 @@
-"""Errands: what the engine does with a store for a caller, in a task of its own.
+"""Errands: what the engine does with a store for a caller, to its end, whatever becomes of the caller.
 
 A caller that is cancelled (a client that left, a deadline) stops waiting; it never interrupts a statement. A
 connection that was torn out of the middle of one is in a state that nobody knows, and a claim whose reply
@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from ..drivers.caller import Caller, caller
+from ..drivers.caller import Caller
+from ..drivers.errand import Errand, leave
 
 T = TypeVar("T")
 
@@ -21,17 +22,22 @@ class Errands:
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._carried: set[Errand[Any]] = set()
+        """Those that their callers carry out."""
 
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+    async def finish(self, work: Coroutine[Any, Any, T], *, moves: bool = False) -> T:
         """Done to its end in any case. A caller that is cancelled meanwhile hears of it afterwards.
 
         It waits, because what comes next may need the same connection. Drivers bound how long that takes.
+        ``moves``: see ``Errand``.
         """
-        task = self.start(work)
-        cancelled = await _to_its_end(task)
-        if cancelled is not None:
-            raise cancelled
-        return task.result()
+        errand = Errand(work, moves=moves)
+        try:
+            return await self.carry(errand)
+        except BaseException:
+            if errand.rest is not None:
+                await _to_its_end(errand.rest)
+            raise
 
     async def begin(
         self,
@@ -42,6 +48,7 @@ class Errands:
         leaves_at_once: bool = True,
         who: Caller | None = None,
         settled: Callable[[], None] = lambda: None,
+        moves: bool = False,
     ) -> T:
         """For what a caller wants to hold. ``who`` it is; ``settled`` is called once somebody has the result.
 
@@ -53,19 +60,16 @@ class Errands:
         would have done and needs no loop for it.
         """
         who = who or Caller()
-        token = caller.set(who)
+        errand = Errand(work, moves=moves, who=who)
         try:
-            task = self.start(work)
-        finally:
-            caller.reset(token)
-        try:
-            result = await asyncio.shield(task)
+            result = await self.carry(errand)
         except BaseException:
             # Cancelled, perhaps in the very moment in which the work ended: the result is nobody's.
             who.gone = True
-            if task.done() and not _has_result(task):
+            task = errand.rest
+            if (errand.is_over if task is None else task.done() and not _has_result(task)):
                 settled()
-            else:
+            elif task is not None:
                 undoing = self._undo(task, unwanted, let_go, settled)
                 if not leaves_at_once:
                     await _to_its_end(undoing)
@@ -73,16 +77,36 @@ class Errands:
         settled()
         return result
 
+    async def carry(self, errand: Errand[T]) -> T:
+        """Carries an errand out. Whoever is cancelled meanwhile leaves it to a task."""
+        self._carried.add(errand)
+        try:
+            return await errand
+        finally:
+            self._carried.discard(errand)
+            if errand.rest is not None and errand.rest.done():
+                self._ended(errand.rest)
+            elif errand.rest is not None:
+                self._left(errand.rest)
+
     async def settle(self, seconds: float) -> None:
         """Waits for what is under way in this event loop."""
         loop = asyncio.get_running_loop()
-        mine = {task for task in self._under_way if task.get_loop() is loop}
+        mine: set[asyncio.Future[Any]] = {task for task in self._under_way if task.get_loop() is loop}
+        mine |= {errand.ended() for errand in self._carried if errand.loop is loop}
         if mine:
             await asyncio.wait(mine, timeout=seconds)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Work that only the engine can cancel: whoever wants its result awaits it shielded."""
         task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _left(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Work that goes on for somebody who was cancelled."""
+        leave(task)
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -117,7 +141,7 @@ class Errands:
             else:
                 task.add_done_callback(torn_down)
 
-        undoing = self.start(undo())
+        undoing = self._left(asyncio.get_running_loop().create_task(undo()))
         undoing.add_done_callback(ended)
         return undoing
 

@@ -22,6 +22,7 @@ from ..core.provider import StoredText, checked_provider_id
 from ..core.record import Lease
 from ..core.states import Mode
 from ..core.texts import checked_text
+from ..drivers.errand import Errand
 from ..errors import ConfigurationError, HandlerError, NoOperation, NotExecuted, OperationOver
 from ..stores.sql.atomic import Opened
 from .handler.boundary import Boundary, Pieces
@@ -254,7 +255,7 @@ class Running:
     """No key was sent, and none is required: nothing is remembered."""
     outcome: Outcome | None = None
     """The judgement, once the handler has ended; there is one."""
-    finishing: asyncio.Future[Finished] | None = None
+    finishing: Errand[Finished] | None = None
 
     @property
     def is_first(self) -> bool:

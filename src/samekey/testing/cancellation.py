@@ -68,7 +68,7 @@ class Cancellation:
         if self.passed < self.number:
             return
         self.struck = True
-        if self.moment == "waking" and isinstance(waits_for, asyncio.Future):
+        if self.moment == "waking" and asyncio.isfuture(waits_for):
             # Ours is called before the task's own, which would let it go on.
             waits_for.add_done_callback(lambda _: self._strike())
         else:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from ..core.program import Row, Statement
+from ..drivers.errand import moves
 from ..drivers.protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 from ..errors import CommitUncertain, ConnectionLost
 
@@ -136,6 +137,10 @@ class AsyncWatchedDriver:
         self._driver = driver
         self._points = points
         self._sessions: list[_AsyncWatchedSession] = []
+
+    @property
+    def moves(self) -> bool:
+        return moves(self._driver)
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         self._points.reach(f"before {statement.name}", io=True)

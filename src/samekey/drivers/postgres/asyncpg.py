@@ -36,6 +36,8 @@ from .sqlstate import OLDEST_SERVER, is_standby, servers_of, too_old, unreachabl
 class AsyncpgDriver:
     """``timeout`` bounds every wait: for a connection, for a connect, for one statement of ours."""
 
+    moves = True
+
     def __init__(
         self,
         url: str,
@@ -104,7 +106,8 @@ class AsyncpgDriver:
         try:
             if self._ready is not None:
                 with bounded(held, self.timeout):
-                    await self._ready.ready_async(held)
+                    # A task, because it is the user's own code.
+                    await asyncio.ensure_future(self._ready.ready_async(held))
         except BaseException:
             pool.give_back(held)
             raise

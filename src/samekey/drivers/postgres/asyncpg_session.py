@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from ...errors import (
 )
 from ..alarm import ALARM, Appointment
 from ..caller import is_handlers
+from ..errand import Errand
 from ..homes import end_elsewhere
 from ..loan import INTERRUPTED
 from ..pool import AsyncPool
@@ -363,17 +364,17 @@ class bounded:  # noqa: N801 (used as a function is; a class costs half as much,
             raise TimeoutError("the server did not answer in time") from error
 
 
-async def _uncancelled(work: Awaitable[T], give_up: Callable[[], None]) -> T:
+async def _uncancelled(work: Coroutine[Any, Any, T], give_up: Callable[[], None]) -> T:
     """Awaits something that must not hear of our own cancellation as a cancel request to the server."""
-    task = asyncio.ensure_future(work)
+    errand = Errand(work, moves=True)
     try:
-        return await asyncio.shield(task)
+        return await errand
     except asyncio.CancelledError:
-        if not task.done():
+        if errand.rest is not None:
             give_up()
-            await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # looked at, so that nobody is told that it was not
+            await asyncio.wait({errand.rest})
+            if not errand.rest.cancelled():
+                errand.rest.exception()  # looked at, so that nobody is told that it was not
         raise
 
 

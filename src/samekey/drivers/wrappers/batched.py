@@ -16,6 +16,7 @@ from typing import Any
 from ...core.program import Query, Row, Statement, Value
 from ...errors import ConnectionLost, StoreBusy, StoreUnavailable, TransactionConflict
 from ..caller import Caller, NotSent, caller
+from ..errand import moves
 from ..protocol import AsyncDriver, AsyncSession
 
 UNDER_WAY = 2
@@ -40,6 +41,10 @@ class AsyncBatchedDriver:
         self._timeout = timeout
         self._queues: dict[tuple[str, Value], _Queue] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def moves(self) -> bool:
+        return moves(self._driver)
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         many = self._together.get(statement.name)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from ...core.program import Opened, Row, Statement, Undecryptable, Unsealed, Value, home_of
+from ..errand import moves
 from ..protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 
 SECRET_PARAMETERS: Final = frozenset({"answer_headers", "answer_body", "payload", "result", "outcome"})
@@ -132,6 +133,10 @@ class AsyncEncryptedDriver:
     def __init__(self, driver: AsyncDriver, sealing: Sealing) -> None:
         self._driver = driver
         self._sealing = sealing
+
+    @property
+    def moves(self) -> bool:
+        return moves(self._driver)
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
         return self._sealing.open(await self._driver.execute(self._sealing.seal(statement)))
