@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from .states import Mode
@@ -54,7 +55,7 @@ def scope_part(text: str) -> str:
 
 def scope_of(*parts: str) -> str:
     """Parts joined so that no two different lists give the same scope: each carries its length."""
-    return "".join(f"{len(part)}:{part}" for part in parts)
+    return "".join([f"{len(part)}:{part}" for part in parts])
 
 
 def call_part(tenant: str) -> str:
@@ -104,8 +105,10 @@ def located_by(operation_id: str) -> str:
     return operation_id[32:]
 
 
+@lru_cache(maxsize=1_000)
 def lock_number(scope: str, key: str) -> int:
     """A signed 64-bit number for an advisory lock. A collision costs a 409, never a second run."""
+    # One request asks for it several times.
     digest = bytes.fromhex(_digest("samekey lock 1", scope, key))
     return int.from_bytes(digest[:8], "big", signed=True)
 

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final, Literal, Unpack
 
 from ..errors import ConfigurationError
@@ -158,6 +159,7 @@ def stripe_v2(**overrides: Unpack[Settings]) -> Policy:
     return _override(base, overrides)
 
 
+@lru_cache(maxsize=100)
 def milliseconds(span: timedelta) -> int:
     return span // timedelta(milliseconds=1)
 

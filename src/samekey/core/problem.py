@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, assert_never
 
@@ -266,5 +267,10 @@ def status_url(policy: Policy, operation_id: str) -> str:
 
 def expiry_header(policy: Policy, expires_at: int) -> tuple[bytes, bytes]:
     """When the key expires, as an HTTP date, under the configured name."""
-    date = formatdate(expires_at / 1000, usegmt=True)
-    return policy.expires_header.encode("latin-1"), date.encode("ascii")
+    return policy.expires_header.encode("latin-1"), _date(expires_at // 1000)
+
+
+@lru_cache(maxsize=100)
+def _date(seconds: int) -> bytes:
+    """Requests of one second share it."""
+    return formatdate(seconds, usegmt=True).encode("ascii")

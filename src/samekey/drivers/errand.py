@@ -29,18 +29,15 @@ class Waiting:
     """Stands for a future before whoever awaits it, and keeps that one's cancellation from the future: what
     ``asyncio.shield`` does, without a future, a callback and a turn of the event loop of its own."""
 
-    __slots__ = ("_asyncio_future_blocking", "_context", "_future", "_wake", "disturbed")
+    __slots__ = ("_asyncio_future_blocking", "_context", "_future", "_loop", "_wake", "disturbed")
 
-    def __init__(self, future: Any) -> None:
+    def __init__(self, future: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._asyncio_future_blocking = True
+        self._loop = loop  # by this name a task asks for it
         self._future = future
         self._wake: Callable[[Any], object] | None = None
         self.disturbed = False
         """Whoever awaits it was cancelled."""
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        loop: asyncio.AbstractEventLoop = self._future.get_loop()
-        return loop
 
     def done(self) -> bool:
         return bool(self._future.done())
@@ -67,7 +64,7 @@ class Waiting:
     def _instead(self, wake: Callable[[Any], object]) -> asyncio.Future[None]:
         """A future that wakes whoever awaits this one, which does not any more."""
         self._future.remove_done_callback(wake)
-        other: asyncio.Future[None] = self.get_loop().create_future()
+        other: asyncio.Future[None] = self._loop.create_future()
         other.add_done_callback(wake, context=self._context)
         self._wake = None
         return other
@@ -83,7 +80,7 @@ class Shielded(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._future.done():
-            waiting = Waiting(self._future)
+            waiting = Waiting(self._future, self._future.get_loop())
             try:
                 yield waiting
             except BaseException:
@@ -103,7 +100,7 @@ class Awaited:
 
     def __await__(self) -> Generator[Any, Any, None]:
         if not self._future.done():
-            self._waiting = Waiting(self._future)
+            self._waiting = Waiting(self._future, self._future.get_loop())
             try:
                 yield self._waiting
             except BaseException:
@@ -138,14 +135,15 @@ class Errand(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._moves:
-            return (yield from Shielded(self.start()).__await__())
+            self.rest = self._in_a_task(self._work)
+            return (yield from Shielded(self.rest).__await__())
         while True:
             try:
                 future = self._step()
             except StopIteration as stop:
                 value: T = stop.value
                 return value
-            waiting = None if future is None else Waiting(future)
+            waiting = None if future is None else Waiting(future, self.loop)
             try:
                 yield waiting
             except GeneratorExit:
@@ -154,25 +152,31 @@ class Errand(Generic[T]):
                 raise
             except BaseException:
                 if waiting is None or waiting.disturbed or not future.done():
-                    self.rest = self.loop.create_task(self._carried_on(future))
+                    self.rest = self._in_a_task(self._carried_on(future))
                     raise
                 # What the future ended with: the work takes it from there.
 
-    def start(self) -> asyncio.Task[T]:
-        """Has a task do it, from its beginning."""
-        self.rest = self.loop.create_task(self._carried_on(None))
-        return self.rest
+    def _in_a_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        token = caller.set(self._who)
+        try:
+            return self.loop.create_task(work)
+        finally:
+            caller.reset(token)
 
     async def result(self) -> T:
         """What it came to, or comes to, whoever does it."""
+        if self.rest is not None:
+            return await Shielded(self.rest)
         if not self.is_over:
             await Shielded(self.ended())
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value] # it is over
 
-    def ended(self) -> asyncio.Future[None]:
+    def ended(self) -> asyncio.Future[Any]:
         """Done when it is over."""
+        if self.rest is not None:
+            return self.rest
         if self._ended is None:
             self._ended = self.loop.create_future()
             if self.is_over:

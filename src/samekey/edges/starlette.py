@@ -162,8 +162,11 @@ def _guard_dependant(dependant: Any, decorated: bool, wrapped: bool) -> bool:
 
 def _in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The request that Starlette calls a handler with."""
-    connection = getattr(sys.modules.get("starlette.requests"), "HTTPConnection", ())
-    return _asked(next((one for one in (*args, *kwargs.values()) if isinstance(one, connection)), None))
+    connection = getattr(sys.modules.get("starlette.requests"), "HTTPConnection", None)
+    for one in (*args, *kwargs.values()):
+        if connection in type(one).__mro__:  # it is an abstract class, of which instances are dear to ask for
+            return _asked(one)
+    return None
 
 
 def _asked(request: Any) -> Asked | None:
@@ -218,7 +221,7 @@ class StarletteFramework(Framework):
     """Starlette and FastAPI."""
 
     def __init__(self, responses: Any, exceptions: Any) -> None:
-        self._connection = getattr(sys.modules.get("starlette.requests"), "HTTPConnection", ())
+        self._connection = getattr(sys.modules.get("starlette.requests"), "HTTPConnection", None)
         self._response = responses.Response
         self._exception = exceptions.HTTPException
 
@@ -244,7 +247,7 @@ class StarletteFramework(Framework):
         return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
-        return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))
+        return _asked(next((one for one in arguments if self._connection in type(one).__mro__), None))
 
     def refusal(self, error: BaseException) -> int | None:
         return int(error.status_code) if isinstance(error, self._exception) else None
@@ -263,7 +266,8 @@ def framework_of(scope: Scope, router: Any) -> Framework:
 
 
 def _framework(kind: Any = StarletteFramework) -> Framework:
-    responses, exceptions = (sys.modules.get(f"starlette.{name}") for name in ("responses", "exceptions"))
+    responses = sys.modules.get("starlette.responses")
+    exceptions = sys.modules.get("starlette.exceptions")
     if responses is None or exceptions is None:
         return UNKNOWN_FRAMEWORK
     return _made(kind, responses, exceptions)

@@ -270,7 +270,7 @@ class Engine:
             else:
                 exchange.must_be_free(rules.mode)
                 connection = self.connection_for(rules, exchange)
-                if inspect.isawaitable(connection):
+                if connection is not None and inspect.isawaitable(connection):
                     connection = await connection
                 begun = await self._hold(self._begin(exchange, rules, known, connection), connection)
         except BaseException:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, assert_never
 
 from ..core.program import Program
@@ -160,13 +159,13 @@ class Course(Generic[T]):
         self._over = False
         self._elsewhere: Future[T] | None = None
 
-    def move(self, move: Callable[[], Step]) -> Step:
-        """One move of the flow, in its event loop."""
+    def move(self, result: Any, thrown: BaseException | None = None) -> Step:
+        """One move of the flow, in its event loop: with what its last step came to."""
         with self._lock:
             if self._elsewhere is not None:
                 raise Elsewhere
             try:
-                self.step = move()
+                self.step = self.flow.send(result) if thrown is None else self.flow.throw(thrown)
             except StopIteration as stop:
                 self._over, self.ended = True, stop.value
                 raise
@@ -192,14 +191,13 @@ class Course(Generic[T]):
 
 async def drive_async(course: Course[T], driver: AsyncDriver, breaker: Breaker) -> T:
     """Carries a flow out with an async driver."""
-    flow = course.flow
     try:
-        step = course.move(partial(next, flow))
+        step = course.move(None)
         while True:
             try:
                 result = await _step_async(step, driver, breaker)
             except BaseException as error:  # the flow decides what it means
-                step = course.move(partial(flow.throw, error))
+                step = course.move(None, error)
             else:
                 step = _sent(course, step, result)
     except StopIteration as stop:
@@ -213,7 +211,7 @@ async def drive_async(course: Course[T], driver: AsyncDriver, breaker: Breaker) 
 
 def _sent(course: Course[Any], step: Step, result: Any) -> Step:
     try:
-        return course.move(partial(course.flow.send, result))
+        return course.move(result)
     except Elsewhere:
         if isinstance(step, Open):
             result.give_up()  # nobody else knows of it

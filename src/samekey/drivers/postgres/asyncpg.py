@@ -29,7 +29,8 @@ from ..homes import Homes, Pools, end_without_loop
 from ..pool import AsyncPool
 from ..protocol import LATE, Ready
 from ..spelled import Prepared
-from .asyncpg_session import CONNECTION_ERRORS, AsyncpgSession, bounded, translate, words_of
+from .asyncpg_bounds import bounded
+from .asyncpg_session import CONNECTION_ERRORS, AsyncpgSession, translate, words_of
 from .sqlstate import OLDEST_SERVER, is_standby, servers_of, too_old, unreachable
 
 

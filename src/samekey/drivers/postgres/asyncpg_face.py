@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, Final, NoReturn
 
 from asyncpg.connection import _ConnectionProxy
@@ -73,35 +72,12 @@ class AsyncpgLoan:
         if self.doubt is not None:
             raise FailedTransaction(INTERRUPTED)
 
-    @contextmanager
-    def use(self, *, undoes: Any = None, fetches: bool = False) -> Iterator[None]:
+    def use(self, *, undoes: Any = None, fetches: bool = False) -> _Use:
         """Around whatever is sent. ``undoes``: the savepoint that it rolls back. ``fetches``: it is only more
         rows of what was sent before."""
-        self._look_whether_it_stands()
-        doubt, depth = self.doubt, len(self.savepoints)
-        if undoes in self.savepoints:
-            depth = self.savepoints.index(undoes)
-            self.doubt = None if doubt is None or depth < doubt else doubt
-        try:
-            self.check()
-        finally:
-            self.doubt = doubt
-        self.under_way += 1
-        self.sent += not fetches
-        try:
-            yield
-        except (asyncio.CancelledError, TimeoutError, GeneratorExit):
-            self.interrupted = True
-            self.doubt = depth if doubt is None else min(depth, doubt)
-            raise
-        else:
-            if undoes in self.savepoints:
-                self.doubt = None
-        finally:
-            self.under_way -= 1
-            self._look_whether_it_stands()
+        return _Use(self, undoes, fetches)
 
-    def _look_whether_it_stands(self) -> None:
+    def look_whether_it_stands(self) -> None:
         """Once the transaction has ended, by whatever way, every statement would commit by itself."""
         self.escaped = self.escaped or not (self.cut or self.under_way or self.stands())
 
@@ -124,6 +100,42 @@ class AsyncpgLoan:
         if isinstance(found, Transaction):
             return _Savepoint(self, found)
         return _Resource(self, found) if isinstance(found, ConnectionResource) else found
+
+
+class _Use:
+    """One use of a connection that is lent."""
+
+    __slots__ = ("_depth", "_doubt", "_fetches", "_lent", "_undoes")
+
+    def __init__(self, lent: AsyncpgLoan, undoes: Any, fetches: bool) -> None:
+        self._lent = lent
+        self._undoes = undoes
+        self._fetches = fetches
+
+    def __enter__(self) -> None:
+        lent = self._lent
+        lent.look_whether_it_stands()
+        self._doubt = doubt = lent.doubt
+        self._depth = len(lent.savepoints)
+        if self._undoes in lent.savepoints:
+            self._depth = lent.savepoints.index(self._undoes)
+            lent.doubt = None if doubt is None or self._depth < doubt else doubt
+        try:
+            lent.check()
+        finally:
+            lent.doubt = doubt
+        lent.under_way += 1
+        lent.sent += not self._fetches
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        lent = self._lent
+        if isinstance(error, asyncio.CancelledError | TimeoutError | GeneratorExit):
+            lent.interrupted = True
+            lent.doubt = self._depth if self._doubt is None else min(self._depth, self._doubt)
+        elif error is None and self._undoes in lent.savepoints:
+            lent.doubt = None
+        lent.under_way -= 1
+        lent.look_whether_it_stands()
 
 
 class _Resource:

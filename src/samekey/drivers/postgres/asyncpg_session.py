@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import asyncpg
+from asyncpg.transaction import TransactionState
 
 from ...core.program import Row, Statement
 from ...errors import (
@@ -34,6 +35,7 @@ from ..homes import end_elsewhere
 from ..loan import INTERRUPTED
 from ..pool import AsyncPool
 from ..spelled import Prepared, rows_in, spelled
+from .asyncpg_bounds import bounded
 from .asyncpg_face import AsyncpgFace, AsyncpgLoan
 from .sqlstate import (
     COMMIT_ROLLED_BACK,
@@ -75,8 +77,7 @@ class AsyncpgSession:
         self._prepared = prepared
         """None where nothing may be prepared by name: a pooler is in between."""
         self._pool = pool
-        self._transaction: Any = None
-        """None until it has begun."""
+        self._begun = False
         self._connection = connection
         self._sound = False
         """A statement of ours was carried out after the handler had ended: nothing has failed before."""
@@ -92,38 +93,41 @@ class AsyncpgSession:
     async def begin(cls, connection: Any, *, bound: float, pool: AsyncPool[Any] | None) -> AsyncpgSession:
         if connection.is_closed():
             raise ConnectionLost("The connection that was given for atomic work is closed.")
-        if connection.is_in_transaction():
+        if connection.is_in_transaction() or connection._top_xact is not None:
             raise OpenTransaction
         session = cls(connection, bound=bound, pool=pool)
         await session._start()
         return session
 
-    async def _start(self, along: str = "") -> None:
-        """``along``: what is sent in the same text as BEGIN."""
+    async def _start(self, along: str = "") -> str:
+        """BEGIN, and what is sent ``along`` with it in the same text; gives the answer to the last of it."""
         # On our own connection the level is ours to say; on the user's it is checked, not overruled.
-        isolation = "read_committed" if self._pool is not None else None
+        begin = "BEGIN;" if self._pool is None else "BEGIN ISOLATION LEVEL READ COMMITTED;"
         try:
-            self._transaction = self._connection.transaction(isolation=isolation)
-            # asyncpg drops the server's answer to COMMIT, which may be that it rolled back.
-            self._answers = _Answers(self._transaction._connection, along)
-            self._transaction._connection = self._answers
+            # asyncpg's own object is there so that the handler's transactions are savepoints in this one. It
+            # says its BEGIN and COMMIT by itself only, and drops the answers: COMMIT's may be ROLLBACK.
+            transaction = self._connection.transaction()
+            self._bare = transaction._connection
+            self._bare._top_xact, transaction._state = transaction, TransactionState.STARTED
+            self._begun = True
             with bounded(self._connection, self._bound):
-                await self._transaction.start()
+                answer: str = await self._bare.execute(begin + along)
         except Exception as error:
             self._connection.terminate()  # asyncpg takes it for begun, and the next one for nested
             raise translate(error) from error
+        return answer
 
     async def _start_with(self, statement: Statement) -> Sequence[Row]:
         """BEGIN and the first statement in one round trip: its rows have no columns."""
         try:
-            await self._start(self._text_of(statement))
+            answer = await self._start(self._text_of(statement))
         except ConnectionLost:
             # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
             await self._take_another()
-            await self._start(self._text_of(statement))
+            answer = await self._start(self._text_of(statement))
         if self._prepared is not None:
             self._prepared.done(self._connection)
-        return [()] * rows_in(self._answers.last)
+        return [()] * rows_in(answer)
 
     def _text_of(self, statement: Statement) -> str:
         return self._prepared.text(self._connection, statement) if self._prepared else spelled(statement)
@@ -179,7 +183,7 @@ class AsyncpgSession:
         raise refused
 
     async def execute(self, statement: Statement) -> Sequence[Row]:
-        if self._transaction is None:
+        if not self._begun:
             self._check()
             return await self._start_with(statement)
         sql, parameters = statement.render("numeric")
@@ -208,10 +212,11 @@ class AsyncpgSession:
         self._check()
         # The reset goes in the same text where nothing can have failed before: COMMIT's answer is not seen.
         resets = self._pool is not None and self._lent.reusable and self._sound
-        self._answers.say(self._reset() if resets else "")
+        commit = f"COMMIT;{self._reset()}" if resets else "COMMIT"
+        self._bare._top_xact = None
         try:
             with bounded(self._connection, self._bound):
-                await _uncancelled(self._transaction.commit(), self._connection.terminate)
+                answer = await _uncancelled(self._bare.execute(commit), self._connection.terminate)
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             self._end(SESSION_ENDED, keep=False)
             raise CommitUncertain(f"The acknowledgement of COMMIT was lost: {error}") from error
@@ -229,10 +234,10 @@ class AsyncpgSession:
             self._end(SESSION_ENDED, keep=False)
             raise
         if resets:
-            self._end(SESSION_ENDED, keep=self._answers.last == LEFT_NOTHING)
+            self._end(SESSION_ENDED, keep=answer == LEFT_NOTHING)
             return
         await self._leave()
-        if self._answers.last != "COMMIT":
+        if answer != "COMMIT":
             raise StoreError(COMMIT_ROLLED_BACK)
 
     async def rollback(self) -> None:
@@ -245,12 +250,13 @@ class AsyncpgSession:
             # Closing the connection makes the server roll back for certain.
             self._end(SESSION_ENDED, keep=False)
             return
-        if self._transaction is None:
+        if not self._begun:
             self._end(SESSION_ENDED, keep=True)  # nothing was begun
             return
         try:
+            self._bare._top_xact = None
             with bounded(self._connection, self._bound):
-                await self._transaction.rollback()
+                await self._bare.execute("ROLLBACK")
         except Exception:
             self._end(SESSION_ENDED, keep=False)  # ended already or broken
         except BaseException:
@@ -314,54 +320,6 @@ def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
-
-
-class _Answers:
-    """A connection that remembers the last answer of ``execute``, and says more with the next one."""
-
-    def __init__(self, connection: Any, more: str) -> None:
-        self.__dict__.update(_connection=connection, last=None, _more=more)
-
-    def say(self, more: str) -> None:
-        """``more``: what goes in the same text as the next query."""
-        self.__dict__["_more"] = more
-
-    async def execute(self, query: str, *args: Any, **kwargs: Any) -> Any:
-        more = self._more
-        self.__dict__.update(last=None, _more="")
-        self.__dict__["last"] = await self._connection.execute(query + more, *args, **kwargs)
-        return self.last
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_connection"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["_connection"], name, value)
-
-
-class bounded:  # noqa: N801 (used as a function is; a class costs half as much, on every statement)
-    """Closes the connection if what is done on it takes longer, or is interrupted in the middle."""
-
-    __slots__ = ("_connection", "_late", "_seconds", "_timer")
-
-    def __init__(self, connection: Any, seconds: float) -> None:
-        self._connection = connection
-        self._seconds = seconds
-        self._late = False
-
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
-
-    def _give_up(self) -> None:
-        self._late = True
-        self._connection.terminate()
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._timer.cancel()
-        if error is not None and not isinstance(error, Exception):
-            self._connection.terminate()
-        elif error is not None and self._late:
-            raise TimeoutError("the server did not answer in time") from error
 
 
 async def _uncancelled(work: Coroutine[Any, Any, T], give_up: Callable[[], None]) -> T:
