@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from samekey.drivers.caller import Caller, caller
-from samekey.drivers.errand import Awaited, Errand, Shielded, leave, see_off
+from samekey.drivers.errand import Errand, Waiting, leave, see_off, shielded
 
 
 class Desk:
@@ -222,27 +222,24 @@ def test_an_event_loop_that_ends_waits_for_what_it_has_cancelled() -> None:
     assert done == ["x"] and calling[0].cancelled()
 
 
-def test_shielded_and_awaited() -> None:
+def test_who_waits_for_a_future_may_leave_it_alone() -> None:
     async def story() -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[str] = loop.create_future()
 
-        async def shielded() -> str:
-            return await Shielded(future)
-
-        waits = asyncio.ensure_future(shielded())
+        waits = asyncio.ensure_future(shielded(future))
         await asyncio.sleep(0)
         waits.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waits
         assert not future.done()
-        awaited = Awaited(future)
+        awaited = Waiting(future)
         loop.call_soon(awaited.leave)
         await awaited
         assert not future.done()
         loop.call_soon(future.set_exception, ValueError("no"))
-        await Awaited(future)  # however it ends
+        await Waiting(future)  # however it ends
         with pytest.raises(ValueError, match="no"):
-            await Shielded(future)
+            await shielded(future)
 
     asyncio.run(story())

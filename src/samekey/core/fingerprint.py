@@ -377,6 +377,8 @@ def _body(
 
 
 def _json_body(read: Document, rules: FingerprintRules) -> tuple[bytes, bytes]:
+    if not rules._exclude and not rules._include:
+        return canonical(read.value, plain=read.plain)
     write = partial(canonical, plain=read.plain)
     document = rest = read.value
     for pointer in rules._exclude:

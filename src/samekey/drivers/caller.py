@@ -39,7 +39,7 @@ caller: ContextVar[Caller | None] = ContextVar("samekey_caller", default=None)
 def leave_if_unwanted() -> None:
     """Raises ``NotSent`` if nobody waits any more for what is about to be sent."""
     who = caller.get()
-    if who is not None and who.is_unwanted():
+    if who is not None and who.gone and who.is_unwanted():
         raise NotSent
 
 

@@ -26,18 +26,32 @@ def moves(driver: object) -> bool:
 
 
 class Waiting:
-    """Stands for a future before whoever awaits it, and keeps that one's cancellation from the future: what
-    ``asyncio.shield`` does, without a future, a callback and a turn of the event loop of its own."""
+    """``await Waiting(future)``: until it is done, however it ends, or until ``leave`` is called.
+
+    It stands for the future before whoever awaits it, and keeps that one's cancellation from the future: what
+    ``asyncio.shield`` does, without a future, a callback and a turn of the event loop of its own.
+    """
 
     __slots__ = ("_asyncio_future_blocking", "_context", "_future", "_loop", "_wake", "disturbed")
 
-    def __init__(self, future: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, future: Any) -> None:
         self._asyncio_future_blocking = True
-        self._loop = loop  # by this name a task asks for it
+        self._loop: asyncio.AbstractEventLoop = future.get_loop()  # by this name a task asks for it
         self._future = future
         self._wake: Callable[[Any], object] | None = None
         self.disturbed = False
         """Whoever awaits it was cancelled."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if not self._future.done():
+            try:
+                yield self
+            except BaseException:
+                if self.disturbed or not self._future.done():
+                    raise
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
 
     def done(self) -> bool:
         return bool(self._future.done())
@@ -70,46 +84,10 @@ class Waiting:
         return other
 
 
-class Shielded(Generic[T]):
-    """``await Shielded(future)``: whoever awaits it may be cancelled; the future does not hear of it."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: asyncio.Future[T]) -> None:
-        self._future = future
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        if not self._future.done():
-            waiting = Waiting(self._future, self._future.get_loop())
-            try:
-                yield waiting
-            except BaseException:
-                if waiting.disturbed or not self._future.done():
-                    raise
-        return self._future.result()
-
-
-class Awaited:
-    """``await Awaited(future)``: until it is done, however it ends, or until ``leave`` is called."""
-
-    __slots__ = ("_future", "_waiting")
-
-    def __init__(self, future: asyncio.Future[Any]) -> None:
-        self._future = future
-        self._waiting: Waiting | None = None
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        if not self._future.done():
-            self._waiting = Waiting(self._future, self._future.get_loop())
-            try:
-                yield self._waiting
-            except BaseException:
-                if self._waiting.disturbed or not self._future.done():
-                    raise
-
-    def leave(self) -> None:
-        if self._waiting is not None:
-            self._waiting.leave()
+async def shielded(future: asyncio.Future[T]) -> T:
+    """What the future comes to. Whoever awaits it may be cancelled; the future does not hear of it."""
+    await Waiting(future)
+    return future.result()
 
 
 class Errand(Generic[T]):
@@ -136,14 +114,15 @@ class Errand(Generic[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._moves:
             self.rest = self._in_a_task(self._work)
-            return (yield from Shielded(self.rest).__await__())
+            yield from Waiting(self.rest).__await__()
+            return self.rest.result()
         while True:
             try:
                 future = self._step()
             except StopIteration as stop:
                 value: T = stop.value
                 return value
-            waiting = None if future is None else Waiting(future, self.loop)
+            waiting = None if future is None else Waiting(future)
             try:
                 yield waiting
             except GeneratorExit:
@@ -166,9 +145,9 @@ class Errand(Generic[T]):
     async def result(self) -> T:
         """What it came to, or comes to, whoever does it."""
         if self.rest is not None:
-            return await Shielded(self.rest)
+            return await shielded(self.rest)
         if not self.is_over:
-            await Shielded(self.ended())
+            await Waiting(self.ended())
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value] # it is over

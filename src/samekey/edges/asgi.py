@@ -20,7 +20,7 @@ from ..core.fingerprint import RequestParts
 from ..core.outcome import OnError
 from ..core.problem import refuse
 from ..core.record import Answer
-from ..drivers.errand import Awaited
+from ..drivers.errand import Waiting
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, passed
 from ..engine.gate import asker_of
 from ..engine.handler.body import Callers
@@ -42,7 +42,7 @@ from .guards import (
 )
 from .held import Held
 from .messages import PATH, App, Message, Receive, Scope, Send, noticing, send_answer
-from .routing import find_route, framework_of, router_behind
+from .routing import router_behind, ways_of
 from .startup import Wrong, look
 from .walk import state_changing
 
@@ -99,6 +99,7 @@ class AsgiMiddleware:
         self._wrong: Wrong | None = None
         self._handlers_guarded = False
         self._router: Any = None
+        self._find_route, self._framework_of = ways_of(None)
         self._running: dict[asyncio.Task[None], Held] = {}
         self._looks: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
         """By the event loop, when it is looked next whose longest run is over."""
@@ -137,7 +138,8 @@ class AsgiMiddleware:
     def _find(self, scope: Scope) -> Found:
         if self._router is None:
             self._router = router_behind(self.app)
-        return find_route(scope, self._router) or of_the_application(self.app, scope.get("path", ""))
+            self._find_route, self._framework_of = ways_of(self._router)
+        return self._find_route(scope, self._router) or of_the_application(self.app, scope.get("path", ""))
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         wrong = self.look(scope.get("root_path", ""))
@@ -190,7 +192,7 @@ class AsgiMiddleware:
         if loop not in self._looks:
             self._looks = {other: timer for other, timer in self._looks.items() if not other.is_closed()}
             self._looks[loop] = loop.call_later(_SHORTEST_WAIT, self._look, loop)
-        work.over = Awaited(task)
+        work.over = Waiting(task)
         await work.over
         if task.done():
             await task
@@ -245,7 +247,7 @@ class AsgiMiddleware:
             cast(Resolver, tenant),
             endpoint=route.template if isinstance(route, Route) else parts.path,
             templated=isinstance(route, Route) and route.templated,
-            framework=framework_of(scope, self._router),
+            framework=self._framework_of(scope, self._router),
             binding=cast(Resolver | None, binding),
             callers=callers,
             engine=self._engine,

@@ -38,7 +38,7 @@ def bound(
     *,
     decorated: bool,
     wrapped: bool,
-    leaves: Callable[[tuple[Any, ...]], bool] = lambda args: False,
+    leaves: Callable[[tuple[Any, ...]], bool] | None = None,
     mark: Mark | None = None,
 ) -> Any:
     """A function to stand in the place of a route's handler: it knows its request, and an undecorated handler
@@ -49,11 +49,11 @@ def bound(
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         with _within(finds(args, kwargs), known):
-            return await value_of((handler if leaves(args) else guarded)(*args, **kwargs))
+            return await value_of((handler if leaves and leaves(args) else guarded)(*args, **kwargs))
 
     def run_sync(*args: Any, **kwargs: Any) -> Any:
         with _within(finds(args, kwargs), known):
-            return (handler if leaves(args) else guarded)(*args, **kwargs)
+            return (handler if leaves and leaves(args) else guarded)(*args, **kwargs)
 
     return put_in_place(in_form_of(handler, run_async, run_sync), handler)
 

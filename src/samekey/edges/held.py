@@ -12,7 +12,7 @@ from ..core.decide import Outstanding
 from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
-from ..drivers.errand import Awaited
+from ..drivers.errand import Waiting
 from ..engine.exchange import Exchange, current_exchange, is_sign
 from ..engine.handler.boundary import Pieces, Place
 from ..engine.modes.anonymous import anonymous_operation
@@ -79,7 +79,7 @@ class Held:
         self._answered = False
         """The client has its answer."""
         self._began = time.monotonic()
-        self.over: Awaited | None = None
+        self.over: Waiting | None = None
         """Where the request waits for its end."""
         self.running_out: asyncio.Task[None] | None = None
         self._patience: asyncio.Task[None] | None = None

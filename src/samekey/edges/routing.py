@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..engine.exchange import Framework
@@ -18,11 +19,15 @@ def router_behind(wrapped: Any) -> Any:
 
 def find_route(scope: Scope, router: Any) -> Found:
     """Asks a router before it runs; where it is not known (None), the application of the scope."""
+    return ways_of(router)[0](scope, router)
+
+
+Ways = tuple[Callable[[Scope, Any], Found], Callable[[Scope, Any], Framework]]
+
+
+def ways_of(router: Any) -> Ways:
+    """How to ask a router for a route (``find_route``), and for the framework behind a middleware: the one
+    whose router it asks."""
     if is_litestar(router):
-        return litestar.find_route(scope, router)
-    return starlette.find_route(scope, router)
-
-
-def framework_of(scope: Scope, router: Any) -> Framework:
-    """The framework behind a middleware: the one whose router it asks."""
-    return litestar.framework_of() if is_litestar(router) else starlette.framework_of(scope, router)
+        return litestar.find_route, lambda _scope, _router: litestar.framework_of()
+    return starlette.find_route, starlette.framework_of

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 from ..core.record import Answer
@@ -63,6 +64,8 @@ def _match(app: Any, routes: Any, scope: dict[str, Any], prefix: str) -> Found:
         if match.name != "FULL":
             continue
         template = f"{prefix}{getattr(route, 'path', '')}"
+        if isinstance(getattr(route, "endpoint", None), FunctionType):  # nearly always
+            return _by_method(route, child.get("endpoint", route.endpoint), scope["method"], template)
         if is_litestar(getattr(route, "app", None)):
             return _below(template, litestar.find_route({**scope, **child}, route.app))
         inner = getattr(route, "routes", None)

@@ -48,6 +48,8 @@ class Wrong:
     def refuse(self, route: Found) -> None:
         """``ConfigurationError`` for a request to what is wrong. One route does not take the others down; but
         where it cannot be told which is reached, nothing is run."""
+        if not self.everywhere and not self.by_handler:
+            return
         found = self.everywhere
         if not found and isinstance(route, Route) and not route.opaque:
             found = self.by_handler.get(identity(plain(route.endpoint)), [])

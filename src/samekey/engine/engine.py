@@ -268,7 +268,8 @@ class Engine:
             if isinstance(known, Answer):
                 begun: Running | Answer = known
             else:
-                exchange.must_be_free(rules.mode)
+                if exchange.visitors:
+                    exchange.must_be_free(rules.mode)
                 connection = self.connection_for(rules, exchange)
                 if connection is not None and inspect.isawaitable(connection):
                     connection = await connection
@@ -486,7 +487,7 @@ class Engine:
             let_go,
             leaves_at_once=leaves_at_once,
             who=course.caller,
-            settled=lambda: self._stranded.forget(course),
+            settled=functools.partial(self._stranded.forget, course),
             moves=moves(self.drivers.aio),
         )
 
@@ -554,14 +555,11 @@ class Engine:
         claim = claim_of(exchange, intent, rules, tenant, key, self.keys.operation_id, self._has_lookup)
         self.store.must_carry(rules.mode, rules.policy)
         way = self._ways[rules.mode]
-        yield from self._get_ready()
+        if not self._ready:
+            yield from self._get_ready()
         admit = self._admission(claim, rules.policy)
-
-        def begin() -> Flow[Running | Verdict]:
-            return self._asking.begin(
-                claim, rules.policy, lambda claim: way.begin(claim, rules, connection, admit)
-            )
-
+        take = functools.partial(way.begin, rules=rules, connection=connection, admit=admit)
+        begin = functools.partial(self._asking.begin, claim, rules.policy, take)
         begun = yield from begin()
         if isinstance(begun, Outstanding) and rules.policy.on_in_progress == "wait":
             begun = yield from self._wait(begin, rules.policy, begun)
@@ -639,9 +637,8 @@ class Engine:
 
     def _get_ready(self) -> Flow[None]:
         """Checks the schema once; a mismatch refuses the request with a sentence, not with a guess."""
-        if not self._ready:
-            yield from ask(self.store.check)
-            self._ready = True
+        yield from ask(self.store.check)
+        self._ready = True
 
     def digest(self, tenant: str, key: str) -> str:
         """A short keyed digest that stands for a key in logs; the key itself is never written there."""

@@ -67,7 +67,7 @@ class Errands:
             # Cancelled, perhaps in the very moment in which the work ended: the result is nobody's.
             who.gone = True
             task = errand.rest
-            if (errand.is_over if task is None else task.done() and not _has_result(task)):
+            if errand.is_over if task is None else task.done() and not _has_result(task):
                 settled()
             elif task is not None:
                 undoing = self._undo(task, unwanted, let_go, settled)

@@ -47,8 +47,8 @@ def mark_of(handler: Any) -> Mark | Literal["exempt"] | None:
     """The mark of a handler; None where there is none, or only a copy on a function that does not call the
     guarded one."""
     mark = getattr(handler, GUARD, None)
-    if isinstance(mark, Mark | Exempt) and mark.function is handler:
-        return _said(mark)
+    if isinstance(mark, Mark) and mark.function is handler:
+        return mark
     handler = own_handler(handler)
     mark = getattr(handler, GUARD, None)
     if mark is None and not inspect.isroutine(handler) and not isinstance(handler, type):

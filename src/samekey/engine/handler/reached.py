@@ -91,7 +91,8 @@ def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
         )
     running = exchange.running
     if running is None or not running.boundary.runs:
-        _refuse_without_key(guarded, exchange, mark.rules)
+        if exchange.anonymous:
+            _refuse_without_key(guarded, exchange, mark.rules)
         return exchange
     if exchange.at_edge:
         if mark.rules.mode not in _HELD:
