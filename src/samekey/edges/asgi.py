@@ -20,7 +20,7 @@ from ..core.fingerprint import RequestParts
 from ..core.outcome import OnError
 from ..core.problem import refuse
 from ..core.record import Answer
-from ..drivers.errand import Waiting
+from ..engine.errands import Waiting
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, passed
 from ..engine.gate import asker_of
 from ..engine.handler.body import Callers

@@ -12,7 +12,7 @@ from ..core.decide import Outstanding
 from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
-from ..drivers.errand import Waiting
+from ..engine.errands import Waiting
 from ..engine.exchange import Exchange, current_exchange, is_sign
 from ..engine.handler.boundary import Pieces, Place
 from ..engine.modes.anonymous import anonymous_operation

@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ..drivers.caller import Caller
-from ..drivers.errand import Errand, leave
+from ..drivers.errand import Errand, Waiting, leave
+
+__all__ = ["Errands", "Waiting"]
 
 T = TypeVar("T")
 
