@@ -86,10 +86,10 @@ class Errands:
             return await errand
         finally:
             self._carried.discard(errand)
-            if errand.rest is not None and errand.rest.done():
-                self._ended(errand.rest)
-            elif errand.rest is not None:
+            if errand.rest is not None and not errand.rest.done():
                 self._left(errand.rest)
+            elif errand.rest is not None and not errand.rest.cancelled():
+                errand.rest.exception()  # looked at, also where nobody waits for it any more
 
     async def settle(self, seconds: float) -> None:
         """Waits for what is under way in this event loop."""
