@@ -9,10 +9,10 @@ import sys
 from lab import environment
 
 LONGEST = {
-    "atomic, new key": (67, 362),
-    "atomic, replay": (50, 217),
-    "leased, new key": (59, 285),
-    "leased, replay": (50, 217),
+    "atomic, new key": (65, 351),
+    "atomic, replay": (48, 206),
+    "leased, new key": (57, 274),
+    "leased, replay": (48, 206),
 }
 """Files and functions. Whoever shortens the way lowers these."""
 
