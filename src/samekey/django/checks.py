@@ -21,7 +21,7 @@ from ..errors import ConfigurationError, SamekeyError
 from .address import dialect_of, in_memory, url_of
 from .conf import Settings, read, the_idempotency
 from .middleware import NO_TENANT
-from .routes import IN_TRANSACTION, Urlconf, handler_of, methods_of, patterns
+from .routes import IN_TRANSACTION, Urlconf, handler_of, methods_of, patterns, two_guards
 
 MIDDLEWARE: Final = "samekey.django.IdempotencyMiddleware"
 _BEFORE: Final = (
@@ -56,6 +56,8 @@ def check_views(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     routes = dict(said.given.get("ROUTES", {}))
     wrong = look(Urlconf(), engine, routes, undecorated=guards[0], decorators="around")
     found: list[CheckMessage] = [Error(sentence, id="samekey.E010") for sentence in wrong]
+    exempt = [path for path, how in routes.items() if how == "exempt"]
+    found += [Error(one, id="samekey.E013") for _, one in two_guards(None, engine, guards[0], exempt)]
     if guards[0] != "pass" and guards[1] == "refuse":
         found += _refused(engine, routes)
     return [*found, *_before_claim(said)]

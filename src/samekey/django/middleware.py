@@ -34,7 +34,7 @@ from .body import Caller, RequestBody, RequestCallers
 from .conf import read, the_idempotency
 from .driver import IN_TRANSACTION, is_in_transaction
 from .framework import DJANGO, answer_of, response_of
-from .routes import Urlconf, route_of, stand_in_transactions
+from .routes import Urlconf, handler_of, route_of, stand_in_transactions, two_guards
 
 logger = logging.getLogger("samekey")
 
@@ -68,6 +68,8 @@ class IdempotencyMiddleware:
         self._variable = "HTTP_" + self._policy.header.upper().replace("-", "_")
         self._walking = threading.Lock()
         self._walked: dict[int, tuple[Any, Wrong]] = {}
+        self._leading: dict[tuple[type | None, str], str] = {}
+        """Methods at which two guards would meet, and why they are not run."""
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:
             markcoroutinefunction(self)
@@ -145,6 +147,9 @@ class IdempotencyMiddleware:
         exchange.endpoint, exchange.templated = f"/{request.resolver_match.route}", True
         route = route_of(view, exchange.parts.method, exchange.endpoint) or NO_ROUTE
         wrong.refuse(route)
+        handler = handler_of(view, exchange.parts.method)
+        if handler is not None and (handler.owner, handler.name) in self._leading:
+            raise ConfigurationError(self._leading[handler.owner, handler.name])
         guarded = self._guards.for_route(route, request.path)
         has_key = bool(exchange.key_lines)
         if guarded is None or guarded.leaves_alone(has_key):
@@ -223,6 +228,10 @@ class IdempotencyMiddleware:
             wrong = look(
                 views, self._engine, self._routes, undecorated=self._guards.said, decorators="around"
             )
+            exempt = [path for path, how in self._routes.items() if how == "exempt"]
+            for method, sentence in two_guards(urlconf, self._engine, self._guards.said, exempt):
+                logger.error("%s", sentence)
+                self._leading[method] = sentence
             self._guards.guard_all(state_changing(views))
             stand_in_transactions(urlconf, self._alias)
             if not self._is_async:

@@ -7,7 +7,7 @@ whatever its class does first (authentication, permissions, throttling) comes be
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +18,10 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from ..core.states import Mode
 from ..edges.bound import bound
+from ..edges.calls import guarded_call
 from ..edges.guards import Route
 from ..edges.walk import OTHERS, ReachedRoute, RoutePlace
+from ..engine.engine import Engine
 from ..engine.exchange import Exchange, current_exchange
 from ..engine.handler.around import is_wrapped
 from ..engine.handler.forms import in_form_of, value_of
@@ -131,11 +133,11 @@ def route_of(view: Any, method: str, template: str, pattern: URLPattern | None =
 
 def _guard(view: Any, handler: Handler, pattern: URLPattern | None, decorated: bool) -> bool:
     """Puts a stand-in around what runs; False where there is no place to put it."""
-    if stands_in(handler.function):
-        return True
+    if stands_in(handler.function) and (handler.owner is None or handler.name in vars(handler.owner)):
+        return True  # what a class inherits stands for a method of another class, perhaps guarded otherwise
     mark = handler.mark
     stands = bound(
-        handler.function,
+        own_handler(handler.function) if handler.owner is not None else handler.function,
         in_call,
         decorated=isinstance(mark, Mark),
         wrapped=handler.is_wrapped,
@@ -182,6 +184,34 @@ class Urlconf:
                         route=pattern,
                         wrapped=handler.is_wrapped,
                     )
+
+
+def two_guards(
+    urlconf: str | None, engine: Engine, said: Any, exempt: Collection[str]
+) -> Iterator[tuple[tuple[type, str], str]]:
+    """Undecorated methods, by class and name, that lead to a guarded one, with a sentence. ``said``: what
+    becomes of undecorated views."""
+    for template, pattern in patterns(get_resolver(urlconf)):
+        for method in sorted((methods_of(pattern.callback) or set()) & engine.policy.methods):
+            handler = handler_of(pattern.callback, method)
+            if handler is None or handler.owner is None or handler.mark is not None or template in exempt:
+                continue
+            found = guarded_call(handler.owner, handler.name)
+            if found is None:
+                continue
+            rules, guarded = found.rules, found.function.__qualname__
+            by = f"{handler.owner.__qualname__}.{handler.name}"
+            if rules.required or (said != "pass" and rules.mode in IN_TRANSACTION):
+                route = f"{method} {template}"
+                sentence = _TWO_GUARDS.format(route=route, by=by, guarded=guarded, mode=rules.mode)
+                yield (handler.owner, handler.name), sentence
+
+
+_TWO_GUARDS: Final = (
+    "{route}: {by} is not decorated, but leads to {guarded}, which is {mode}: two guards would meet in the "
+    "middle of a request, so nothing is run. Put @idempotency.{mode} on {by} as well (with required=False, "
+    "if a key may be missing): both are one operation then. Or have both call a method that is not guarded."
+)
 
 
 def stand_in_transactions(urlconf: str | None, alias: str | None) -> None:

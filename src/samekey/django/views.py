@@ -6,7 +6,8 @@
     class Orders(Idempotent, ModelViewSet):
         idempotent = {"perform_create": idempotency.atomic, "destroy": idempotency.leased}
 
-A method that the class writes itself takes the decorator directly.
+A method that the class writes itself takes the decorator directly. A subclass that overrides what is named so
+has its own method guarded alike: what it calls by ``super()`` is a part of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ class Idempotent:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, guard in cls.__dict__.get("idempotent", {}).items():
+        own = vars(cls).get("idempotent", {})
+        named: dict[str, Callable[[Any], Any]] = {}
+        for place in reversed(cls.__mro__[1:]):
+            named |= vars(place).get("idempotent", {})
+        for name, guard in ({one: named[one] for one in named if one in vars(cls)} | dict(own)).items():
             method = getattr(cls, name, None)
             if method is None:
                 raise ConfigurationError(
