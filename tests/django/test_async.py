@@ -238,3 +238,45 @@ def test_the_async_test_client(sqlite_url: str) -> None:
     with world(sqlite_url, urls) as shop:
         asyncio.run(visit(shop))
         assert shop.entries() == ["paid"]
+
+
+@pytest.mark.parametrize("mode", ["atomic", "leased"])
+def test_below_a_sync_middleware_an_async_atomic_view_is_refused_before_its_claim(
+    sqlite_url: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Django calls samekey's middleware as a sync one then, though it serves by ASGI."""
+    from samekey.django.checks import check_views
+
+    runs: list[str] = []
+
+    def urls(idempotency: Idempotency) -> list[Any]:
+        async def pay(request: Any) -> HttpResponse:
+            runs.append("paid")
+            await write_async("paid")
+            return HttpResponse(status=201)
+
+        return [path("pay", getattr(idempotency, mode)(pay))]
+
+    async def visit() -> list[int | None]:
+        app = get_asgi_application()
+        return [(await request(app, "/pay", "k"))[0] for _ in range(2)]
+
+    listed = ["samekey.django.IdempotencyMiddleware", "tests.django.test_async.only_sync"]
+    with world(sqlite_url, urls, MIDDLEWARE=listed) as shop:
+        said = [one.msg for one in check_views() if one.id == "samekey.E014"]
+        answers = asyncio.run(visit())
+        if mode == "leased":
+            assert (answers, shop.entries(), said) == ([201, 201], ["paid"], [])
+            return
+        assert (answers, shop.entries(), runs) == ([500, 500], [], [])
+        assert "a sync middleware below samekey's calls it" in caplog.text
+        assert "Below tests.django.test_async.only_sync, which cannot be async" in said[0]
+    with world(f"{sqlite_url}2", urls, MIDDLEWARE=listed[::-1]) as shop:
+        assert (asyncio.run(visit()), shop.entries(), check_views()) == ([201, 201], ["paid"], [])
+
+
+def only_sync(get_response: Any) -> Any:
+    def middleware(request: Any) -> Any:
+        return get_response(request)
+
+    return middleware

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.urls import get_resolver
+from django.utils.module_loading import import_string
 
 from ..core.states import Mode
 from ..edges.startup import look
@@ -58,6 +59,8 @@ def check_views(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = [Error(sentence, id="samekey.E010") for sentence in wrong]
     exempt = [path for path, how in routes.items() if how == "exempt"]
     found += [Error(one, id="samekey.E013") for _, one in two_guards(None, engine, guards[0], exempt)]
+    if _sync_below():
+        found += [Error(sentence, id="samekey.E014") for sentence in async_in_transactions()]
     if guards[0] != "pass" and guards[1] == "refuse":
         found += _refused(engine, routes)
     return [*found, *_before_claim(said)]
@@ -175,13 +178,23 @@ def _refused(engine: Engine, routes: dict[str, Any]) -> Iterator[CheckMessage]:
 
 def async_in_transactions() -> Iterator[str]:
     """Async views whose transaction can only end under ASGI, as sentences."""
+    sync = _sync_below()
     for one in walk(Urlconf(), RoutePlace()):
         mark = mark_of(one.handler)
         if not isinstance(mark, Mark) or mark.rules.mode not in (Mode.ATOMIC, Mode.DEFERRED):
             continue
         if inspect.iscoroutinefunction(inspect.unwrap(mark.function)):
+            by = f"Below {', '.join(sync)}, which cannot be async," if sync else "Under WSGI"
+            what = f"Put {MIDDLEWARE!r} below it" if sync else "Serve the project by ASGI"
             yield (
-                f"{one.method} {one.path} is async and {mark.rules.mode}. Under WSGI it has an event loop of "
-                "its own, which is gone before the transaction can end, so it is refused. Serve the project "
-                "by ASGI, or declare the view with def."
+                f"{one.method} {one.path} is async and {mark.rules.mode}. {by} it has an event loop of its "
+                f"own, which is gone before the transaction can end, so it is refused. {what}, or declare "
+                "the view with def."
             )
+
+
+def _sync_below() -> list[str]:
+    """Middleware below ours that cannot be async: Django calls ours as a sync one then, under ASGI too."""
+    listed = list(settings.MIDDLEWARE)
+    below = listed[listed.index(MIDDLEWARE) + 1 :] if MIDDLEWARE in listed else []
+    return [name for name in below if not getattr(import_string(name), "async_capable", False)]

@@ -212,6 +212,7 @@ class IdempotencyMiddleware:
             binding,
             engine=self._engine,
             around=self._guards.decorators == "around",
+            ends_sync=not self._is_async,
         )
 
     def _walk(self, request: HttpRequest) -> Wrong:

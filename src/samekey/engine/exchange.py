@@ -155,6 +155,8 @@ class Exchange:
     """How an undecorated handler is guarded."""
     around: bool = False
     """Undecorated handlers with decorators of their own are guarded around those; else they are refused."""
+    ends_sync: bool = False
+    """The edge was called as a sync function, so it could not end the transaction of an async handler."""
     at_edge: bool = False
     """The edge has claimed, and the application as a whole is the handler."""
 

@@ -154,11 +154,14 @@ async def _run_async(
     wrapped: bool = False,
 ) -> Any:
     """``_run`` for async handlers."""
-    if rules.mode in (Mode.ATOMIC, Mode.DEFERRED) and "wsgi.input" in exchange.context:
+    if rules.mode in (Mode.ATOMIC, Mode.DEFERRED) and (
+        exchange.ends_sync or "wsgi.input" in exchange.context
+    ):
+        by = "a WSGI server" if "wsgi.input" in exchange.context else "a sync middleware below samekey's"
         raise ConfigurationError(
-            f"{getattr(handler, '__qualname__', handler)} is async and {rules.mode}, but a WSGI server calls "
-            "it in an event loop of its own, which is gone before the transaction can end. Nothing was run. "
-            "Declare it with def."
+            f"{getattr(handler, '__qualname__', handler)} is async and {rules.mode}, but {by} calls it in an "
+            "event loop of its own, which is gone before the transaction can end. Nothing was run. Declare "
+            "it with def, or put a sync middleware above samekey's."
         )
     begun = exchange.answer or await engine.begin_async(exchange, rules)
     is_bare = len(args) > 2 or "send" in kwargs
