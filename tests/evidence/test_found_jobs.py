@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from samekey import Declined, Evidence, Executed, JobContext, Resolution, Response
+from samekey.core.states import State
 from samekey.drivers.run import run
 from samekey.stores.protocols import Actor
 from tests.chosen import stores
@@ -107,6 +108,22 @@ def test_a_dead_job_that_was_found_done_makes_its_writes_and_calls_nobody(outbox
     assert outbox.states() == [("pending", None)]
     assert charges.told(PAID) is Resolution.DUPLICATE
     assert charges.end() == DONE
+
+
+def test_an_operators_word_has_a_dead_job_go_on_too(outbox: Outbox) -> None:
+    """Whoever found it out: the writes and the jobs after it are made, and nobody is called."""
+    charges = Charges(outbox, "async")
+    operation_id = outbox.place("charge")
+    outbox.work()
+    engine = outbox.idempotency.engine
+    (_, record) = run(engine.drivers.sync, lambda: engine.keys.read_by_id(operation_id)) or (0, None)
+    assert record is not None and record.state is State.DEAD_LETTER
+    word = Actor("ann", "found at the provider")
+    assert run(engine.drivers.sync, lambda: engine.resolver.apply(record, PAID, word))
+    assert outbox.states() == [("pending", None)]
+    outbox.work(rounds=2)
+    assert (charges.calls, charges.shipped, outbox.states()) == (1, 1, [("completed", None)])
+    assert "paid" in outbox.orders()
 
 
 def test_a_dead_job_beside_the_one_that_answers_goes_on_too(outbox: Outbox) -> None:

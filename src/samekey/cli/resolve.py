@@ -138,6 +138,8 @@ def resolve_command(
             )
         became = becomes if now is None else now.state
         told = told or (_RUN_GOES_ON if became is State.IN_PROGRESS else "")
+        if record.mode is Mode.DEFERRED:
+            told = _JOB_GOES_ON if became is State.PENDING else f"{told}{_JOB_ENDS}"
         say(f"{record.id} was {record.state} and is {became} now{told}.")
         note_yourself(store)
 
@@ -150,6 +152,8 @@ def _open_phase(store: OperatorStore, record: Record) -> KnownEffect | None:
 
 
 _RUN_GOES_ON = ": the run goes on from what it has done"
+_JOB_GOES_ON = ": its job goes on with what was found, and makes its writes"
+_JOB_ENDS = ". What its job does beside the call was not done, since its function takes no `found`"
 _GOES_ON = " The phases after it still have to run."
 
 

@@ -5,6 +5,7 @@ Where others have moved the operation meanwhile, a lookup's yes is an event like
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -13,10 +14,14 @@ from ...core.record import Record
 from ...core.states import Mode
 from ...errors import ConfigurationError
 from ...evidence import Declined, Evidence, Executed
+from ...stores.protocols import Actor
 from .said import Said
 
 LOOKUP: Final = "lookup"
 """The source of what a lookup tells about an effect of which nobody has said whom it was sent to."""
+
+OPERATOR: Final = "operator"
+"""The same for what a person has found out."""
 
 
 def told_by_lookup(finding: Executed, record: Record, effects: Sequence[KnownEffect]) -> Said:
@@ -28,6 +33,12 @@ def told_by_lookup(finding: Executed, record: Record, effects: Sequence[KnownEff
         about = record.downstream_key()
     source = None if effect is None else effect.source
     return Said(finding, source or LOOKUP, f"lookup-{record.run}", None, about=about, is_ours=True)
+
+
+def told_by(actor: Actor, finding: Evidence, job: KnownEffect) -> Said:
+    """An operator's word about a dead job, as the event that the job's function is told of."""
+    event_id = f"{actor.name}-{secrets.token_hex(8)}"
+    return Said(finding, job.source or OPERATOR, event_id, None, about=job.downstream_key, is_ours=True)
 
 
 def check_step(finding: Evidence, record: Record, effects: Sequence[KnownEffect]) -> None:

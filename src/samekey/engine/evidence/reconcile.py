@@ -39,7 +39,7 @@ from ...stores.protocols import Actor, Searching
 from ...stores.sql.effects import OVER, Effects, ProviderEvent
 from ...stores.sql.operator import Operator
 from ...stores.sql.overruling import Moved
-from .asked import check_life, check_step
+from .asked import check_life, check_step, told_by
 from .said import FoundWord, Misfit, Resolution, Said, finding_of, heard, is_usable, kept_as
 
 logger = logging.getLogger("samekey")
@@ -125,14 +125,15 @@ class NotingResolver:
         overruled = False
         if not isinstance(finding, Executed):
             overruled = yield from self._effects.overrule(record.id, despite)
-        done = yield from self._applied(found[1], effects, finding, actor)
+        done = yield from self._applied(found, effects, finding, actor)
         if overruled and not done:
             raise Moved  # what was set aside is not, if nothing came of it
         return done
 
     def _applied(
-        self, record: Record, effects: Sequence[KnownEffect], finding: Evidence, actor: Actor
+        self, found: tuple[int, Record], effects: Sequence[KnownEffect], finding: Evidence, actor: Actor
     ) -> Program[bool]:
+        now, record = found
         check_step(finding, record, effects)
         open_phases = [e for e in effects if e.kind is EffectKind.PHASE and e.was_sent and e.outcome is None]
         if record.mode is Mode.PHASED and len(open_phases) == 1:
@@ -148,6 +149,14 @@ class NotingResolver:
             if isinstance(finding, Declined) or finding.response is not None:
                 raise ConfigurationError(NOTHING_OPEN)
             return (yield from self._effects.go_on(record, actor))
+        job = next((e for e in effects if e.kind is EffectKind.JOB and e.job_answers), None)
+        if job is not None and job.job_state == "dead" and isinstance(finding, Executed | Declined):
+            # As after an event: where its function takes what was found, it does the rest with that.
+            said = told_by(actor, finding, job)
+            if not (yield from self._settle(record, job, effects, finding, actor, said.source)):
+                return False
+            yield from self._note(said, record, now, "used")
+            return True
         return (yield from self._settle(record, None, effects, finding, actor, None))
 
     def receive(self, said: Said, operation_id: str) -> Program[Resolution | Misfit]:
