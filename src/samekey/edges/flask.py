@@ -170,6 +170,13 @@ class FlaskFramework(Framework):
         return code if isinstance(code, int) else None
 
 
+def runs_callbacks(chunks: Any) -> bool:
+    """Whether closing an answer runs what a view has registered for after it (``call_on_close``). Flask's
+    contexts do not wait for that."""
+    kind = getattr(sys.modules.get("werkzeug.wsgi"), "ClosingIterator", None)
+    return kind is not None and isinstance(chunks, kind)
+
+
 def framework_of() -> Framework:
     """The framework behind a WSGI application. Where it cannot be seen, Flask knows its own when it is asked:
     it goes by types, and by the request that it is handling."""

@@ -13,13 +13,25 @@ from ..core.problem import Refusal, refuse, verdict_answer, withheld_answer
 from ..core.record import Answer
 from ..core.states import Mode
 from ..engine.errands import Waiting
-from ..engine.exchange import Exchange, current_exchange, is_sign
+from ..engine.exchange import Answered, Exchange, current_exchange, is_sign
 from ..engine.handler.boundary import Pieces, Place
 from ..engine.modes.anonymous import anonymous_operation
 from ..engine.modes.mode import Finished, Handled, with_expiry
 from ..engine.operation import Running, _current
 from .guards import Guarded, own_word, unguarded_answer
-from .messages import App, Collected, Message, Receive, Scope, Send, copied, lower_case, send_answer
+from .messages import (
+    REPLACED,
+    App,
+    Collected,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    copied,
+    is_replaced,
+    lower_case,
+    send_answer,
+)
 
 logger = logging.getLogger("samekey")
 
@@ -78,6 +90,8 @@ class Held:
         dropped, except for the rest of a stream."""
         self._answered = False
         """The client has its answer."""
+        self._replaced = False
+        """It is not the one that the application has made."""
         self._began = time.monotonic()
         self.over: Waiting | None = None
         """Where the request waits for its end."""
@@ -277,6 +291,7 @@ class Held:
         if self.passing:
             await self._send(message)
         elif self._answered or self._handled is not None or self._page is not None:
+            self._go_on()
             return
         elif exchange.answer is not None:
             await self._deliver(exchange.answer)
@@ -337,11 +352,19 @@ class Held:
                 self._page = self._sent.answer()
             else:
                 await self._finish(self._sent.answer())
+                self._go_on()
         elif self._sent.size > running.rules.policy.max_answer or self._sent.is_endless:
             await self._calm()
             await self._finish(self._sent.answer(), streamed=True)
+            self._go_on()
         elif self._patience is None and running.rules.mode in (Mode.LEASED, Mode.REPEATABLE):
             self._patience = asyncio.create_task(self._lose_patience())
+
+    def _go_on(self) -> None:
+        """What the application does after its answer belongs to that answer: a receipt for an order that was
+        rolled back must not be sent."""
+        if self._replaced:
+            raise Answered(REPLACED)
 
     def _is_error_page(self) -> bool:
         return self._sent.start is not None and self._sent.start["status"] >= 500
@@ -386,6 +409,7 @@ class Held:
         handled = self._handled
         finished = await self._engine.finish_async(running, handled)
         answer = finished.answer
+        self._replaced = is_replaced(handled.answer, answer, running.rules.mode)
         if handled.streamed and answer is not None and handled.answer is not None:
             if answer.body is not handled.answer.body:
                 await self._deliver(answer)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from ..core.record import Answer, Headers
+from ..core.states import Mode
 from ..engine.exchange import Exchange
 
 Scope = MutableMapping[str, Any]
@@ -76,6 +77,19 @@ def copied(start: Message) -> Message:
     later on."""
     headers = [(bytes(name), bytes(value)) for name, value in start.get("headers", ())]
     return {**start, "headers": headers}
+
+
+REPLACED: Final = "The client was given another answer than the one that the application made."
+
+
+def is_replaced(made: Answer | None, sent: Answer | None, mode: Mode) -> bool:
+    """Whether the client gets another answer than the one that the application made, which it takes for the
+    end of its work. A page of an error is none: the application knows that it has failed."""
+    if made is None or sent is None or made.status >= 500:
+        return False
+    if mode is Mode.DEFERRED and sent.status == 202:
+        return False  # the job is there, and the client is told where to ask for it
+    return sent.status != made.status or sent.body is not made.body
 
 
 async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:

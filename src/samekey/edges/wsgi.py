@@ -31,7 +31,7 @@ from ..idempotency import Idempotency
 from ..tenants import Resolver, Tenant
 from .bodies import WsgiBody
 from .callers import asked_of, must_be_sync
-from .flask import find_route, framework_of, reached_view
+from .flask import find_route, framework_of, reached_view, runs_callbacks
 from .guards import (
     TWO_MIDDLEWARES,
     Decorators,
@@ -46,6 +46,7 @@ from .guards import (
     too_large,
     unguarded_answer,
 )
+from .messages import is_replaced
 from .startup import Wrong, look
 from .unclaimed import Unclaimed, close, noticing
 from .walk import state_changing
@@ -269,6 +270,9 @@ class _Guarded:
             return _Stream(chain((body,), iterator), chunks)
         # The server closes the application's iterable after it has sent this, as it would without us; and
         # it logs what is raised, while a client in need of an answer gets one all the same.
+        assert exchange.running is not None
+        if is_replaced(page, finished.answer, exchange.running.rules.mode) and runs_callbacks(chunks):
+            chunks = ()  # what was to follow the application's own answer must not
         return _Stream(self._send(start_response, finished.answer), chunks, finished.error)
 
     def _send(self, start_response: StartResponse, answer: Answer) -> list[bytes]:

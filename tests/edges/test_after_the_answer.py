@@ -1,0 +1,103 @@
+"""What an application does after its answer, where the client is given another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from fastapi import BackgroundTasks, Depends, FastAPI
+from flask import Flask, after_this_request
+from starlette.testclient import TestClient
+
+from lab.servers.postgres import NamedServer
+from samekey import Idempotency, current_operation
+from samekey.asgi import IdempotencyMiddleware
+from samekey.drivers.run import run
+from samekey.stores.sql.migrations import migrate
+from samekey.tenants import single_tenant
+from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
+
+OUTCOMES = [pytest.param(False, id="committed"), pytest.param(True, id="gone before its commit")]
+
+
+@pytest.fixture
+def url(postgres_server: NamedServer) -> Iterator[str]:
+    made = postgres_server.create_database()
+    yield made
+    postgres_server.drop_database(made)
+
+
+@pytest.fixture
+def idempotency(url: str) -> Iterator[Idempotency]:
+    made = Idempotency(url, timeout=5)
+    run(made.engine.drivers.sync, lambda: migrate(made.engine.queries))
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("create table orders (number int)")
+    yield made
+    made.close()
+
+
+def end(url: str, pid: int) -> None:
+    """The server ends a connection, and has done so when this returns."""
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s, 10000)", (pid,))
+
+
+@pytest.mark.parametrize("ended", OUTCOMES)
+def test_background_tasks_and_dependencies_do_not_follow_an_answer_that_was_withheld(
+    idempotency: Idempotency, url: str, ended: bool
+) -> None:
+    app, done = FastAPI(), []
+
+    async def dependency() -> Any:
+        yield None
+        done.append("dependency")
+
+    @app.post("/orders", status_code=201, dependencies=[Depends(dependency)])
+    @idempotency.atomic
+    async def order(tasks: BackgroundTasks) -> dict[str, bool]:
+        tasks.add_task(done.append, "task")
+        connection = current_operation().connection
+        pid = await connection.fetchval("select pg_backend_pid()")
+        await connection.execute("insert into orders values (1)")
+        if ended:
+            await asyncio.to_thread(end, url, pid)
+        return {"ordered": True}
+
+    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant("acme"))
+    with TestClient(app) as client:
+        got = client.post("/orders", headers={"Idempotency-Key": "k1"})
+    assert (got.status_code, sorted(done)) == ((503, []) if ended else (201, ["dependency", "task"]))
+
+
+@pytest.mark.parametrize("ended", OUTCOMES)
+def test_callbacks_of_flask_do_not_follow_an_answer_that_was_withheld(
+    idempotency: Idempotency, url: str, ended: bool
+) -> None:
+    app, done = Flask(__name__), []
+    app.teardown_request(lambda _error: done.append("teardown"))
+
+    @app.post("/orders")
+    @idempotency.atomic
+    def order() -> Any:
+        @after_this_request
+        def receipt(response: Any) -> Any:
+            response.call_on_close(lambda: done.append("receipt"))
+            return response
+
+        connection = current_operation().connection
+        pid = connection.execute("select pg_backend_pid()").fetchone()[0]
+        connection.execute("insert into orders values (1)")
+        if ended:
+            end(url, pid)
+        return {"ordered": True}, 201
+
+    app.wsgi_app = WSGIMiddleware(  # type: ignore[method-assign]
+        app.wsgi_app, idempotency=idempotency, tenant=single_tenant("acme")
+    )
+    with app.test_client().post("/orders", headers={"Idempotency-Key": "k1"}) as got:
+        status = got.status_code
+    assert (status, done) == ((503, ["teardown"]) if ended else (201, ["teardown", "receipt"]))
