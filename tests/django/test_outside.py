@@ -277,3 +277,40 @@ def in_a_transaction(get_response: Any) -> Any:
             return get_response(request)
 
     return middleware
+
+
+def test_a_wrapper_of_queries_around_the_view_is_taken_off_with_its_block(each_url: str) -> None:
+    """As Django shows how to count queries: in a middleware, and around the view."""
+    counted: list[str] = []
+
+    def urls(idempotency: Idempotency) -> list[Any]:
+        @idempotency.atomic
+        def pay(request: Any) -> HttpResponse:
+            write(f"paid {len(counted)}")
+            return HttpResponse(status=201)
+
+        return [path("pay", pay)]
+
+    def count(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
+        counted.append(sql)
+        with connection.cursor() as cursor:  # one that asks something itself
+            cursor.db.execute_wrappers, kept = [], cursor.db.execute_wrappers
+            cursor.execute("select 1")
+            cursor.db.execute_wrappers = kept
+        return execute(sql, params, many, context)
+
+    def counts(get_response: Any) -> Any:
+        def middleware(request: Any) -> Any:
+            with connection.execute_wrapper(count):
+                return get_response(request)
+
+        return middleware
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.django.test_outside.in_a_transaction", counts)
+        below = ["samekey.django.IdempotencyMiddleware", "tests.django.test_outside.in_a_transaction"]
+        with world(each_url, urls, MIDDLEWARE=below) as shop:
+            assert [shop.post("/pay", f"k{number}").status_code for number in range(3)] == [201] * 3
+            seen = len(counted)
+            assert (seen > 0, len(shop.entries())) == (True, 3)
+            assert (len(counted), count in connection.execute_wrappers) == (seen, False)

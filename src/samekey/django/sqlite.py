@@ -40,7 +40,8 @@ class SQLiteOnDjango:
             raise StoreUnavailable(f"SQLite could not begin: {error}") from error
         self._changes = self._raw.total_changes
         self._raw.set_authorizer(self._authorize)
-        wrapper.execute_wrappers.append(self._watch)
+        # Not last: `with connection.execute_wrapper(…)` around the view takes off the last one at its end.
+        wrapper.execute_wrappers.insert(0, self._watch)
 
     def _authorize(self, action: int, *_: Any) -> int:
         if action == sqlite3.SQLITE_TRANSACTION or self._loan.over:
