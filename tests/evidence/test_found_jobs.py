@@ -184,3 +184,15 @@ def test_a_worker_that_still_runs_it_ends_it_once(outbox: Outbox) -> None:
     outbox.work()
     assert heard == [Resolution.RESOLVED]
     assert charges.end() == DONE
+
+
+def test_a_payload_that_is_called_found_is_a_payload(outbox: Outbox) -> None:
+    seen: list[Any] = []
+
+    @outbox.idempotency.job("lost_and_found", max_attempts=1)
+    def lost_and_found(_job: JobContext, found: Any) -> None:
+        seen.append(found)
+
+    outbox.place("lost_and_found", {"item": "umbrella"})
+    outbox.work()
+    assert (seen, outbox.job().state) == ([{"item": "umbrella"}], "done")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.processes import free_port, wait_until
-from samekey import NOT_FOUND, Backoff, Effect, NotExecuted, OutcomeUnknown, Response
+from samekey import NOT_FOUND, Backoff, Effect, Executed, NotExecuted, OutcomeUnknown, Resolution, Response
 from samekey.core.outcome import Outcome
 from samekey.errors import ConnectionLost
 from samekey.testing.crash import Crash
@@ -142,6 +142,44 @@ def test_with_neither_a_crash_between_intent_and_result_is_unknown(
         world.post("k1")
     assert world.post("k1").code == "outcome_unknown"
     assert provider.calls == 0
+
+
+# ------------------------------------------------------------------ words about another effect
+
+
+def test_a_word_that_names_what_an_effect_has_made_is_about_that_effect(world: World) -> None:
+    """The charge is done and recorded, and its own event comes by the operation's id while the mail is under
+    way, which must be sent once more."""
+    told: list[Any] = []
+
+    def charge(effect: Any) -> str:
+        effect.provider_id = "ch_1"
+        return "ch_1"
+
+    def mail(_effect: Any, operation_id: str) -> str:
+        if not told:
+            named: dict[str, Any] = {
+                "source": "cards",
+                "event_id": "e1",
+                "tenant": "acme",
+                "operation_id": operation_id,
+            }
+            at = datetime.now(UTC)
+            told.append(
+                world.engine.resolve(Executed("ch_1", "ch_1"), occurred_at=at, verify=lambda: True, **named)
+            )
+            raise ConnectionError("the mail server is away")
+        return "sent"
+
+    async def ride(op: Any, _input: Any) -> Response:
+        made = await now(op.effect("charged", world.outside(charge), source="cards"))
+        await now(op.effect("mailed", world.outside(mail), op.id, provider_window=3600))
+        return Response(201, {"charge": made})
+
+    world.define(ride, backoff=AT_ONCE, on_error="unknown")
+    world.post("k1")
+    assert world.post("k1").json() == {"charge": "ch_1"}
+    assert told == [Resolution.TOO_LATE]
 
 
 # ------------------------------------------------------------------ lookups that misbehave

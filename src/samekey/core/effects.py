@@ -373,6 +373,11 @@ def _one_of(word: Word, effects: Sequence[KnownEffect]) -> KnownEffect | None:
         # One object of the provider's for several effects: it tells of the one that has no result yet.
         still = [e for e in sent if e.downstream_key in word.among and e.outcome not in _HAPPENED]
         return still[0] if len(still) == 1 else None
+    if word.about is None and word.provider_id is not None:
+        # What can be placed is placed: it names an object, and one effect has made that.
+        made = [e for e in sent if word.provider_id in (e.provider_id, *e.former_ids)]
+        if len(made) == 1:
+            return made[0]
     if word.about is None:
         return sent[0] if len(sent) == 1 and len(effects) == 1 else None
     return next((effect for effect in sent if effect.downstream_key == word.about), None)

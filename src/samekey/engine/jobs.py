@@ -49,9 +49,13 @@ class JobDefinition:
     def takes_found(self) -> bool:
         """Whether it takes what others found out about it (``found``), and then does all but the call."""
         try:
-            return "found" in inspect.signature(self.function).parameters
+            found = inspect.signature(self.function).parameters
         except (ValueError, TypeError):  # a built-in, say
             return False
+        if "found" not in found or found["found"].kind is inspect.Parameter.POSITIONAL_ONLY:
+            return False
+        # The first two are the job and its payload, whatever they are called.
+        return found["found"].kind is inspect.Parameter.KEYWORD_ONLY or list(found).index("found") > 1
 
 
 class JobRegistry:
