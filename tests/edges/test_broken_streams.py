@@ -230,3 +230,22 @@ def test_a_whole_stream_is_remembered_and_does_not_wait_for_background_work(shop
     got = shop.send(shop.guard(guarded, undecorated="guard"), times=3)
     assert [one.body for one in got] == [b"123"] * 3 and got[2].replayed and shop.charges == 1
     assert recorded == [["completed"] if seen else ["in_progress"]]
+
+
+@pytest.mark.parametrize("mode", ["leased", "atomic"])
+def test_less_than_was_announced_is_not_the_whole_answer_of_flask(shop: Shop, mode: str) -> None:
+    """A middleware inside may end a body that broke off, and say nothing."""
+    app, ran = flask.Flask(__name__), []
+
+    def pay() -> flask.Response:
+        ran.append(mode)
+        if mode == "atomic":
+            current_operation().connection.execute(shop.store.insert, (shop.world.name, 1))
+        return flask.Response(iter([b"abc"]), 200, {"Content-Length": "10"})
+
+    app.post("/pay")(getattr(shop.idempotency, mode)(pay))
+    got = shop.send(shop.guard_wsgi(app.wsgi_app))
+    if mode == "leased":
+        assert [one.code for one in got] == ["outcome_unknown"] * 2 and len(ran) == 1
+    else:
+        assert [one.status for one in got] == [500, 500] and len(ran) == 2

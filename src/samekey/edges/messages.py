@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 
 from ..core.record import Answer, Headers
@@ -60,8 +60,7 @@ class Collected:
     @property
     def _announced(self) -> int | None:
         assert self.start is not None
-        named = [value for name, value in self.start.get("headers", ()) if name.lower() == b"content-length"]
-        return int(named[0]) if len(named) == 1 and named[0].isdigit() else None
+        return announced(self.start.get("headers", ()))
 
     def answer(self) -> Answer:
         """All of it, as one answer."""
@@ -70,6 +69,12 @@ class Collected:
         body = b"".join(self.chunks)
         self.chunks.clear()
         return Answer(self.start["status"], headers, body)
+
+
+def announced(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """How long the body is to be, by the headers; None where they do not say."""
+    named = [value for name, value in headers if name.lower() == b"content-length"]
+    return int(named[0]) if len(named) == 1 and named[0].isdigit() else None
 
 
 def copied(start: Message) -> Message:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from ..core.decide import Outstanding
 from ..core.fingerprint import RequestParts
@@ -46,7 +46,7 @@ from .guards import (
     too_large,
     unguarded_answer,
 )
-from .messages import is_replaced
+from .messages import announced, is_replaced
 from .startup import Wrong, look
 from .unclaimed import Unclaimed, close, noticing
 from .walk import state_changing
@@ -251,6 +251,8 @@ class _Guarded:
                 return _Stream(self._send(start_response, exchange.answer), chunks)
             body, streamed = self._collect(whole)
             page = self._answer(body)
+            if not streamed and len(body) < (announced(page.headers) or 0):
+                raise RuntimeError(_SHORT)
         except BaseException as error:
             try:
                 return self._app_raised(error, start_response)
@@ -377,6 +379,9 @@ class _Guarded:
         for written in self._written:
             self._client_write(written)
         return _Stream(whole, chunks)
+
+
+_SHORT: Final = "The application sent less than it had announced by Content-Length."
 
 
 def _status(line: str) -> int:
