@@ -12,6 +12,7 @@ from fastapi import BackgroundTasks, Depends, FastAPI
 from flask import Flask, after_this_request
 from starlette.testclient import TestClient
 
+from lab.proxy import FaultProxy, cut_after
 from lab.servers.postgres import NamedServer
 from samekey import Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware
@@ -101,3 +102,33 @@ def test_callbacks_of_flask_do_not_follow_an_answer_that_was_withheld(
     with app.test_client().post("/orders", headers={"Idempotency-Key": "k1"}) as got:
         status = got.status_code
     assert (status, done) == ((503, ["teardown"]) if ended else (201, ["teardown", "receipt"]))
+
+
+def test_an_uncertain_commit_without_a_key_does_not_ask_for_a_second_operation(
+    postgres_server: NamedServer,
+) -> None:
+    url = postgres_server.create_database()
+    app = FastAPI()
+    with FaultProxy.before(url) as proxy:
+        idempotency = Idempotency(proxy.url_for(url), timeout=5)
+        run(idempotency.engine.drivers.sync, lambda: migrate(idempotency.engine.queries))
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute("create table orders (number int)")
+
+        @app.post("/orders", status_code=201)
+        @idempotency.atomic(required=False)
+        async def order() -> dict[str, bool]:
+            await current_operation().connection.execute("insert into orders values (1)")
+            return {"ordered": True}
+
+        app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant("acme"))
+        with TestClient(app, raise_server_exceptions=False) as client:
+            assert client.post("/orders").status_code == 201
+            proxy.on_commit(cut_after)
+            got = client.post("/orders")
+        idempotency.close()
+    with psycopg.connect(url) as other:
+        assert other.execute("select count(*) from orders").fetchone() == (2,)
+    postgres_server.drop_database(url)
+    assert got.status_code == 500 and "retry-after" not in got.headers
+    assert "Find out before you send it again" in got.json()["detail"]

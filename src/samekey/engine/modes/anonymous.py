@@ -12,7 +12,9 @@ from typing import Any
 
 from ...core.claim import Claim
 from ...core.outcome import Outcome
+from ...core.policy import Policy
 from ...core.problem import Refusal, refuse
+from ...core.record import Answer
 from ...core.states import Mode
 from ...errors import (
     CommitUncertain,
@@ -30,7 +32,7 @@ from ..handler.rules import Rules
 from ..operation import Operation, Running
 from .atomic import PART_FAILED, RAN_TOO_LONG, STREAMED
 from .leased import max_run_of
-from .mode import Finished, Handled, unavailable, undone
+from .mode import Finished, Handled, undone
 
 logger = logging.getLogger("samekey")
 
@@ -101,10 +103,21 @@ class Anonymous:
         try:
             yield Commit(running.session)
         except StoreError as error:
-            uncertain = error if isinstance(error, CommitUncertain) else StoreError("rolled back")
-            return Finished(unavailable(policy, uncertain))
+            return Finished(_unkept(policy, is_certain=not isinstance(error, CommitUncertain)))
         except (TransactionGone, EscapedTransaction, UnfinishedWork, FailedTransaction) as error:
             return Finished(refuse(Refusal(500, "The operation was not committed."), policy), error)
         except OperationOver:  # it ran too long
-            return Finished(unavailable(policy, StoreError("rolled back")))
+            return Finished(_unkept(policy, is_certain=True))
         return Finished(answer)
+
+
+def _unkept(policy: Policy, *, is_certain: bool) -> Answer:
+    """There is no key under which a retry would be the same operation, so nothing here asks for one that
+    might be a second."""
+    if is_certain:
+        return refuse(Refusal(503, "The database could not be used, so nothing was done."), policy)
+    detail = (
+        "It is not known whether it was done: the database was lost at the end. Find out before you send it "
+        "again: without a key that is another operation."
+    )
+    return refuse(Refusal(500, detail), policy)
