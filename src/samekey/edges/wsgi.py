@@ -250,9 +250,7 @@ class _Guarded:
             if exchange.answer is not None:
                 return _Stream(self._send(start_response, exchange.answer), chunks)
             body, streamed = self._collect(whole)
-            page = self._answer(body)
-            if not streamed and len(body) < (announced(page.headers) or 0):
-                raise RuntimeError(_SHORT)
+            page = self._answer(body, streamed=streamed)
         except BaseException as error:
             try:
                 return self._app_raised(error, start_response)
@@ -321,11 +319,13 @@ class _Guarded:
             for name, value in headers
         )
 
-    def _answer(self, body: bytes) -> Answer:
+    def _answer(self, body: bytes, *, streamed: bool) -> Answer:
         if self._start is None:
             raise RuntimeError("The application gave a body without calling start_response.")
         status, headers = self._start
         encoded = tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
+        if not streamed and len(body) < (announced(encoded) or 0):
+            raise RuntimeError(_SHORT)
         return Answer(_status(status), encoded, body)
 
     def _finish(self, page: Answer, *, streamed: bool) -> Finished:
