@@ -42,7 +42,8 @@ def give_back_a_cancelled_connection(patch: Patch) -> None:
     """The connection of a handler that was cancelled goes to the next one as it is."""
 
     async def rollback(self: Any) -> None:
-        if self._pool is not None:
+        if self._pool is not None and self._ended is None:
+            self._ended = "given back"  # nobody closes it later on either
             self._pool.give_back(self._connection)
 
     patch.setattr(AsyncpgSession, "rollback", rollback)

@@ -139,7 +139,7 @@ def _statement(session: Any, queries: Queries, name: str, chosen: Mapping[str, A
     values = {**PARAMETERS, "attempt": "a2" if "seen" in needed else "a1", **chosen}
     if name == "revive_pending":
         values["id"] = "job"
-    if name == "atomic_commit":
+    if name in ("atomic_commit", "accept"):
         values["reused"] = 0  # a former life has made room before
     if queries.dialect == "postgres" and "lock" in needed:
         probe: dict[str, Any] = {"probe_text": "probe", "probe_bytes": b"\x00\xff"}

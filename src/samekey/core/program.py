@@ -62,7 +62,7 @@ class Undecryptable(bytes):
     """In place of a value that cannot be decrypted: nothing may be made of it."""
 
 
-class Opened(bytes):
+class Decrypted(bytes):
     """A value that was encrypted, and where it belongs: in another row or column it is nobody's."""
 
     home = ""
@@ -79,7 +79,7 @@ def home_of(column: str, *identity: object) -> str:
 
 def at_home(value: Any, *homes: str) -> Any:
     """A secret as it was read, or ``Undecryptable`` where it was brought here from elsewhere, or in clear."""
-    if isinstance(value, Opened):
+    if isinstance(value, Decrypted):
         return value if value.home in homes else Undecryptable()
     return Undecryptable() if isinstance(value, Unsealed) else value
 

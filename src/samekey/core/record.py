@@ -8,7 +8,7 @@ from typing import Final
 
 from ..errors import CorruptRecord
 from .claim import AfterExpiry, TtlFrom, downstream_key
-from .program import Opened, Row, Undecryptable, Unsealed, at_home, home_of
+from .program import Decrypted, Row, Undecryptable, Unsealed, at_home, home_of
 from .states import Mode, State
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -207,7 +207,7 @@ def decode_record(row: Row) -> Record:
 
 def with_own_answer(row: Row) -> Row:
     """The row, whose answer is ``Undecryptable`` where it was encrypted for another record, or not at all."""
-    if not any(isinstance(value, Opened | Unsealed) for value in row[_HEADERS : _BODY + 1]):
+    if not any(isinstance(value, Decrypted | Unsealed) for value in row[_HEADERS : _BODY + 1]):
         return row
     values = [*row]
     record_id, scope, key = (values[place] for place in _IDENTITY)

@@ -119,7 +119,6 @@ TRANSITIONS: Final[Mapping[tuple[State | None, StateEvent], State | None]] = {
     (None, StateEvent.CLAIM): State.IN_PROGRESS,
     (State.EXPIRED, StateEvent.CLAIM): State.IN_PROGRESS,
     (None, StateEvent.ACCEPT): State.PENDING,
-    (State.EXPIRED, StateEvent.ACCEPT): State.PENDING,
     (State.IN_PROGRESS, StateEvent.ACCEPT): State.PENDING,
     (State.FAILED_RETRYABLE, StateEvent.ACCEPT): State.PENDING,
     (None, StateEvent.COMMIT): State.COMPLETED,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from ...core.program import Opened, Row, Statement, Undecryptable, Unsealed, Value, home_of
+from ...core.program import Decrypted, Row, Statement, Undecryptable, Unsealed, Value, home_of
 from ..errand import moves
 from ..protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 
@@ -61,7 +61,7 @@ class Sealing:
         try:
             plain = self.cipher.decrypt(value[len(_MARK) :])
             end = 4 + int.from_bytes(plain[:4], "big")
-            opened = Opened(plain[end:])
+            opened = Decrypted(plain[end:])
             opened.home = plain[4:end].decode()
         except Exception:
             # One value that nobody can read must not keep the rows beside it from being read.
