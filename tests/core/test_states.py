@@ -106,8 +106,9 @@ def test_target_is_the_single_state_that_an_event_enters(event: StateEvent) -> N
 # --- a completed record never changes (D3), a terminal failure is completed (S7) -----------------
 
 
-def test_completed_leaves_only_when_its_retention_is_over() -> None:
-    assert leaving(State.COMPLETED) == {StateEvent.EXPIRE, StateEvent.REAP}
+def test_completed_leaves_only_when_its_retention_is_over_or_by_an_operators_word() -> None:
+    """Reopening is for failures that were remembered, and is audited: tests/operator/test_cli_reopen.py."""
+    assert leaving(State.COMPLETED) == {StateEvent.EXPIRE, StateEvent.REAP, StateEvent.REOPEN}
 
 
 def test_there_is_no_separate_failed_state() -> None:
@@ -175,11 +176,13 @@ def test_a_retry_leaves_only_failed_retryable_and_takes_the_operation() -> None:
 
 
 def test_failed_retryable_is_entered_only_with_proof() -> None:
-    """The holder's word, a finding, or the end of a lease under a mode that proves it."""
+    """The holder's word, a finding, the end of a lease under a mode that proves it, or an operator who takes
+    a remembered failure back."""
     assert entering(State.FAILED_RETRYABLE) == {
         StateEvent.FAIL,
         StateEvent.FOUND_NOT_EXECUTED,
         StateEvent.LEASE_END,
+        StateEvent.REOPEN,
     }
 
 
