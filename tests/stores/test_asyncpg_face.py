@@ -270,6 +270,7 @@ def test_the_next_holder_meets_nothing_of_the_last(watched: Watched, leave: Any)
         await leave(session.connection)
         await session.connection.execute(INSERT, new_key())
         await session.commit()
+        await asyncio.sleep(0)  # asyncpg tells its listeners in the loop's next turn
         HEARD.clear()
         session = await driver.open()
         connection = session.connection

@@ -71,6 +71,8 @@ def _read(store: OperatorStore) -> Symptoms:
         return Symptoms(dialect=dialect, schema_problem=str(problem))
     except ConfigurationError as problem:
         if store.has_tables:
+            if "Grant " not in str(problem):
+                raise  # it could not be looked at
             return Symptoms(dialect=dialect, rights_problem=str(problem))
         # A key store that is refused for being unsafe: just what the doctor is to tell about.
     symptoms = Symptoms(

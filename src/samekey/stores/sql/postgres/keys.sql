@@ -51,14 +51,15 @@ select {now} from {audit} where operation_id = :id::text and tenant = :tenant::t
 select {now}, {record} from {keys} where downstream = :downstream::text limit 2
 
 -- name: retry  event: retry
--- One retry wins the right to run a failed operation again: the attempt it saw must still be there.
+-- One retry wins the right to run a failed operation again: the attempt it saw must still be there. (No index of the
+-- states can be used for it: a plan that was made while the table was empty would look through all that have failed.)
 update {keys} set
     state = {to:retry}, mode = :mode::text, attempt = :attempt::text, attempts = attempts + 1,
     locked_until = {now} + :lease_ms::bigint, last_run_at = {now},
     expires_at = {now} + ttl_ms, error_code = null, provider_id = null, reconcile_tries = 0,
     downstream = coalesce(downstream, :downstream::text)
 where scope = :scope::text and key = :key::text and attempt = :seen::text
-    and state in ({from:retry}) and {durable}
+    and (state || '') in ({from:retry}) and {durable}
 returning {now}, {record}
 
 -- name: resume  event: resume
