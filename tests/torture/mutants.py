@@ -15,15 +15,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import samekey.engine.engine as engine_module
+import samekey.engine.admission as admission_module
 import samekey.engine.evidence.reconcile as reconcile_module
-import samekey.engine.gate as gate_module
 import samekey.engine.handler.rules as rules_module
 import samekey.engine.jobs as jobs_module
 import samekey.engine.modes.mode as way_module
 import samekey.engine.operation as operation_module
 import samekey.engine.phased.attempt as attempt_module
 from samekey.core.claim import downstream_base
+from samekey.core.fingerprint import Intent
 from samekey.core.outcome import Ending, Outcome
 from samekey.edges import held
 from samekey.engine.engine import Engine
@@ -61,8 +61,12 @@ def without_heartbeat() -> None:
 
 def without_fingerprint() -> None:
     """The body does not count: any request with the key is the same request."""
-    whole = vars(gate_module)["fingerprint"]
-    vars_of(gate_module, fingerprint=lambda parts, rules: whole(replace(parts, body=None), rules))
+    whole = Intent.__init__
+
+    def blind(self: Intent, parts: Any, rules: Any) -> None:
+        whole(self, replace(parts, body=None), rules)
+
+    vars_of(Intent, __init__=blind)
 
 
 def without_atomic_commit() -> None:
@@ -111,13 +115,13 @@ def without_downstream_key() -> None:
 
 def without_tenant() -> None:
     """All callers share one scope."""
-    resolve = vars(engine_module)["tenant_of"]
+    resolve = vars(admission_module)["tenant_of"]
 
     def everybody(exchange: Any, policy: Any) -> Any:
         found = resolve(exchange, policy)
         return "everybody" if isinstance(found, str) else found
 
-    vars_of(engine_module, tenant_of=everybody)
+    vars_of(admission_module, tenant_of=everybody)
 
 
 def finish_twice() -> None:

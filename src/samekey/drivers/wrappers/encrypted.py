@@ -76,7 +76,7 @@ def _home(name: str, parameters: Mapping[str, Value]) -> str:
     if name == "outcome":
         return home_of(name, parameters["source"], parameters["event_id"])
     for identity in ("id", "operation_id"):
-        if identity in parameters:
+        if parameters.get(identity) is not None:
             return home_of(name, parameters[identity])
     return home_of(name, parameters["scope"], parameters["key"])
 
