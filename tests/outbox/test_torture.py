@@ -101,7 +101,8 @@ def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProc
 
 
 def test_postgres_holds(postgres_url: str) -> None:
-    ran = run_command("--url", postgres_url, "--jobs", "600", "--workers", "3", "--json")
+    # Slow answers: a worker that is killed has jobs in its hands, however long the others take to start.
+    ran = run_command("--url", postgres_url, "--jobs", "600", "--workers", "3", "--latency", "0.3", "--json")
     found = json.loads(ran.stdout)
     assert (ran.returncode, found["held"], found["violations"]) == (0, True, {}), ran.stdout + ran.stderr
     assert (found["store"], found["charges"], found["accepted"]) == ("postgres", 600, 600)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -73,9 +72,7 @@ def _touch(note: Note) -> None:
 
 
 @EVERY
-def test_what_a_listener_adds_at_the_commit_is_in_the_operation(
-    stack: Stack, make: Callable[..., Stack]
-) -> None:
+def test_what_a_listener_adds_at_the_commit_is_in_the_operation(stack: Stack) -> None:
     """A unit of work that is committed after the handler: its outbox rows are made in ``before_commit``."""
     created: list[str] = []
     at = getattr(stack.sessions, "class_", None)
@@ -99,6 +96,52 @@ def test_what_a_listener_adds_at_the_commit_is_in_the_operation(
         assert sorted(stack.rows()) == ["event", "order"]
     finally:
         event.remove(session_class, "before_commit", collect)
+
+
+@EVERY
+def test_a_listener_of_commits_hears_of_one(stack: Stack) -> None:
+    """Its rows are written with the operation; the commit after the handler is none."""
+    at = getattr(stack.sessions, "class_", None)
+    session_class = getattr(at, "sync_session_class", at)
+    told: list[str] = []
+
+    @event.listens_for(session_class, "before_commit")
+    def audit(session: Session) -> None:
+        session.add(Note(text="audit"))
+
+    @event.listens_for(session_class, "after_commit")
+    def after(session: Session) -> None:
+        told.append("committed")
+
+    stack.act = lambda session: session.add(Note(text="order"))
+    stack.after = lambda session: session.commit()
+    try:
+        with stack.served() as post:
+            assert post().status == 201
+        assert sorted(stack.rows()) == ["audit", "order"]
+        assert (stack.after_error, told) == (None, ["committed"])
+    finally:
+        event.remove(session_class, "before_commit", audit)
+        event.remove(session_class, "after_commit", after)
+
+
+@pytest.mark.parametrize("make", ["sync-sqlite", pytest.param("sync-postgres", marks=whole)], indirect=True)
+def test_what_a_call_held_back_when_it_raised_is_written_by_nobody(stack: Stack) -> None:
+    """``once``, as a task queue uses it: its teardown commits."""
+    session = stack.sessions()
+
+    def pay() -> None:
+        session.add(Note(text="order"))
+        raise OutOfStock
+
+    for _ in range(2):
+        with pytest.raises(OutOfStock):
+            stack.idempotency.once(tenant="t", key="k", run=pay, mode="atomic")
+        session.commit()
+    session.close()
+    stack.idempotency.close()
+    stack.engine.dispose()
+    assert stack.rows() == []
 
 
 def _serve(stack: Stack, handler: Any) -> Any:

@@ -16,7 +16,6 @@ changes what the client sees, never what is recorded.
 | raised anything else, with `on_error="retry"`                         | by its kind        |
 | any of these that would free the key, after a provider's id was noted | `unknown`          |
 | any of these that would free the key, with a 2xx or 3xx page over it  | `unknown`          |
-| returned 4xx or 5xx, with a 2xx or 3xx page over it                   | by what it returned |
 | any of these that would free the key, after a part that would not     | `unknown`          |
 | was never reached: the claim is given back                            | released           |
 | died, or its lease ended                                              | `unknown`          |

@@ -117,6 +117,7 @@ class Once:
                 begun.boundary.returned()
                 handled = self._handled(result)
             except BaseException as error:
+                begun.drop()
                 engine.finish(begun, _broken_off(begun, error))
                 raise
             finally:
@@ -146,6 +147,7 @@ class Once:
             begun.boundary.returned()
             handled = self._handled(result)
         except BaseException as error:
+            begun.drop()
             await engine.finish_async(begun, _broken_off(begun, error))
             raise
         finally:

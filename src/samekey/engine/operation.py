@@ -282,11 +282,6 @@ class Running:
         if self.operation._transaction is not None:
             self.operation._transaction.drop()
 
-    async def drop_async(self) -> None:
-        """``drop`` for async code."""
-        if self.operation._transaction is not None:
-            await self.operation._transaction.drop_async()
-
     async def settle_async(self) -> None:
         """``settle`` for async code."""
         if self.operation._transaction is not None:

@@ -7,6 +7,7 @@ is first used, and at the end of the function it is asked to send what it still 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from ..errors import HandlerError
+
+logger = logging.getLogger("samekey")
 
 
 class Guest(Protocol):
@@ -30,8 +33,6 @@ class Guest(Protocol):
 
     def drop(self) -> None:
         """The function has raised: what was held back is not sent by anybody any more."""
-
-    async def drop_async(self) -> None: ...
 
 
 _line: ContextVar[tuple[weakref.ref[asyncio.Task[Any]], ...]] = ContextVar("samekey_line", default=())
@@ -119,14 +120,13 @@ class SharedTransaction:
             raise self.broken
 
     def drop(self) -> None:
-        """The function has raised: what its guests hold back falls with it."""
+        """The function has raised: what its guests hold back falls with it. Nothing is sent, and nothing is
+        raised: what the function raised says more."""
         for guest in (*self._visitors, *self.guests):
-            guest.drop()
-
-    async def drop_async(self) -> None:
-        """``drop`` for async code."""
-        for guest in (*self._visitors, *self.guests):
-            await guest.drop_async()
+            try:
+                guest.drop()
+            except Exception:
+                logger.exception("What a session held back could not be dropped: roll it back yourself.")
 
     async def settle_async(self) -> None:
         """``settle`` for async code."""

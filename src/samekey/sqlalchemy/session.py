@@ -72,6 +72,8 @@ class Joins:
     """It was committed or rolled back after the handler has returned."""
     _samekey_wrote: Any = None
     """Outside of an operation: the transaction of its own in which it may have written."""
+    _samekey_told: Any = None
+    """The transaction of its own whose listeners have heard that it commits with the operation."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -123,7 +125,11 @@ class Joins:
         super().flush(objects)  # type: ignore[misc]
 
     def commit(self) -> None:
-        super().commit()  # type: ignore[misc]
+        part = self._samekey_part
+        if part is not None and part.transaction.settled and self._is_clean():  # type: ignore[attr-defined]
+            self._samekey_commit_late()
+        else:
+            super().commit()  # type: ignore[misc]
         self._samekey_end()
 
     def rollback(self) -> None:
@@ -221,6 +227,16 @@ class Joins:
         elif part.transaction.settled:
             self._samekey_ended = True
 
+    def _samekey_commit_late(self) -> None:
+        """After the handler: what there was commits with the operation, and ``before_commit`` has been told.
+        Whatever a listener would add now could not be sent any more."""
+        begun: Any = self._transaction  # type: ignore[attr-defined]
+        if begun is not None:
+            begun.close()
+            self.dispatch.after_commit(self)  # type: ignore[attr-defined]
+        if self.expire_on_commit:  # type: ignore[attr-defined]
+            self.expire_all()  # type: ignore[attr-defined]
+
     def _samekey_renew(self) -> None:
         """A session that outlives its operation leaves it where it is used for something else: in another
         request or operation, or after its end by the application. What was given to it in the operation and
@@ -311,16 +327,15 @@ class _Guest:
         if is_ours(self.task):
             self.session._samekey_drop()
 
-    async def drop_async(self) -> None:
-        self.drop()  # nothing is sent
-
     def settle(self) -> None:
         if not is_ours(self.task):
             return
         if self.session._samekey_part is not None and not self.session.is_active:
             raise FailedTransaction(_FAILED)
-        if self.session.in_transaction():  # what nobody has committed, and nobody can later
-            self.session.dispatch.before_commit(self.session)
+        begun, joined = self.session.get_transaction(), self.session._samekey_part is not None
+        if begun is not self.session._samekey_told and (joined or not self.session._is_clean()):
+            self.session._samekey_told = begun
+            self.session.dispatch.before_commit(self.session)  # nobody can commit it later
         for _ in range(_FLUSHES):  # listeners may add something at each, as in a commit
             if self.session._is_clean():
                 break

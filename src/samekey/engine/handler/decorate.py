@@ -179,7 +179,7 @@ async def _run_async(
         value = await value_of(handler(*args, **kwargs))
         await begun.settle_async()
     except BaseException as error:
-        await begun.drop_async()
+        begun.drop()
         if boundary.raised(error):
             await engine.finish_async(begun, exchange.handled(None))
         raise
