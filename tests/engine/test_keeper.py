@@ -30,6 +30,7 @@ class Store:
         self.refused: set[str] = set()
         self.largest = 0
         self.away = False
+        self.closed = 0
         self._lock = threading.Lock()
 
     def renew(self, leases: Sequence[Lease]) -> Program[set[str]]:
@@ -57,11 +58,18 @@ class Store:
         raise AssertionError("no transaction is asked for")
 
     def close(self) -> None:
-        return None
+        self.closed += 1
 
 
 def lease(name: str, milliseconds: int) -> Lease:
     return Lease("scope", name, name, milliseconds)
+
+
+def end(keeper: Keeper) -> None:
+    """With whatever the test has left."""
+    with keeper._wake:
+        keeper._watched.clear()
+    keeper.stop()
 
 
 def test_a_lease_that_comes_after_an_idle_time_is_renewed() -> None:
@@ -73,7 +81,7 @@ def test_a_lease_that_comes_after_an_idle_time_is_renewed() -> None:
     keeper.forget(first)
     keeper.watch(lease("second", 300), 60_000)
     wait_until(lambda: store.renewed.get("second", 0) >= 2)
-    keeper.stop()
+    end(keeper)
 
 
 def test_a_short_lease_beside_a_long_one_is_renewed_in_time() -> None:
@@ -83,7 +91,7 @@ def test_a_short_lease_beside_a_long_one_is_renewed_in_time() -> None:
     wait_until(lambda: keeper._wakes_at < float("inf"))
     keeper.watch(lease("short", 300), 60_000)
     wait_until(lambda: store.renewed.get("short", 0) >= 2)
-    keeper.stop()
+    end(keeper)
 
 
 def test_a_lease_is_renewed_only_until_its_longest_run() -> None:
@@ -93,7 +101,7 @@ def test_a_lease_is_renewed_only_until_its_longest_run() -> None:
     keeper.watch(hung, 500)
     wait_until(lambda: hung.attempt not in keeper._watched)
     assert keeper.remaining(hung) == 0
-    keeper.stop()
+    end(keeper)
 
 
 def test_a_lease_that_somebody_else_has_taken_is_dropped() -> None:
@@ -104,7 +112,7 @@ def test_a_lease_that_somebody_else_has_taken_is_dropped() -> None:
     keeper.watch(lost, 60_000)
     assert keeper.remaining(lost) > 0
     wait_until(lambda: keeper.remaining(lost) == 0 and "lost" not in keeper._watched)
-    keeper.stop()
+    end(keeper)
 
 
 def test_a_store_that_was_away_is_used_again() -> None:
@@ -126,7 +134,7 @@ def test_a_store_that_was_away_is_used_again() -> None:
     store.away = False
     assert recorded.wait(10)
     wait_until(lambda: store.renewed.get("kept", 0) >= 1)
-    keeper.stop()
+    end(keeper)
 
 
 def test_it_stops_at_once_even_with_nothing_to_do() -> None:
@@ -135,8 +143,51 @@ def test_it_stops_at_once_even_with_nothing_to_do() -> None:
     keeper.watch(lease("a", 3_600_000), 7_200_000)
     thread = keeper._thread
     assert thread is not None
+    keeper.forget(lease("a", 3_600_000))
     keeper.stop()
     assert not thread.is_alive()
+
+
+def test_what_runs_when_it_is_stopped_is_renewed_until_it_has_ended() -> None:
+    store = Store()
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    running = lease("running", 300)
+    keeper.watch(running, 60_000)
+    thread = keeper._thread
+    assert thread is not None
+    keeper.stop()
+    seen = store.renewed.get("running", 0)
+    wait_until(lambda: store.renewed.get("running", 0) >= seen + 2)
+    closed = store.closed
+    keeper.forget(running)
+    thread.join(30)
+    assert not thread.is_alive() and store.closed == closed + 1, "it has closed what it had opened again"
+    keeper.watch(lease("next", 300), 60_000)
+    wait_until(lambda: store.renewed.get("next", 0) >= 1)
+    end(keeper)
+
+
+def test_what_waits_for_the_store_when_it_is_stopped_is_tried_by_who_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("samekey.engine.late.LAST_TRIES", 0.1)
+    store = Store()
+    store.away = True
+    keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
+    recorded = threading.Event()
+
+    def record() -> Program[None]:
+        yield from ()
+        if store.away:
+            raise StoreUnavailable("away")
+        recorded.set()
+
+    keeper.record_later(lease("late", 60_000), record)
+    keeper.stop()  # one of two applications has ended
+    store.away = False
+    keeper.watch(lease("a", 3_600_000), 7_200_000)
+    assert recorded.wait(30)
+    end(keeper)
 
 
 def test_a_locked_record_is_tried_again_and_not_given_up() -> None:
@@ -152,7 +203,7 @@ def test_a_locked_record_is_tried_again_and_not_given_up() -> None:
     store.locked.clear()
     wait_until(lambda: store.renewed.get("locked", 0) >= 1)
     assert keeper.remaining(locked) > 0
-    keeper.stop()
+    end(keeper)
 
 
 def test_leases_are_renewed_in_statements_of_bounded_size_that_fail_alone() -> None:
@@ -164,7 +215,7 @@ def test_leases_are_renewed_in_statements_of_bounded_size_that_fail_alone() -> N
         keeper.watch(one, 60_000)
     wait_until(lambda: len(store.renewed) >= 2 * AT_ONCE)
     assert store.largest <= AT_ONCE
-    keeper.stop()
+    end(keeper)
 
 
 def test_an_outcome_that_is_refused_for_good_does_not_keep_others_from_being_recorded(
@@ -209,7 +260,7 @@ def test_late_outcomes_that_hang_do_not_hold_up_a_live_lease() -> None:
     keeper.watch(lease("live", 300), 60_000)
     wait_until(lambda: store.renewed.get("live", 0) >= 3)
     go_on.set()
-    keeper.stop()
+    end(keeper)
 
 
 def test_what_waits_for_the_store_is_bounded() -> None:
@@ -223,7 +274,7 @@ def test_what_waits_for_the_store_is_bounded() -> None:
     for _ in range(MOST + 100):
         keeper.record_later(lease("late", 60_000), away)
     assert len(keeper._late._items) <= MOST
-    keeper.stop()
+    end(keeper)
 
 
 def test_a_claim_to_give_back_is_looked_for_until_it_has_had_time_to_land() -> None:
@@ -239,7 +290,7 @@ def test_a_claim_to_give_back_is_looked_for_until_it_has_had_time_to_land() -> N
 
     keeper.give_back_later(give_back)
     wait_until(lambda: asked == [False, False, True] and not keeper._late._items)
-    keeper.stop()
+    end(keeper)
 
 
 def test_a_claim_is_given_back_however_long_the_store_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,8 @@ class Keeper:
     def forget(self, lease: Lease) -> None:
         with self._wake:
             self._watched.pop(lease.attempt, None)
+            if self._is_over:
+                self._wake.notify()
 
     def record_later(
         self,
@@ -133,28 +135,39 @@ class Keeper:
         self._late.give_back(factory)
 
     def stop(self) -> None:
-        """Ends the threads. Leases that are still live then run out by themselves."""
+        """Ends the threads. What still runs then, perhaps in another application that shares the engine,
+        is renewed until it has ended, and the thread ends with the last of it."""
         with self._wake:
-            thread, self._thread = self._thread, None
-            self._stopping = True
+            thread, self._stopping = self._thread, True
+            waited_for = thread is not None and self._is_over
             self._wake.notify()
-        if thread is not None:
+        if thread is not None and waited_for:
             thread.join(timeout=10)
         self._late.stop()
 
+    @property
+    def _is_over(self) -> bool:
+        return self._stopping and not self._watched
+
     def _run(self) -> None:
-        me = threading.current_thread()
+        me, outlived = threading.current_thread(), False
         while True:
             with self._wake:
                 pause = self._pause()
                 self._wakes_at = math.inf if pause is None else time.monotonic() + pause
-                if not self._stopping:
+                if not self._is_over:
                     self._wake.wait(pause)
-                if self._stopping or self._thread is not me:
+                if self._thread is not me:
                     return
+                if self._is_over:
+                    self._thread = None
+                    break
                 due = self._due()
+                outlived = self._stopping
             for start in range(0, len(due), AT_ONCE):
                 self._renew_together(due[start : start + AT_ONCE])
+        if outlived:
+            self._driver.close()  # whoever stopped us has closed it, and we have opened it again
 
     def _pause(self) -> float | None:
         """Until the next beat; None while there is nothing to keep."""

@@ -110,7 +110,6 @@ class LateOutcomes:
                 logger.error("Too many outcomes wait for the store; this one is left to its lease's end")
                 return
             self._items.append(item)
-            self._stopping = False
             self._wake.notify()
         self.attend()
 
@@ -119,6 +118,7 @@ class LateOutcomes:
         with self._wake:
             if not self._items:
                 return
+            self._stopping = False
             try:
                 self._thread, _ = attending(self._thread, self._run, "samekey-late")
             except StoreBusy as error:
@@ -136,14 +136,18 @@ class LateOutcomes:
         self._last_tries()
 
     def _last_tries(self) -> None:
-        """Everything that waits, as long as there is time: nobody else knows of it."""
+        """Everything that waits, as long as there is time: nobody else knows of it. The rest stays, for
+        whoever goes on with the engine: one of two applications may have ended, and not the process."""
         deadline, pause = time.monotonic() + LAST_TRIES, FIRST_PAUSE
         left = self._taken(everything=True)
+        not_landed: list[_Item] = []
         while left and time.monotonic() < deadline:
             item = left.pop(0)
             if self._try(item):
                 # What could not be done yet is back; a claim that has not landed is not waited for.
-                again = [item for item in self._taken(everything=True) if not item.gives_back]
+                back = self._taken(everything=True)
+                not_landed += [item for item in back if item.gives_back]
+                again = [item for item in back if not item.gives_back]
                 left += again
             else:
                 left.insert(0, item)
@@ -156,6 +160,7 @@ class LateOutcomes:
             logger.error(
                 "%d outcomes could not be recorded before the end: others have to find them out", lost
             )
+        self._put_back([*left, *not_landed])
 
     def _wait(self) -> float | None:
         """Until something is due; None while nothing waits."""
@@ -226,7 +231,7 @@ def _at_exit(late: weakref.ref[LateOutcomes]) -> None:
 
     def stop() -> None:
         found = late()
-        if found is not None and found._items:
+        if found is not None and found._items and not found._stopping:
             found.stop()
 
     atexit.register(stop)
