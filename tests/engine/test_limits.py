@@ -11,12 +11,13 @@ from typing import Literal
 
 import pytest
 
-from samekey import Idempotency, KeyReused, StillRunning, ietf
-from samekey.core.claim import scope_part
+from samekey import Idempotency, KeyReused, NotExecuted, StillRunning, ietf
+from samekey.core.claim import scope_of, scope_part
+from samekey.core.program import Program
 from samekey.drivers.run import run
 from samekey.engine.lookups import MAX_CALLERS, LookupLimit
 from samekey.errors import LimitExceeded
-from samekey.stores.sql.limits import Exceeded, Limits
+from samekey.stores.sql.limits import Admission
 from samekey.stores.sql.migrations import migrate
 
 MINUTE = 60_000
@@ -38,21 +39,23 @@ def limited(url: str) -> Iterator[Idempotency]:
 
 
 def test_new_keys_in_a_minute_are_counted_by_the_stores_clock(limited: Idempotency) -> None:
-    limits = Limits(limited.engine.store.tables.keys)
+    keys = limited.engine.store.tables.keys
 
-    def admit(tenant: str, now: int) -> Exceeded | None:
-        return run(
-            limited.engine.drivers.sync,
-            lambda: limits.admit(scope_part(tenant), per_minute=3, active=None, now=now),
-        )
+    def admit(tenant: str, now: int) -> None:
+        def nothing() -> Program[None]:
+            yield from ()
+
+        admission = Admission(keys, scope_of(scope_part(tenant)), "k", per_minute=3, active=None, now=now)
+        run(limited.engine.drivers.sync, lambda: admission.before(nothing(), held_ms=1))
 
     begin = 30 * MINUTE
-    assert [admit("a", begin + n) for n in range(3)] == [None] * 3
-    refused = admit("a", begin + 20_000)
-    assert isinstance(refused, Exceeded)
-    assert refused.retry_after == 40
-    assert admit("b", begin + 20_000) is None, "another tenant is unaffected"
-    assert admit("a", begin + MINUTE) is None, "the next minute begins anew"
+    for moment in range(3):
+        admit("a", begin + moment)
+    with pytest.raises(LimitExceeded) as refused:
+        admit("a", begin + 20_000)
+    assert refused.value.retry_after == 40
+    admit("b", begin + 20_000)  # another tenant is unaffected
+    admit("a", begin + MINUTE)  # the next minute begins anew
 
 
 def test_a_retry_of_a_known_key_is_never_limited(limited: Idempotency) -> None:
@@ -136,3 +139,56 @@ def test_a_duplicate_of_running_work_is_no_new_key(any_url: str, mode: Literal["
         here.once(tenant="t", key="another", run=lambda: pytest.fail("it ran"), mode=mode)
     for idempotency in (here, elsewhere):
         idempotency.close()
+
+
+AT_ONCE = 12
+
+
+@pytest.mark.parametrize("mode", ["atomic", "leased"])
+@pytest.mark.filterwarnings("ignore:The atomic handler answered")
+def test_claims_of_one_moment_do_not_exceed_the_cap(any_url: str, mode: Literal["atomic", "leased"]) -> None:
+    idempotency = Idempotency(any_url, policy=ietf(active_keys=AT_ONCE // 2), pool_size=AT_ONCE, timeout=30)
+    idempotency.migrate()
+    together = threading.Barrier(AT_ONCE)
+    decided = threading.Barrier(AT_ONCE)
+    # SQLite has one writer: while an atomic handler runs there, nobody can claim.
+    waits = not (mode == "atomic" and any_url.startswith("sqlite"))
+
+    def work() -> None:
+        if waits:
+            decided.wait(30)
+
+    def send(number: int) -> bool:
+        together.wait(30)
+        try:
+            idempotency.once(tenant="t", key=f"k{number}", run=work, mode=mode)
+        except LimitExceeded:
+            if waits:
+                decided.wait(30)
+            return False
+        return True
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        ran = list(threads.map(send, range(AT_ONCE)))
+    assert sum(ran) == AT_ONCE // 2
+    for number, known in enumerate(ran):  # one that has run is no new key, and any other still is
+        if known:
+            idempotency.once(tenant="t", key=f"k{number}", run=lambda: pytest.fail("it ran"), mode=mode)
+        else:
+            with pytest.raises(LimitExceeded):
+                idempotency.once(tenant="t", key=f"k{number}", run=lambda: pytest.fail("it ran"), mode=mode)
+    idempotency.close()
+
+
+@pytest.mark.parametrize("mode", ["atomic", "leased"])
+def test_work_that_came_to_nothing_takes_no_place(any_url: str, mode: Literal["atomic", "leased"]) -> None:
+    idempotency = Idempotency(any_url, policy=ietf(active_keys=1))
+    idempotency.migrate()
+
+    def refuse() -> None:
+        raise NotExecuted("the account is not ready")
+
+    for number in range(3):
+        with pytest.raises(NotExecuted):
+            idempotency.once(tenant="t", key="k" if mode == "leased" else f"k{number}", run=refuse, mode=mode)
+    idempotency.close()

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
-from ..core.claim import Claim, owner_of, scope_of, scope_part
+from ..core.claim import Claim, scope_of, scope_part
 from ..core.decide import (
     Accepted,
     Mismatch,
@@ -54,7 +54,7 @@ from ..errors import (
 )
 from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import SqlKeys
-from ..stores.sql.limits import Limits
+from ..stores.sql.limits import Admission
 from ..stores.sql.queries import Queries
 from .about import about
 from .admission import Admitted, admitted
@@ -80,7 +80,7 @@ from .modes.anonymous import Anonymous, anonymous_operation
 from .modes.atomic import ClaimedAtomic, LockedAtomic
 from .modes.deferred import ClaimedDeferred, LockedDeferred
 from .modes.leased import Leased
-from .modes.mode import Admit, Finished, Handled, Way, unavailable
+from .modes.mode import Finished, Handled, Way, unavailable
 from .modes.proven import ProvenAtomic, ProvenDeferred
 from .operation import Running, _current
 from .phased.input import Captured
@@ -199,7 +199,6 @@ class Engine:
         self._phases = PhasedWay(keys, keeper, self.resolver, self.drivers.users)
         self._phases.given_up = lambda: self.events.emit("dead_letter", mode=str(Mode.PHASED))
         self._outbox = Jobs(keys)
-        self._limits = Limits(keys)
         if self.drivers.dialect == "sqlite" and self._migrates:
             self.migrate()
 
@@ -557,8 +556,8 @@ class Engine:
         way = self._ways[rules.mode]
         if not self._ready:
             yield from self._get_ready()
-        admit = self._admission(claim, rules.policy)
-        take = functools.partial(way.begin, rules=rules, connection=connection, admit=admit)
+        admission = self._admission(claim, rules.policy)
+        take = functools.partial(way.begin, rules=rules, connection=connection, admission=admission)
         begin = functools.partial(self._asking.begin, claim, rules.policy, take)
         begun = yield from begin()
         if isinstance(begun, Outstanding) and rules.policy.on_in_progress == "wait":
@@ -617,23 +616,12 @@ class Engine:
             begun = yield from again()
         return begun
 
-    def _admission(self, claim: Claim, policy: Policy) -> Admit | None:
+    def _admission(self, claim: Claim, policy: Policy) -> Admission | None:
         """Limits on new keys, where there are any; a retry of a known key is never limited."""
         per_minute, active = policy.new_keys_per_minute, policy.active_keys
         if per_minute is None and active is None:
             return None
-
-        def admit() -> Flow[None]:
-            exceeded = yield from ask(
-                lambda: self._limits.admit(owner_of(claim.scope), per_minute=per_minute, active=active)
-            )
-            if exceeded is not None:
-                raise LimitExceeded(
-                    f"{exceeded.detail} Nothing was done; retry later with the same key.",
-                    exceeded.retry_after,
-                )
-
-        return admit
+        return Admission(self.store.tables.keys, claim.scope, claim.key, per_minute, active)
 
     def _get_ready(self) -> Flow[None]:
         """Checks the schema once; a mismatch refuses the request with a sentence, not with a guess."""

@@ -25,6 +25,7 @@ from ..core.texts import checked_text
 from ..drivers.errand import Errand
 from ..errors import ConfigurationError, HandlerError, NoOperation, NotExecuted, OperationOver
 from ..stores.sql.atomic import Opened
+from ..stores.sql.limits import Admission
 from .handler.boundary import Boundary, Pieces
 from .handler.rules import Rules
 from .phased.steps import Steps
@@ -235,6 +236,8 @@ class Running:
     lease: Lease | None = None
     session: Any = None
     opened: Opened | None = None
+    admission: Admission | None = None
+    """A place is kept for its record, among the keys that its tenant may have."""
     unfinished: HandlerError | None = None
     """The handler ended while a statement of its own was under way, or after one that was interrupted;
     everything is rolled back."""

@@ -46,13 +46,13 @@ from ...errors import (
 from ...stores.keys import Absent, Seen
 from ...stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
 from ...stores.sql.keys import SqlKeys
+from ...stores.sql.limits import Admission
 from ..flow import Commit, Flow, Open, Pause, Rollback, ask, ask_in
 from ..handler.rules import Rules
 from ..keeper import Keeper
 from ..operation import Operation, Running
 from .leased import max_run_of
 from .mode import (
-    Admit,
     Finished,
     Handled,
     claimed,
@@ -218,7 +218,7 @@ class LockedAtomic(_Atomic):
         self._here = {}
 
     def begin(
-        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+        self, claim: Claim, rules: Rules, connection: Any, admission: Admission | None
     ) -> Flow[Running | Verdict]:
         policy = rules.policy
         # A replay is one statement, and never takes a connection that a handler could use.
@@ -238,9 +238,10 @@ class LockedAtomic(_Atomic):
                 opened = yield from ask_in(session, self._atomic.enter(claim, seen, max_run_ms=max_run_ms))
             if opened is None:
                 opened = yield from ask_in(session, self._atomic.open(claim, policy, max_run_ms=max_run_ms))
-            if admit is not None and isinstance(opened, Opened) and opened.seen is None:
+            if admission is not None and isinstance(opened, Opened) and opened.seen is None:
                 # Under the lock: a duplicate of what runs in another process is no new key.
-                yield from admit()
+                place = admission
+                yield from ask(lambda: place.keep_place(max_run_ms))
         except (Exception, NotSent):
             # A caller that has left meanwhile interrupts nothing: its connection is for whoever waits.
             yield Rollback(session)
@@ -254,6 +255,7 @@ class LockedAtomic(_Atomic):
         operation = Operation(claim, opened.operation_id)
         operation._session = session
         running = Running(claim, rules, operation, session=session, opened=opened)
+        running.admission = admission if opened.seen is None else None
         running.attempts, running.reused = opened.attempts, opened.reused
         running.expires_at = opened.clock + claim.ttl_ms
         # The server ends a transaction that is idle for so long, and with it the lock. Here it must not keep
@@ -269,6 +271,16 @@ class LockedAtomic(_Atomic):
     def give_back(self, running: Running) -> Flow[None]:
         self._leave(running)
         yield Rollback(running.session)
+        yield from self._leave_place(running)
+
+    def _leave_place(self, running: Running) -> Flow[None]:
+        """No record will appear. What cannot be said now is over with the longest run."""
+        admission = running.admission
+        if admission is not None:
+            try:
+                yield from ask(admission.leave)
+            except StoreError as error:
+                logger.debug("A place among a tenant's keys could not be left: %s", error)
 
     def let_go(self, running: Running) -> None:
         self._leave(running)
@@ -376,7 +388,9 @@ class LockedAtomic(_Atomic):
         yield Rollback(running.session)
         if not same:
             return (yield from self._escaped(running))
-        if remember:
+        if not remember:
+            yield from self._leave_place(running)
+        else:
             claim = running.claim
             try:
                 expires_at = yield from ask(lambda: self._atomic.remember(claim, opened, answer))
@@ -414,11 +428,11 @@ class ClaimedAtomic(_Atomic):
         self._keeper = keeper
 
     def begin(
-        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+        self, claim: Claim, rules: Rules, connection: Any, admission: Admission | None
     ) -> Flow[Running | Verdict]:
         # The claim comes first: duplicates and replays never take a connection that a handler could use, and
         # a transaction that holds the write lock from its beginning would keep us from claiming.
-        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
+        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admission)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record

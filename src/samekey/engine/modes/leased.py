@@ -16,6 +16,7 @@ from ...core.record import Answer, Lease, Record
 from ...core.states import Mode
 from ...errors import SamekeyError, StoreError
 from ...stores.keys import Absent, Keys, Seen
+from ...stores.sql.limits import Admission
 from ...stores.sql.overruling import Moved
 from ..evidence.belated import Belated
 from ..evidence.reconcile import Resolver
@@ -24,7 +25,7 @@ from ..handler.rules import Rules
 from ..keeper import Keeper
 from ..late import TRANSIENT
 from ..operation import Operation, Running
-from .mode import Admit, Finished, Handled, claimed, given_back, given_back_later, keep, with_expiry
+from .mode import Finished, Handled, claimed, given_back, given_back_later, keep, with_expiry
 
 logger = logging.getLogger("samekey")
 
@@ -39,11 +40,11 @@ class Leased:
         self._belated = Belated(keys, resolver)
 
     def begin(
-        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+        self, claim: Claim, rules: Rules, connection: Any, admission: Admission | None
     ) -> Flow[Running | Verdict]:
-        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
+        decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admission)
         if isinstance(decision, Uncertain) and (yield from self._told(decision.record)):
-            decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admit)
+            decision = yield from claimed(self._keys, self._keeper, claim, rules.policy, admission)
         if not isinstance(decision, Execute):
             return decision
         record = decision.record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -12,6 +11,7 @@ from ...core.decide import Decision, Verdict
 from ...core.outcome import Ending, Outcome
 from ...core.policy import Policy
 from ...core.problem import Refusal, expiry_header, refuse, uncertain_answer
+from ...core.program import Program
 from ...core.record import Answer, Lease
 from ...core.replayable import replayable
 from ...drivers.caller import NotSent
@@ -27,6 +27,7 @@ from ...errors import (
     StoreUnreachable,
 )
 from ...stores.keys import Absent, Keys
+from ...stores.sql.limits import Admission
 from ..flow import Flow, ask
 from ..handler.rules import Rules
 from ..keeper import Keeper
@@ -130,20 +131,25 @@ class Finished:
     error: BaseException | None = None
 
 
-Admit = Callable[[], Flow[None]]
-"""Asks whether a tenant may have one more key; ``LimitExceeded`` if not. Only for a key that is new."""
-
-
-def claimed(keys: Keys, keeper: Keeper, claim: Claim, policy: Policy, admit: Admit | None) -> Flow[Decision]:
+def claimed(
+    keys: Keys, keeper: Keeper, claim: Claim, policy: Policy, admission: Admission | None
+) -> Flow[Decision]:
     """Takes the key by a committed claim.
 
     A claim whose reply never came may have landed all the same. Nothing will run under it, so it is given
     back as soon as the store can be reached: else a key that nobody uses would become unknown.
     """
-    if admit is not None and isinstance((yield from ask(lambda: keys.look(claim, policy))), Absent):
-        yield from admit()
+
+    def take() -> Program[Decision]:
+        return keys.claim(claim, policy)
+
+    def take_a_place() -> Program[Decision]:
+        assert admission is not None
+        return admission.before(take(), held_ms=claim.lease_ms)
+
+    new = admission is not None and isinstance((yield from ask(lambda: keys.look(claim, policy))), Absent)
     try:
-        return (yield from ask(lambda: keys.claim(claim, policy)))
+        return (yield from ask(take_a_place if new else take))
     except BaseException as error:
         if _may_have_landed(error):
             lease = Lease(claim.scope, claim.key, claim.attempt, claim.lease_ms)
@@ -182,9 +188,9 @@ class Way(Protocol):
     """One of the ways to run an operation once."""
 
     def begin(
-        self, claim: Claim, rules: Rules, connection: Any, admit: Admit | None
+        self, claim: Claim, rules: Rules, connection: Any, admission: Admission | None
     ) -> Flow[Running | Verdict]:
-        """Takes the key, or says what the request gets instead. ``admit`` where keys are limited."""
+        """Takes the key, or says what the request gets instead. ``admission`` where keys are limited."""
 
     def give_back(self, running: Running) -> Flow[None]:
         """The key is as it was before: it was taken, and the handler was never reached."""

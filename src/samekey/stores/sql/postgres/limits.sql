@@ -7,8 +7,11 @@ on conflict (tenant) do update set
     used = case when l.minute = excluded.minute then l.used + 1 else 1 end, minute = excluded.minute
 returning used, {now}
 
--- name: count_active_keys
--- How many keys a tenant has, counted no further than the limit. Its scopes share a prefix in the primary key.
-select count(*)::bigint from (
-    select 1 from {keys} where scope >= :first_scope::text and scope < :last_scope::text limit :limit::bigint
-) as counted
+-- name: keep_place
+-- How many other keys a tenant has, counted no further than the limit; below it, this one has a place from now on.
+select {schema}.keep_place(
+    :tenant::text, :first_scope::text, :last_scope::text, :place::text, :limit::bigint, {now}, :held_ms::bigint
+)
+
+-- name: leave_place
+delete from {limits} where tenant = :place::text

@@ -1,5 +1,10 @@
 -- Limits per tenant on new keys.
 
+-- name: lock_limits
+-- A tenant's new keys come one after the other, until this transaction ends.
+insert into {limits} (tenant, minute, used) values (:tenant, 0, 0)
+on conflict (tenant) do update set used = {limits}.used
+
 -- name: count_new_key
 -- One more new key in this minute; gives how many there are.
 insert into {limits} (tenant, minute, used) values (:tenant, {now} / 60000, 1)

@@ -210,7 +210,8 @@ create table {schema}.evidence (
 create index evidence_waiting on {schema}.evidence (received_at) where state in ('waiting', 'ambiguous', 'conflict');
 create index evidence_operation on {schema}.evidence (operation_id);
 
--- New keys per tenant in the running minute. Written only where such a limit is set.
+-- New keys per tenant in the running minute, and places: keys that are about to appear, by scope and key, with the last
+-- minute in which they count. Written only where such a limit is set.
 create table {schema}.limits (
     tenant text collate "C" primary key,
     minute bigint not null,
@@ -218,6 +219,11 @@ create table {schema}.limits (
 );
 
 alter table {schema}.limits set (fillfactor = 50);
+
+-- Counts a tenant's keys and places, each once, one caller after the other; below the limit it keeps a place for one more.
+-- A function, because each of its statements sees what was committed before it: one statement would count what was there
+-- before it waited for its turn. A key that is there needs no place.
+create function {schema}.keep_place(owner text, first_scope text, last_scope text, place text, most bigint, at bigint, held_ms bigint) returns bigint language plpgsql as $$ declare counted bigint; begin insert into {schema}.limits as l (tenant, minute, used) values (owner, 0, 0) on conflict (tenant) do update set used = l.used; delete from {schema}.limits as l where l.tenant >= first_scope and l.tenant < last_scope and l.minute < at / 60000; if exists (select from {schema}.keys as k where k.scope = split_part(place, chr(10), 1) and k.key = split_part(place, chr(10), 2)) then return 0; end if; select count(*) into counted from ((select k.scope || chr(10) || k.key as name from {schema}.keys as k where k.scope >= first_scope and k.scope < last_scope limit most) union select l.tenant from {schema}.limits as l where l.tenant >= first_scope and l.tenant < last_scope and l.tenant <> place) as them; if counted < most then insert into {schema}.limits (tenant, minute, used) values (place, (at + held_ms) / 60000 + 1, 0) on conflict (tenant) do update set minute = greatest({schema}.limits.minute, excluded.minute); end if; return counted; end $$;
 
 -- Every transition of every key, append-only. It outlives the key.
 create table {schema}.audit (
