@@ -41,6 +41,7 @@ PURE = frozenset(
         "datetime",  # timedelta; the calls that read a clock are looked for below
         "email",  # formatdate of a given time
         "enum",
+        "errno",
         "functools",
         "hashlib",
         "hmac",

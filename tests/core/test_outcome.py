@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import http.client
 import importlib
 import multiprocessing
@@ -11,13 +12,14 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import httpcore2
 import httpx2
 import pytest
 
-from samekey.core import outcome as module
+from samekey.core import arrival as module
 from samekey.core.outcome import Ending, OnError, Outcome, judge, of_error, of_status
 from samekey.core.settings import Remember
 from samekey.errors import EscapedTransaction, NotExecuted, OutcomeUnknown, StoreUnavailable
@@ -513,6 +515,59 @@ def test_no_transport_error_of_httpx2_is_left_to_chance(kind: type[httpx2.Transp
     assert of_error(error) is (FAIL if kind.__name__ in sent_nothing else UNKNOWN)
 
 
-def test_a_class_of_the_users_that_only_shares_a_name_says_nothing() -> None:
-    same = type("ReadTimeout", (Exception,), {"__module__": "app.errors"})
-    assert of_error(same()) is FAIL
+@pytest.mark.parametrize(
+    "path",
+    [
+        "app.errors.ReadTimeout",
+        "billiard.exceptions.SoftTimeLimitExceeded",
+        "rq.timeouts.JobTimeoutException",
+        "stripe.APIConnectionError",
+        "tenacity.RetryError",
+        "redis.exceptions.ConnectionError",
+    ],
+)
+def test_what_is_called_after_a_time_limit_a_connection_or_a_retry_is_one(path: str) -> None:
+    home, _, kind = path.rpartition(".")
+    assert of_error(type(kind, (Exception,), {"__module__": home})()) is UNKNOWN
+
+
+class OfAProvider(Exception):
+    """Carries the status of the provider's answer where each library has it."""
+
+    def __init__(self, place: str, status: int) -> None:
+        super().__init__("the provider said so")
+        if place == "ResponseMetadata":
+            self.response: Any = {"ResponseMetadata": {"HTTPStatusCode": status}}
+        elif place.startswith("response."):
+            self.response = SimpleNamespace(**{place.removeprefix("response."): status})
+        else:
+            setattr(self, place, status)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("response.status_code", "response.status", "status_code", "http_status", "status", "code"),
+        "ResponseMetadata",
+    ],
+)
+def test_a_refusal_frees_and_what_a_gateway_says_does_not(place: str) -> None:
+    for status in (400, 401, 402, 403, 404, 409, 422, 425, 429, 501, 503, 307):
+        assert of_error(OfAProvider(place, status)) is FAIL, status
+    for status in (200, 201, 303, 408, 499, 500, 502, 504, 520, 524):
+        assert of_error(OfAProvider(place, status)) is UNKNOWN, status
+
+
+def test_a_status_of_the_handlers_own_is_no_providers() -> None:
+    ending = Ending(500, OfAProvider("status_code", 500), refusal=500)
+    assert judge(ending, remember="definite", on_error="retry") is FAIL
+    from_one = wrapped(OfAProvider("status_code", 503), OfAProvider("status_code", 504), explicitly=True)
+    assert judge(Ending(503, from_one, refusal=503), remember="definite", on_error="retry") is UNKNOWN
+
+
+def test_what_the_system_says_of_files_frees_and_what_may_be_of_the_wire_does_not() -> None:
+    for number in (errno.ENOENT, errno.EEXIST, errno.EACCES, errno.ENOSPC, errno.EMFILE):
+        assert of_error(OSError(number, "x")) is FAIL
+    for number in (errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.EIO):
+        assert of_error(OSError(number, "x")) is UNKNOWN
+    assert of_error(OSError("Multiple exceptions: …")) is UNKNOWN

@@ -162,9 +162,10 @@ ROWS: tuple[Row, ...] = (
             Raises(partial(SdkError, status)),
             shown=False,
         )
-        for status in (400, 401, 403, 404, 408, 429, 500, 503)
+        for status in (200, 400, 401, 403, 404, 408, 429, 503, 504)
     ),
-    Row("raised an SDK's error, whatever status it carries", Raises(lambda: SdkError(429))),
+    Row("raised an SDK's error that carries 4xx or 503", Raises(lambda: SdkError(429))),
+    Row("raised an SDK's error that carries 500, 502, 504 or no status", Raises(lambda: SdkError(500))),
     Row("raised any other error", Raises(KeyError)),
     Row("was cancelled", Raises(asyncio.CancelledError)),
     Row("still runs while somebody gave up on it", Stays()),

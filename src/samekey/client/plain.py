@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from ..core.outcome import left_this_machine
+from ..core.arrival import left_this_machine
 from .carry import Finished, Keyed, Underway, begin, carriage, run, run_async
 from .course import Failed, Moment
 from .entry import Entry

@@ -27,12 +27,13 @@ handler's own after it has returned, and after a provider's id was noted: no rul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
 from ..errors import EscapedTransaction, NotExecuted, OutcomeUnknown
+from .arrival import may_have_happened
 from .policy import NEVER_REMEMBERED, ROUTER_REFUSALS
 from .settings import Remember
 
@@ -156,7 +157,7 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
         outcome = of_status(ending.refusal, remember)
         if outcome is not Outcome.REMEMBER and ending.refusal in _OF_THE_BODY:
             outcome = Outcome.REMEMBER
-        if outcome is not Outcome.REMEMBER and _may_have_happened(error, set()):
+        if outcome is not Outcome.REMEMBER and may_have_happened(error, own=ending.refusal is not None):
             return Outcome.UNKNOWN  # made of a time-out, which says more than the status
         # What is remembered is the page; without one there is nothing to remember.
         return Outcome.UNKNOWN if outcome is Outcome.REMEMBER and not shown else outcome
@@ -169,7 +170,7 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
         return Outcome.REMEMBER
     if on_error == "unknown":
         return Outcome.UNKNOWN
-    if _may_have_happened(error, set()):
+    if may_have_happened(error, own=ending.refusal is not None):
         return Outcome.UNKNOWN  # a refusal that was made of a time-out says less than the time-out
     return Outcome.FAIL if ending.refusal is None else of_status(ending.refusal, remember)
 
@@ -196,156 +197,4 @@ def of_error(error: BaseException) -> Outcome:
     after which the provider may have acted, itself or by whatever it was raised from."""
     if isinstance(error, NotExecuted):
         return Outcome.FAIL  # its own word, whatever it was raised from
-    return Outcome.UNKNOWN if _may_have_happened(error, set()) else Outcome.FAIL
-
-
-def _may_have_happened(error: BaseException, seen: set[int]) -> bool:
-    """Whether the error, anything that it was raised from or a member of a group is one after which the
-    provider may have acted. A proof about one call does not outweigh it: it may be about another one."""
-    in_transport = False
-    for cause in _chain(error, seen):
-        if in_transport and _is_inside_a_transport(cause):
-            continue  # how the connection could not be made
-        # Not an Exception: cancelled, or the process is being torn down.
-        if isinstance(cause, OutcomeUnknown | EscapedTransaction) or not isinstance(cause, Exception):
-            return True
-        if isinstance(cause, ExceptionGroup):
-            if any(_may_have_happened(member, seen) for member in cause.exceptions):
-                return True
-        elif _names(cause) & _NEVER_SENT:
-            in_transport = True
-        elif _may_have_arrived(cause):
-            return True
-    return False
-
-
-def _is_inside_a_transport(error: BaseException) -> bool:
-    """Whether a client library caught it itself, on its way to say that nothing was sent: one that the
-    handler has caught before is about another call."""
-    plain = type(error).__module__ in ("builtins", "ssl", "socket", "asyncio.exceptions")
-    trace = error.__traceback__
-    if not plain or trace is None:
-        return False
-    name = trace.tb_frame.f_globals.get("__name__", "")
-    return str(name).partition(".")[0] in _TRANSPORTS
-
-
-def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """The error, then whatever it was raised from or while that was handled: a wrapped time-out is still a
-    time-out. Only ``from None`` says that it does not matter, and not where a client library says so."""
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        cause = waiting.pop()
-        if cause is None or id(cause) in seen:
-            continue
-        seen.add(id(cause))
-        yield cause
-        of_library = type(cause).__module__.partition(".")[0] in _TRANSPORTS
-        if cause.__cause__ is not None or not cause.__suppress_context__ or of_library:
-            waiting += (cause.__context__, cause.__cause__)
-
-
-def left_this_machine(error: BaseException) -> bool | None:
-    """Whether some of a request may have left, by the error that its sending raised: False is proof that
-    nothing has; None: the error is not about the wire."""
-    found: bool | None = None
-    for cause in _chain(error, set()):
-        names = _names(cause)
-        if names & _NEVER_SENT:
-            return False
-        if names & _MAY_HAVE_ARRIVED:
-            return True
-        if isinstance(cause, OSError):
-            found = True  # unless what it was raised from says more
-    return found
-
-
-def _may_have_arrived(error: BaseException) -> bool:
-    names = _names(error)
-    return not names & _NEVER_SENT and bool(names & _MAY_HAVE_ARRIVED)
-
-
-def _names(error: BaseException) -> set[str]:
-    return {f"{_home(kind)}.{kind.__qualname__}" for kind in type(error).__mro__}
-
-
-def _home(kind: type) -> str:
-    """The public module of a class: libraries define errors in private modules such as httpx._x."""
-    parts = kind.__module__.split(".")
-    return ".".join(part for part in parts if not part.startswith("_")) or parts[0]
-
-
-_TRANSPORTS: Final = frozenset(
-    {"httpx", "httpx2", "httpcore", "httpcore2", "anyio", "asyncio", "requests", "urllib3", "aiohttp"}
-    | {"aiohappyeyeballs", "async_timeout", "socket", "ssl", "http", "urllib", "trio"}
-)
-"""Packages whose own code catches errors while it connects."""
-
-_NEVER_SENT: Final = frozenset(
-    {
-        "builtins.ConnectionRefusedError",
-        "socket.gaierror",
-        "ssl.SSLCertVerificationError",
-        "httpx.ConnectError",
-        "httpx.ConnectTimeout",
-        "httpx.PoolTimeout",
-        "httpx.UnsupportedProtocol",
-        "httpx2.ConnectError",
-        "httpx2.ConnectTimeout",
-        "httpx2.PoolTimeout",
-        "httpx2.UnsupportedProtocol",
-        "httpcore.ConnectError",
-        "httpcore.ConnectTimeout",
-        "httpcore.PoolTimeout",
-        "httpcore.UnsupportedProtocol",
-        "httpcore2.ConnectError",
-        "httpcore2.ConnectTimeout",
-        "httpcore2.PoolTimeout",
-        "httpcore2.UnsupportedProtocol",
-        "requests.exceptions.ConnectTimeout",
-        "urllib3.exceptions.NewConnectionError",
-        "urllib3.exceptions.ConnectTimeoutError",
-        "aiohttp.client_exceptions.ClientConnectorError",
-        "aiohttp.client_exceptions.ConnectionTimeoutError",
-    }
-)
-"""Errors that prove that no request left this machine."""
-
-_MAY_HAVE_ARRIVED: Final = frozenset(
-    {
-        "builtins.TimeoutError",
-        "builtins.ConnectionError",
-        "ssl.SSLError",
-        "http.client.IncompleteRead",
-        "http.client.BadStatusLine",
-        "http.client.LineTooLong",
-        "http.client.UnknownProtocol",
-        "http.client.UnknownTransferEncoding",
-        "subprocess.TimeoutExpired",
-        "multiprocessing.context.TimeoutError",
-        "concurrent.futures.CancelledError",
-        "asyncio.exceptions.IncompleteReadError",
-        "httpx.RequestError",
-        "httpx2.RequestError",
-        "httpcore.NetworkError",
-        "httpcore.TimeoutException",
-        "httpcore.ProtocolError",
-        "httpcore.ProxyError",
-        "httpcore2.NetworkError",
-        "httpcore2.TimeoutException",
-        "httpcore2.ProtocolError",
-        "httpcore2.ProxyError",
-        "requests.exceptions.Timeout",
-        "requests.exceptions.ConnectionError",
-        "requests.exceptions.ChunkedEncodingError",
-        "requests.exceptions.ContentDecodingError",
-        "requests.exceptions.TooManyRedirects",
-        "urllib3.exceptions.TimeoutError",
-        "urllib3.exceptions.ProtocolError",
-        "aiohttp.client_exceptions.ClientConnectionError",
-        "aiohttp.client_exceptions.ClientPayloadError",
-        "grpc.RpcError",
-        "botocore.exceptions.HTTPClientError",
-    }
-)
-"""Errors after which the provider may or may not have acted. Named, so that nothing is imported."""
+    return Outcome.UNKNOWN if may_have_happened(error) else Outcome.FAIL

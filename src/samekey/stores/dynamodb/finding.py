@@ -15,7 +15,7 @@ from ...core.effects import KnownEffect, decode_effect
 from ...core.program import Program, Row, Undecryptable
 from ...core.record import COLUMNS, Answer, Record, decode_record, with_own_answer
 from ..keys import answer_values
-from ..protocols import Actor, Overview
+from ..protocols import PUT_OFF_LEASES, Actor, Overview
 from ..readable import Tell, readable
 from ..statements import Statements
 
@@ -35,7 +35,14 @@ class DynamoFinding:
         tell: Tell | None = None,
         now: int | None = None,
     ) -> Program[list[tuple[int, Record]]]:
-        rows = yield self._statements.statement("take_unknown", now, batch=batch, lease_ms=lease_ms)
+        rows = yield self._statements.statement(
+            "take_unknown",
+            now,
+            batch=batch,
+            lease_ms=lease_ms,
+            without=json.dumps(list(without)),
+            pause_ms=lease_ms * PUT_OFF_LEASES,
+        )
         return readable(((row[0], row[1:]) for row in rows), tell)
 
     def ask_again(

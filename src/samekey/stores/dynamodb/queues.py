@@ -7,8 +7,9 @@ stale is refused, and one that is missing is found by the next look, or by a ret
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from ...core.program import Row
@@ -54,6 +55,9 @@ from .requests import (
 
 DUE: Final = "due"
 """The index of queues; also the attribute that it is ordered by."""
+MOST_PUT_OFF: Final = 500
+"""Outcomes that one look tries to put off: each is a write."""
+PUT_OFF_AT_ONCE: Final = 25
 
 
 def _pages(queues: Sequence[str], now: int | None, **arguments: Any) -> dict[str, Request]:
@@ -154,16 +158,39 @@ def _counted(items: list[Item], name: str) -> list[Row]:
 
 
 def take_unknown(p: Values, now: int) -> Plan:
-    waiting = yield from entries([UNKNOWN], now, p["batch"])
-    after = now + p["lease_ms"]
-    change: dict[str, Term] = {
-        "reconcile_after": after,
-        "due": after,
-        "reconcile_tries": Plus("reconcile_tries", 1),
-    }
-    is_due = (Is("state", str(State.UNKNOWN)), TimeCome("reconcile_after", now))
-    taken = yield from _carried_out([update(value_of(entry, "pk"), change, *is_due) for entry in waiting])
+    without = json.loads(p["without"])
+    if without:
+        places = yield from _of_others(without, p["batch"], now, p["pause_ms"])
+    else:
+        places = [value_of(entry, "pk") for entry in (yield from entries([UNKNOWN], now, p["batch"]))]
+    change = {**_asked_after(now + p["lease_ms"]), "reconcile_tries": Plus("reconcile_tries", 1)}
+    taken = yield from _carried_out([update(pk, change, *_is_due(now)) for pk in places])
     return [[value_of(item, "reconcile_tries"), *row_of(item)] for item in taken]
+
+
+def _of_others(without: list[str], batch: int, now: int, pause_ms: int) -> Generator[Any, Any, list[str]]:
+    """Where outcomes are that are due; those of these endpoints that stand before them are put off, and that
+    is no try. The index knows no endpoints, so each is tried: what is refused belongs to others."""
+    waiting = yield from entries([UNKNOWN], now, MOST_PUT_OFF)
+    others: list[str] = []
+    for start in range(0, len(waiting), PUT_OFF_AT_ONCE):
+        places = [value_of(entry, "pk") for entry in waiting[start : start + PUT_OFF_AT_ONCE]]
+        change = _asked_after(now + pause_ms)
+        full = Among("endpoint", without)
+        put_off = yield from _carried_out([update(pk, change, *_is_due(now), full) for pk in places])
+        gone = {value_of(item, "pk") for item in put_off}
+        others += [pk for pk in places if pk not in gone]
+        if len(others) >= batch:
+            break
+    return others[:batch]
+
+
+def _is_due(now: int) -> tuple[Condition, Condition]:
+    return Is("state", str(State.UNKNOWN)), TimeCome("reconcile_after", now)
+
+
+def _asked_after(when: int) -> dict[str, Term]:
+    return {"reconcile_after": when, "due": when}
 
 
 def list_keys(p: Values, now: int) -> Plan:

@@ -1,0 +1,256 @@
+"""Arrival: whether a request may have reached a provider, read off the error that its sending raised.
+
+Libraries are known by name, so that none is imported. What is not known to be harmless is not: an error that
+came from a call to somebody else proves nothing, unless it says that there was no call, or it carries the
+other one's refusal.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from ..errors import EscapedTransaction, OutcomeUnknown, SamekeyError
+
+
+def may_have_happened(error: BaseException, *, own: bool = False) -> bool:
+    """Whether the error, anything that it was raised from or a member of a group is one after which the
+    provider may have acted. A proof about one call does not outweigh it: it may be about another one.
+
+    ``own``: the status that the error itself carries is the handler's own answer, and no provider's.
+    """
+    return _may_have_happened(error, set(), error if own else None)
+
+
+def _may_have_happened(error: BaseException, seen: set[int], answer: BaseException | None) -> bool:
+    in_transport = False
+    for cause in _chain(error, seen):
+        if cause is answer:
+            continue
+        if in_transport and _is_inside_a_transport(cause):
+            continue  # how the connection could not be made
+        # Not an Exception: cancelled, or the process is being torn down.
+        if isinstance(cause, OutcomeUnknown | EscapedTransaction) or not isinstance(cause, Exception):
+            return True
+        if isinstance(cause, ExceptionGroup):
+            if any(_may_have_happened(member, seen, answer) for member in cause.exceptions):
+                return True
+        elif _names(cause) & _NEVER_SENT:
+            in_transport = True
+        elif _may_have_arrived(cause):
+            return True
+    return False
+
+
+def _is_inside_a_transport(error: BaseException) -> bool:
+    """Whether a client library caught it itself, on its way to say that nothing was sent: one that the
+    handler has caught before is about another call."""
+    plain = type(error).__module__ in ("builtins", "ssl", "socket", "asyncio.exceptions")
+    trace = error.__traceback__
+    if not plain or trace is None:
+        return False
+    name = trace.tb_frame.f_globals.get("__name__", "")
+    return str(name).partition(".")[0] in _TRANSPORTS
+
+
+def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+    """The error, then whatever it was raised from or while that was handled: a wrapped time-out is still a
+    time-out. Only ``from None`` says that it does not matter, and not where a client library says so."""
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        cause = waiting.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        of_library = type(cause).__module__.partition(".")[0] in _TRANSPORTS
+        if cause.__cause__ is not None or not cause.__suppress_context__ or of_library:
+            waiting += (cause.__context__, cause.__cause__)
+
+
+def left_this_machine(error: BaseException) -> bool | None:
+    """Whether some of a request may have left, by the error that its sending raised: False is proof that
+    nothing has; None: the error is not about the wire."""
+    found: bool | None = None
+    for cause in _chain(error, set()):
+        names = _names(cause)
+        if names & _NEVER_SENT:
+            return False
+        if names & _MAY_HAVE_ARRIVED:
+            return True
+        if isinstance(cause, OSError):
+            found = True  # unless what it was raised from says more
+    return found
+
+
+def _may_have_arrived(error: BaseException) -> bool:
+    """Unless it proves that nothing was sent, or the provider has refused: whatever a library raises that
+    talks to others, and whatever is called after a time-out, a connection or a retry, whoever made it."""
+    if _names(error) & _NEVER_SENT or isinstance(error, SamekeyError):
+        return False  # ours are about the store
+    status = _status(error)
+    if status is not None:
+        return not _refuses(status)
+    if isinstance(error, OSError):
+        return not (isinstance(error, _OF_FILES) or error.errno in _OF_THIS_MACHINE)
+    kinds = [kind for kind in type(error).__mro__ if kind.__module__ != "builtins"]
+    return (
+        any(kind.__module__.partition(".")[0] in _TALKERS for kind in kinds)
+        or any(_NATURE.search(kind.__name__) for kind in kinds)
+        or bool(_names(error) & _MAY_HAVE_ARRIVED)
+    )
+
+
+def _status(error: BaseException) -> int | None:
+    """Of the answer that the error was made of, where it carries one: each library has its own place."""
+    for held in _kept_by(error):
+        if type(held) is int and 100 <= held <= 599:
+            return held
+    return None
+
+
+def _kept_by(error: BaseException) -> Iterator[object]:
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        said = response.get("ResponseMetadata")
+        yield said.get("HTTPStatusCode") if isinstance(said, Mapping) else None
+    for name in ("status_code", "status"):
+        yield getattr(response, name, None)
+    for name in ("status_code", "http_status", "status", "code"):
+        yield getattr(error, name, None)
+
+
+def _refuses(status: int) -> bool:
+    """Whether a provider that gives this answer has done nothing. What a gateway or a time limit says, an
+    error inside and a success that could not be read do not say that."""
+    return status in (307, 308, 501, 503) or (400 <= status < 500 and status not in (408, 499))
+
+
+def _names(error: BaseException) -> set[str]:
+    return {f"{_home(kind)}.{kind.__qualname__}" for kind in type(error).__mro__}
+
+
+def _home(kind: type) -> str:
+    """The public module of a class: libraries define errors in private modules such as httpx._x."""
+    parts = kind.__module__.split(".")
+    return ".".join(part for part in parts if not part.startswith("_")) or parts[0]
+
+
+_TRANSPORTS: Final = frozenset(
+    {"httpx", "httpx2", "httpcore", "httpcore2", "anyio", "asyncio", "requests", "urllib3", "aiohttp"}
+    | {"aiohappyeyeballs", "async_timeout", "socket", "ssl", "http", "urllib", "trio"}
+)
+"""Packages whose own code catches errors while it connects."""
+
+_TALKERS: Final = _TRANSPORTS - {"anyio", "asyncio", "trio"} | {
+    *("botocore", "boto3", "aiobotocore", "grpc", "smtplib", "aiosmtplib", "ftplib", "imaplib", "poplib"),
+    *("xmlrpc", "paramiko", "websockets", "tenacity", "retrying", "stamina", "stripe", "zeep", "pika"),
+    *("aio_pika", "aiormq", "kombu", "kafka", "aiokafka", "nats", "azure", "google", "twilio"),
+}
+"""Packages that talk to others: what they raise is about a call, unless it says that there was none."""
+
+_NATURE: Final = re.compile(
+    r"Time(d)?-?[Oo]ut|TimeLimit|Connect|Network|Transport|Retr(y|ies)|Gateway|JSONDecode"
+)
+"""What an error is called that says nothing about what was done: a time limit (Celery, rq), a connection that
+broke, retries that are used up, a reply that could not be read."""
+
+_OF_FILES: Final = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+_OF_THIS_MACHINE: Final = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""What the operating system says of files. Everything else that it says may be about the wire."""
+
+_NEVER_SENT: Final = frozenset(
+    {
+        "builtins.ConnectionRefusedError",
+        "socket.gaierror",
+        "ssl.SSLCertVerificationError",
+        "httpx.ConnectError",
+        "httpx.ConnectTimeout",
+        "httpx.PoolTimeout",
+        "httpx.UnsupportedProtocol",
+        "httpx2.ConnectError",
+        "httpx2.ConnectTimeout",
+        "httpx2.PoolTimeout",
+        "httpx2.UnsupportedProtocol",
+        "httpcore.ConnectError",
+        "httpcore.ConnectTimeout",
+        "httpcore.PoolTimeout",
+        "httpcore.UnsupportedProtocol",
+        "httpcore2.ConnectError",
+        "httpcore2.ConnectTimeout",
+        "httpcore2.PoolTimeout",
+        "httpcore2.UnsupportedProtocol",
+        "requests.exceptions.ConnectTimeout",
+        "urllib3.exceptions.NewConnectionError",
+        "urllib3.exceptions.ConnectTimeoutError",
+        "aiohttp.client_exceptions.ClientConnectorError",
+        "aiohttp.client_exceptions.ConnectionTimeoutError",
+        "aiohttp.client_exceptions.InvalidURL",
+        "httpx.InvalidURL",
+        "httpx2.InvalidURL",
+        "http.client.InvalidURL",
+        "requests.exceptions.InvalidURL",
+        "requests.exceptions.MissingSchema",
+        "requests.exceptions.InvalidSchema",
+        "requests.exceptions.InvalidHeader",
+        "urllib3.exceptions.LocationValueError",
+        "botocore.exceptions.EndpointConnectionError",
+        "botocore.exceptions.NoCredentialsError",
+        "botocore.exceptions.NoRegionError",
+        "botocore.exceptions.ParamValidationError",
+        "smtplib.SMTPConnectError",
+        "smtplib.SMTPHeloError",
+        "smtplib.SMTPAuthenticationError",
+        "smtplib.SMTPSenderRefused",
+        "smtplib.SMTPRecipientsRefused",
+        "smtplib.SMTPNotSupportedError",
+    }
+)
+"""Errors that prove that no request left this machine."""
+
+_MAY_HAVE_ARRIVED: Final = frozenset(
+    {
+        "builtins.TimeoutError",
+        "builtins.ConnectionError",
+        "ssl.SSLError",
+        "http.client.IncompleteRead",
+        "http.client.BadStatusLine",
+        "http.client.LineTooLong",
+        "http.client.UnknownProtocol",
+        "http.client.UnknownTransferEncoding",
+        "subprocess.TimeoutExpired",
+        "multiprocessing.context.TimeoutError",
+        "concurrent.futures.CancelledError",
+        "asyncio.exceptions.IncompleteReadError",
+        "httpx.RequestError",
+        "httpx2.RequestError",
+        "httpcore.NetworkError",
+        "httpcore.TimeoutException",
+        "httpcore.ProtocolError",
+        "httpcore.ProxyError",
+        "httpcore2.NetworkError",
+        "httpcore2.TimeoutException",
+        "httpcore2.ProtocolError",
+        "httpcore2.ProxyError",
+        "requests.exceptions.Timeout",
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.ChunkedEncodingError",
+        "requests.exceptions.ContentDecodingError",
+        "requests.exceptions.TooManyRedirects",
+        "urllib3.exceptions.TimeoutError",
+        "urllib3.exceptions.ProtocolError",
+        "aiohttp.client_exceptions.ClientConnectionError",
+        "aiohttp.client_exceptions.ClientPayloadError",
+        "grpc.RpcError",
+        "botocore.exceptions.HTTPClientError",
+    }
+)
+"""Errors after which the provider may or may not have acted. Named, so that nothing is imported."""
