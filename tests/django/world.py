@@ -28,12 +28,12 @@ _numbers = itertools.count()
 MIDDLEWARE = ["tests.django.world.who", "samekey.django.IdempotencyMiddleware"]
 
 
-def project() -> None:
-    """Once in a process."""
+def project(databases: dict[str, Any] | None = None) -> None:
+    """Once in a process. Models have the table names of the databases that it is first told of."""
     if not settings.configured:
         pymysql.install_as_MySQLdb()  # how Django reaches MariaDB without mysqlclient
         settings.configure(
-            DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+            DATABASES=databases or {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
             INSTALLED_APPS=[
                 *("django.contrib.contenttypes", "django.contrib.auth", "django.contrib.sessions"),
                 *("django.contrib.messages", "django.contrib.admin", "rest_framework"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 from flask import Flask
 from starlette.testclient import TestClient
 
+from lab import environment
 from samekey import Idempotency
+from tests.chosen import whole
 from tests.test_docs import blocks
 
 
@@ -20,7 +24,7 @@ def run(code: str, names: dict[str, Any]) -> None:
 
 def test_the_page_about_sqlalchemy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    service, test, _, operations = blocks("docs/sqlalchemy.md", "python")
+    service, test, _, operations, _ = blocks("docs/sqlalchemy.md", "python")
     names: dict[str, Any] = {"__name__": "shop"}
     run(service, names)
     run(test, names)
@@ -34,6 +38,26 @@ def test_the_page_about_sqlalchemy_runs(tmp_path: Path, monkeypatch: pytest.Monk
         assert client.portal is not None
         client.portal.call(names["engine"].dispose)
         client.portal.call(names["idempotency"].aclose)
+
+
+@whole
+def test_the_page_about_sqlalchemy_has_fixtures_for_a_suite(tmp_path: Path) -> None:
+    """Run by pytest, as its reader would."""
+    service, _, _, _, suite = blocks("docs/sqlalchemy.md", "python")
+    (tmp_path / "shop.py").write_text(service)
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["samekey.testing.plugin"]\n')
+    imports = "from sqlalchemy import select\nfrom shop import Base, Order, app, idempotency\n"
+    (tmp_path / "test_shop.py").write_text(imports + suite)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "2 passed" in ran.stdout, ran.stdout
 
 
 def test_the_page_about_sqlalchemy_joins_flasks_sessions(tmp_path: Path) -> None:

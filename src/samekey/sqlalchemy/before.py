@@ -61,19 +61,24 @@ def _is_harmless(part: Any) -> bool:
     if isinstance(part, FunctionElement):
         return getattr(part, "name", "").lower() in _HARMLESS
     if isinstance(part, TextClause):
-        return _calls_nothing_else(part.text)
+        return calls_nothing_else(part.text)
     if isinstance(part, ColumnClause) and part.is_literal:
-        return _calls_nothing_else(part.name)
+        return calls_nothing_else(part.name)
     return not getattr(part, "is_dml", False)
 
 
+def without_comments(text: str) -> str:
+    return _COMMENTS.sub(" ", text)
+
+
 def _text_only_reads(text: str) -> bool:
-    said = _COMMENTS.sub(" ", text)
-    return _BEGINS.match(said) is not None and _calls_nothing_else(said)
+    said = without_comments(text)
+    return _BEGINS.match(said) is not None and calls_nothing_else(said)
 
 
-def _calls_nothing_else(text: str) -> bool:
-    said = _QUOTED.sub("''", _COMMENTS.sub(" ", text))
+def calls_nothing_else(text: str) -> bool:
+    """Whether a text has no word that writes or locks, and calls no function that may."""
+    said = _QUOTED.sub("''", without_comments(text))
     return _DOES_MORE.search(said) is None and all(
         called.lower() in _HARMLESS for called in _CALLED.findall(said)
     )

@@ -9,12 +9,10 @@ one of the same pool while holding the first is how a pool comes to a standstill
 from __future__ import annotations
 
 import inspect
-import re
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -23,10 +21,10 @@ from sqlalchemy.util import greenlet_spawn
 
 from ..drivers.mysql.url import FOUND_ROWS
 from ..drivers.url_kinds import plain_url
-from ..engine.within import SharedTransaction, current_transaction
+from ..engine.within import SharedTransaction
 from ..errors import ConfigurationError, ConnectionLost, SamekeyError, StoreError
-from .joined import OperationConnection
 from .lent import adapted_asyncpg
+from .past import watch
 
 _DRIVERS: Final = {
     ("postgresql", False): ("psycopg",),
@@ -90,8 +88,7 @@ class EngineBinding:
         self._check_isolation()
         self._check_arguments()
         self.url = plain_url(self.engine.url.render_as_string(hide_password=False))
-        if not event.contains(self.engine, "before_cursor_execute", _refuse_outside):
-            event.listen(self.engine, "before_cursor_execute", _refuse_outside)
+        watch(self.engine)
         self.counts_found_rows = bool(self._own_arguments().get("client_flag", 0) & FOUND_ROWS)
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         """Connections on which every listener has run."""
@@ -255,24 +252,6 @@ class _Entry(ConnectionPoolEntry):
         raise ConfigurationError("This connection is samekey's: a listener must not close it.")
 
 
-def _refuse_outside(
-    connection: Any, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
-) -> None:
-    """A write that goes past the operation it is made in: by a session of another class, most likely."""
-    transaction = current_transaction.get()
-    if transaction is None or transaction.over or isinstance(connection, OperationConnection):
-        return
-    if getattr(context, "is_crud", False) or _WRITES.match(statement) is not None:
-        raise ConfigurationError(
-            "In an operation something was to be written past its transaction, on the engine that "
-            "Idempotency was given, and was not sent: it would stand whatever becomes of the operation. Make "
-            "your sessionmaker with class_=samekey.sqlalchemy.Session (AsyncSession, or those of "
-            "samekey.sqlmodel), or use current_operation().session. What shall stand in any case is "
-            "written through an engine of its own."
-        )
-
-
-_WRITES: Final = re.compile(r"\s*(?:insert|update|delete|replace|merge|truncate)\b", re.IGNORECASE)
 _NOTHING: Final = object()
 
 

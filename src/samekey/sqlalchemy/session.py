@@ -32,8 +32,15 @@ _WROTE_BEFORE: Final = (
 )
 _OTHER_ENGINE: Final = (
     "This session is bound to another engine than the one that Idempotency(engine) was given, so what it "
-    "writes could not commit with the operation. Bind its sessionmaker to that engine. For a database that "
-    "is no part of the operation, use SQLAlchemy's own Session class."
+    "writes there could not commit with the operation: nothing was sent. From another database it may read, "
+    "by what is known to do no more. Bind its sessionmaker to that engine; what is no part of the operation "
+    "is written by a session of SQLAlchemy's own class."
+)
+_CONNECTION: Final = (
+    "This session is bound to a Connection, whose transaction is its own, so what it writes could not commit "
+    "with the operation: nothing was sent. Bind it to the engine that Idempotency(engine) was given. In a "
+    "test suite whose sessions are bound to a connection that is rolled back after each test, empty the "
+    "tables after each test instead (docs/sqlalchemy.md)."
 )
 _NO_ENGINE: Final = (
     "This session is used in a transaction of an Idempotency that was given a URL, and cannot join it. "
@@ -95,8 +102,12 @@ class Joins:
             return found
         binding = part.transaction.binding
         assert isinstance(binding, EngineBinding)
-        if not isinstance(found, Engine) or found.pool is not binding.engine.pool:
-            raise ConfigurationError(_OTHER_ENGINE)
+        if not isinstance(found, Engine):
+            raise ConfigurationError(_CONNECTION)
+        if found.pool is not binding.engine.pool:
+            if clause is None or not is_read:
+                raise ConfigurationError(_OTHER_ENGINE)
+            return found  # of another database: whatever becomes of the operation, it was only read
         part.connection.adopt(found)
         return part.connection
 
