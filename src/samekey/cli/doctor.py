@@ -14,7 +14,7 @@ import typer
 from ..core.policy import milliseconds
 from ..errors import ConfigurationError, SchemaMismatch
 from ..idempotency import Idempotency
-from ..ops.doctor import examine, lease_advice, span
+from ..ops.doctor import examine, lease_advice, so_many, span
 from ..ops.symptoms import Diagnosis, Symptoms
 from ..stores.redis.check import server_facts, weaknesses_of
 from ..stores.redis.finding import RedisFinding
@@ -149,7 +149,7 @@ def _facts(symptoms: Symptoms) -> Iterator[tuple[str, str]]:
     yield "unknown", _with_age(seen.unknown, seen.oldest_unknown, seen.now)
     yield "dead letters", f"operations {seen.dead_letters:,}, jobs {seen.dead_jobs:,}"
     yield "jobs waiting", f"{seen.live_jobs:,}"
-    yield "past retention", f"{seen.past_retention:,}"
+    yield "past retention", so_many(seen.past_retention)
     advice = lease_advice(symptoms.durations)
     if advice is None:
         yield "durations", f"{len(symptoms.durations)} measured: too few to recommend a lease"

@@ -45,7 +45,7 @@ def extend_command(
     with sentences(), open_store(url, schema, timeout) as store:
         record = store.existing(operation_id)
         try:
-            end = new_end(record, extension, store.ask(store.finding.overview).now)
+            end = new_end(record, extension, store.now())
         except NotExtended as error:
             raise CommandRefused(str(error)) from None
         if dry_run:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..stores.protocols import Overview
+from ..stores.protocols import MANY, Overview
 from .doctor_servers import LAYOUT, check_server
 from .doctor_tables import check_tables
 from .symptoms import Diagnosis, Symptoms
@@ -111,6 +111,11 @@ def span(ms: int) -> str:
     return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
 
 
+def so_many(past_retention: int) -> str:
+    """How many records are past retention, as far as they are counted."""
+    return f"{past_retention:,}" + (" or more" if past_retention >= MANY else "")
+
+
 def _late(since: int | None, now: int, limit: int) -> int | None:
     """How late something is, if that is later than it should be."""
     return now - since if since is not None and now - since > limit else None
@@ -157,7 +162,7 @@ def _workers(seen: Overview) -> Iterator[Diagnosis]:
         yield Diagnosis(
             "no_reaper",
             "problem",
-            f"{_many(seen.past_retention, 'record')} past retention, the oldest for {span(late)}: no reaper "
+            f"Records past retention: {so_many(seen.past_retention)}, the oldest for {span(late)}: no reaper "
             "seems to run, so the table grows.",
             "samekey worker module:idempotency, or for now: samekey reap",
         )
@@ -211,12 +216,12 @@ def _outcomes(symptoms: Symptoms, seen: Overview) -> Iterator[Diagnosis]:
 
 
 def _growth(symptoms: Symptoms, seen: Overview) -> Iterator[Diagnosis]:
-    if seen.past_retention > max(PILE, seen.records // 2):
+    if seen.past_retention > max(PILE, min(seen.records // 2, MANY - 1)):
         yield Diagnosis(
             "growing",
             "problem",
-            f"{seen.past_retention:,} of {seen.records:,} records are past retention: the reaper cannot keep "
-            "up.",
+            f"{so_many(seen.past_retention)} of {seen.records:,} records are past retention: the reaper "
+            "cannot keep up.",
             "samekey reap, then run the reaper more often, or keep keys for a shorter time",
         )
 

@@ -24,6 +24,10 @@ class Actor:
     reason: str | None = None
 
 
+MANY: Final = 1_000_000
+"""As far as records past retention are counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     """The figures that a doctor looks at. Times are milliseconds by the store's clock."""
@@ -36,6 +40,7 @@ class Overview:
     ended_leases: int
     oldest_lease_end: int | None
     past_retention: int
+    """Counted no further than ``MANY``."""
     live_jobs: int
     oldest_due: int | None
     dead_jobs: int

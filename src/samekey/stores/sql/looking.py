@@ -258,8 +258,8 @@ class Looking:
         return Overview(*rows[0])  # type: ignore[arg-type]
 
     def durations(self, *, limit: int = 10_000) -> Program[list[int]]:
-        """How long the newest finished operations took, in milliseconds."""
-        rows = yield self._queries.statement("durations", None, limit=limit)
+        """How long the newest finished operations took, in milliseconds; of those with a lease."""
+        rows = yield self._queries.statement("durations", None, limit=limit, looked=10 * limit)
         return [int(row[0]) for row in rows]  # type: ignore[arg-type]
 
     def unknown_endpoints(self) -> Program[dict[str, int]]:

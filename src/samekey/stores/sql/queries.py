@@ -20,6 +20,7 @@ from ...core.record import COLUMNS, HEARD_MS, LAST_TIME
 from ...core.states import LEASE_END, Mode, State, StateEvent, sources, target
 from ...errors import ConfigurationError
 from ..law import check, events_of
+from ..protocols import MANY
 
 _NAME: Final = re.compile(r"^-- name: (\w+)(?: +event: ([\w, ]+?))?[ \t]*$", re.MULTILINE)
 _WRITES: Final = re.compile(
@@ -63,6 +64,8 @@ _DURABLE: Final = (
     " or set_config('synchronous_commit', 'on', true) is not null)"
 )
 
+FEW: Final = 1000
+"""Records past retention of which it is looked up whether they must stay."""
 _SAME: Final = (
     "case when current_setting('samekey.attempt', true) = :attempt::text then true"
     " else exists (select from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
@@ -222,6 +225,29 @@ def _kept(dialect: Dialect, tables: Mapping[str, str], table: str) -> str:
     return f"({' or '.join(looks)})"
 
 
+def _past_retention(dialect: Dialect, keys: str, *, unless: str = "", first: int = 0) -> str:
+    """Every settled record past retention, tombstones too: one look for each index that the reaper goes by,
+    since an index of some records leads to them only where their rule is said. ``first``: so many of each."""
+    settled = f"k.state in ({_states(StateEvent.EXPIRE)})"
+    rules = (
+        (f"k.state in ({_states(StateEvent.REAP)})",)  # its index has all records
+        if dialect == "mysql"
+        else (
+            f"{settled} and k.after_expiry = 'new'",
+            f"{settled} and k.after_expiry <> 'new'",
+            f"k.state = '{State.EXPIRED}'",
+        )
+    )
+    looks = [
+        f"select k.id, k.state, k.expires_at from {keys} as k"  # noqa: S608 - words of our own
+        f" where {rule} and k.expires_at <= {_CLOCK[dialect]}{unless}"
+        for rule in rules
+    ]
+    if first:
+        looks = [f"select * from ({look} order by k.expires_at limit {first}) as oldest" for look in looks]  # noqa: S608
+    return " union all ".join(looks)
+
+
 def _expiry(dialect: Dialect, table: str) -> str:
     """When a record that has its answer now ends: by its own ttl. Counted from creation, that may be over
     already; its client must still be able to hear the answer."""
@@ -254,6 +280,8 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "open:p": _OPEN_PHASE,
         "open:v": _OPEN_WORD,
         "for_ever": str(LAST_TIME),
+        "few": str(FEW),
+        "many": str(MANY),
         "nobodys": nobodys,
         "noted": f"case when state = '{State.IN_PROGRESS}' then attempt else {nobodys} end",
         "schema": schema,
@@ -273,7 +301,11 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
     words["over"] = _OVER.format(
         claim=_states(StateEvent.CLAIM), expire=_states(StateEvent.EXPIRE), now=_CLOCK[dialect], kept=kept
     )
-    return {**words, **tables, "kept": kept, "kept:k": _kept(dialect, tables, "k")}
+    kept_k = _kept(dialect, tables, "k")
+    words["past_retention"] = _past_retention(dialect, tables["keys"])
+    words["oldest_past"] = _past_retention(dialect, tables["keys"], first=FEW)
+    words["reapable"] = _past_retention(dialect, tables["keys"], unless=f" and not {kept_k}")
+    return {**words, **tables, "kept": kept, "kept:k": kept_k}
 
 
 def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:

@@ -114,9 +114,7 @@ delete from {keys} where id in (:locked)
 
 -- name: count_reap
 -- What a reaper would find, by state.
-select state, count(*) from {keys} as k
-where state in ({from:reap}) and expires_at <= {now} and not {kept:k}
-group by state order by state
+select state, count(*) from ({reapable}) as r group by state order by state
 
 -- name: reap_jobs
 -- Of answers that were buried. A job that is to run, or that an operator must see, stays.

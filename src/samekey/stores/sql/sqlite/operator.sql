@@ -228,10 +228,11 @@ select {now}, {record} from {keys} where id in (select operation_id from (
 order by created_at desc
 
 -- name: newest_answer
--- In the order of an index; any that is there will do.
-select answer_body from {keys}
-where state = 'completed' and answer_body is not null
-order by expires_at desc limit 1
+-- One of the newest, whichever.
+select answer_body from (
+    select state, answer_body from {keys} order by created_at desc limit 1000
+) as newest
+where state = 'completed' and answer_body is not null limit 1
 
 -- name: timeline
 select at, from_state, to_state, attempt, actor, reason from {audit}
@@ -264,7 +265,8 @@ select scope, key, tenant from {keys}
 where (scope, key) > (:scope, :key) order by scope, key limit :limit
 
 -- name: overview
--- What a doctor looks at, in one row.
+-- What a doctor looks at, in one row. Past retention so many are counted; of a few it is looked up
+-- which of them must stay.
 select
     {now},
     (select count(*) from {keys}),
@@ -273,15 +275,16 @@ select
     (select count(*) from {keys} where state = 'dead_letter'),
     (select count(*) from {keys} where state = 'in_progress' and locked_until <= {now}),
     (select min(locked_until) from {keys} where state = 'in_progress'),
-    (select count(*) from {keys} as k where state in ({from:reap}) and expires_at <= {now} and not {kept:k}),
+    (
+        select case when c.due > {few} then c.due
+            else (select count(*) from ({oldest_past}) as k where not {kept:k}) end
+        from (select count(*) as due from (select 1 from ({past_retention}) as p limit {many}) as s) as c
+    ),
     (select count(*) from {jobs} where state = 'live'),
     (select min(due_at) from {jobs} where state = 'live'),
     (select count(*) from {jobs} where state = 'dead'),
     (select count(*) from {keys} where state = 'pending'),
-    (
-        select min(expires_at) from {keys} as k
-        where state in ({from:reap}) and expires_at <= {now} and not {kept:k}
-    ),
+    (select min(k.expires_at) from ({oldest_past}) as k where not {kept:k}),
     (select count(*) from {keys} where state = 'in_progress' and mode = 'phased' and locked_until <= {now}),
     (select min(locked_until) from {keys} where state = 'in_progress' and mode = 'phased'),
     (select min(locked_until) from {keys} where state = 'in_progress' and mode <> 'phased'),
@@ -293,12 +296,14 @@ select endpoint, count(*) from {keys} where state = 'unknown'
 group by endpoint order by 2 desc, 1 limit 20
 
 -- name: durations
--- How long recent operations took, in milliseconds. The newest to expire stand for the newest, because they are
--- in an index. What somebody else found out later says nothing about a run, and has an error code.
-select completed_at - last_run_at from {keys}
+-- How long recent operations took, in milliseconds, among the newest: most may be of another kind. What somebody else
+-- found out later says nothing about a run, and has an error code.
+select completed_at - last_run_at from (
+    select state, mode, error_code, completed_at, last_run_at from {keys} order by created_at desc limit :looked
+) as newest
 where state = 'completed' and completed_at is not null and error_code is null
     and mode in ('leased', 'repeatable', 'phased')
-order by expires_at desc limit :limit
+limit :limit
 
 -- name: parts_there
 -- The indexes and triggers that are there and in use, by name.

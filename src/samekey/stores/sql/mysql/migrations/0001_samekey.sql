@@ -224,7 +224,7 @@ create table if not exists samekey_audit (
     actor        varbinary(1024) not null,
     reason       longtext character set utf8mb4 collate utf8mb4_bin,
     primary key (id),
-    key samekey_audit_key (scope, `key`, id),
+    key samekey_audit_key (`key`, scope, id),
     key samekey_audit_operation (operation_id)
 ) engine = InnoDB row_format = dynamic;
 

@@ -240,7 +240,7 @@ create table {schema}.audit (
     reason       text
 );
 
-create index audit_key on {schema}.audit (scope, key, id);
+create index audit_key on {schema}.audit (key, scope, id);
 create index audit_operation on {schema}.audit (operation_id);
 
 -- A trigger, so that nothing can change a state without leaving its trace.

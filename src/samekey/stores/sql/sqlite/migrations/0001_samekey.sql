@@ -214,7 +214,7 @@ create table samekey_audit (
     reason       text
 );
 
-create index samekey_audit_key on samekey_audit (scope, key, id);
+create index samekey_audit_key on samekey_audit (key, scope, id);
 create index samekey_audit_operation on samekey_audit (operation_id);
 
 -- Who acts in the transaction that is open; empty between transactions.
