@@ -80,6 +80,43 @@ def test_a_row_vanishes_when_its_view_fails(database_url: str, how: str) -> None
         assert connection.get_autocommit()
 
 
+class NotesFailures:
+    """A middleware below samekey's, as many projects have."""
+
+    def __init__(self, get_response: Any) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        return self._get_response(request)
+
+    def process_exception(self, request: Any, error: Exception) -> HttpResponse:
+        write("failure")
+        return JsonResponse({"detail": "declined"}, status=402)
+
+
+@pytest.mark.parametrize("how", ["raises", "fails"])
+def test_who_answers_its_error_writes_what_stands(database_url: str, how: str) -> None:
+    failing = [True]
+
+    def urls(idempotency: Idempotency) -> list[Any]:
+        @idempotency.atomic
+        def pay(request: Any) -> HttpResponse:
+            write("paid")
+            if failing.pop():
+                if how == "fails":
+                    write("paid")
+                raise RuntimeError("a bug")
+            return HttpResponse("done", status=201)
+
+        return [path("pay", pay)]
+
+    below = f"{NotesFailures.__module__}.{NotesFailures.__name__}"
+    with world(database_url, urls, MIDDLEWARE=["samekey.django.IdempotencyMiddleware", below]) as shop:
+        assert (shop.post("/pay", "k").status_code, shop.entries()) == (402, ["failure"])
+        failing.append(False)
+        assert (shop.post("/pay", "k").status_code, shop.entries()) == (201, ["failure", "paid"])
+
+
 def test_a_service_that_opens_a_transaction_of_its_own_writes_inside_of_ours(each_url: str) -> None:
     called: list[str] = []
 

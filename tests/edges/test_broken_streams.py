@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from samekey import current_operation
 from tests.edges.shop import Shop
@@ -249,3 +249,21 @@ def test_less_than_was_announced_is_not_the_whole_answer_of_flask(shop: Shop, mo
         assert [one.code for one in got] == ["outcome_unknown"] * 2 and len(ran) == 1
     else:
         assert [one.status for one in got] == [500, 500] and len(ran) == 2
+
+
+@pytest.mark.parametrize("name", ["X-Sendfile", "X-Accel-Redirect", "X-LIGHTTPD-send-file"])
+@pytest.mark.parametrize("framework", ["flask", "starlette"])
+def test_a_file_that_the_server_in_front_sends(shop: Shop, name: str, framework: str) -> None:
+    """Its length is announced, and its body is not ours."""
+    headers, ran = {name: "/p/receipt.pdf", "Content-Length": "100"}, []
+
+    @shop.idempotency.leased
+    def pay() -> Any:
+        ran.append(name)
+        return flask.Response(b"", 201, headers) if framework == "flask" else Response(b"", 201, headers)
+
+    app: Any = flask.Flask(__name__) if framework == "flask" else FastAPI()
+    app.post("/pay")(pay)
+    got = shop.send(shop.guard_wsgi(app.wsgi_app) if framework == "flask" else shop.guard(app))
+    assert [(one.status, one.header(name)) for one in got] == [(201, "/p/receipt.pdf")] * 2
+    assert (len(ran), got[1].replayed) == (1, True)

@@ -182,6 +182,42 @@ def test_a_word_that_names_what_an_effect_has_made_is_about_that_effect(world: W
     assert told == [Resolution.TOO_LATE]
 
 
+@pytest.mark.parametrize(
+    ("named", "source"), [("operation_id", "cards"), ("provider_id", "cards"), ("operation_id", None)]
+)
+def test_one_object_may_stand_for_two_effects(world: World, named: str, source: str | None) -> None:
+    """A payment is authorised and then captured, and the capture's reply is lost: the only word about it is
+    not burnt as one about what was done before."""
+    ids: list[str] = []
+
+    def authorise(effect: Any) -> str:
+        effect.provider_id = "pi_1"
+        return "pi_1"
+
+    def capture(_effect: Any) -> str:
+        raise TimeoutError("the reply was lost")
+
+    async def ride(op: Any, _input: Any) -> Response:
+        ids.append(op.id)
+        await now(op.effect("authorised", world.outside(authorise), source=source))
+        await now(op.effect("captured", world.outside(capture), source=source))
+        return Response(201, {})
+
+    def tell(says: Any, event_id: str, **about: Any) -> Resolution:
+        where = {"source": "cards", "event_id": event_id, "tenant": "acme", **about}
+        return world.engine.resolve(says, occurred_at=datetime.now(UTC), verify=lambda: True, **where)
+
+    world.define(ride, backoff=AT_ONCE, on_error="unknown")
+    assert world.post("k1").code == "outcome_unknown"
+    about = {"operation_id": ids[0], "provider_id": "pi_1"}
+    heard = tell(Executed({"captured": True}, "pi_1"), "e1", **{named: about[named]})
+    assert heard is Resolution.UNPLACED
+    # Until somebody has looked, nothing that says no is believed.
+    time.sleep(0.01)
+    assert tell(NotExecuted(), "e2", operation_id=ids[0], step="captured") is not Resolution.RESOLVED
+    assert tell(Executed("cap", "pi_1"), "e3", operation_id=ids[0], step="captured") is Resolution.RESOLVED
+
+
 # ------------------------------------------------------------------ lookups that misbehave
 
 

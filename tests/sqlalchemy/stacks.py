@@ -44,6 +44,14 @@ class Note(Base):
     about: Mapped[int | None] = mapped_column(ForeignKey("notes.id"))
 
 
+class Declined(Exception):
+    """A card is."""
+
+
+async def _told_declined(*_: Any) -> JSONResponse:
+    return JSONResponse({"declined": True}, 402)
+
+
 @dataclass(frozen=True)
 class Got:
     status: int
@@ -71,6 +79,8 @@ class Stack:
         self.act: Act = write("tea")
         self.before: Act | None = None
         self.after: Act | None = None
+        self.on_decline: Act | None = None
+        """What is done with the session where the handler has raised ``Declined``, which is answered 402."""
         self.teardown: Act | None = None
         """Flask only: what is done after the handler, and before the operation ends."""
         self._last: list[Session] = []
@@ -149,14 +159,19 @@ class Stack:
         return 201, {"run": self.runs, "made": made}
 
     def _fastapi_async(self) -> FastAPI:
-        app = FastAPI()
+        app = FastAPI(exception_handlers={Declined: _told_declined})
         app.add_middleware(ASGIMiddleware, idempotency=self.idempotency, tenant=lambda _: self.tenant)
 
         async def get_session() -> AsyncIterator[AsyncSession]:
             async with self.sessions() as session:
                 if self.before is not None:
                     await session.run_sync(self.before)
-                yield session
+                try:
+                    yield session
+                except Declined:
+                    if self.on_decline is not None:
+                        await session.run_sync(self.on_decline)
+                    raise
                 if self.after is not None:
                     try:
                         await session.run_sync(self.after)
@@ -173,14 +188,19 @@ class Stack:
         return app
 
     def _fastapi_sync(self) -> FastAPI:
-        app = FastAPI()
+        app = FastAPI(exception_handlers={Declined: _told_declined})
         app.add_middleware(ASGIMiddleware, idempotency=self.idempotency, tenant=lambda _: self.tenant)
 
         def get_session() -> Iterator[Session]:
             with self.sessions() as session:
                 if self.before is not None:
                     self.before(session)
-                yield session
+                try:
+                    yield session
+                except Declined:
+                    if self.on_decline is not None:
+                        self.on_decline(session)
+                    raise
                 if self.after is not None:
                     try:
                         self.after(session)
@@ -208,6 +228,12 @@ class Stack:
             self._last.append(g.session)
             if self.before is not None:
                 self.before(g.session)
+
+        @app.errorhandler(Declined)
+        def declined(_: Declined) -> Any:
+            if self.on_decline is not None:
+                self.on_decline(g.session)
+            return {"declined": True}, 402
 
         @app.teardown_request
         def end(_: BaseException | None) -> None:

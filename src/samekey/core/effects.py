@@ -152,7 +152,7 @@ class Word:
     ours."""
     event_id: str = ""
     among: tuple[str | None, ...] = ()
-    """The downstream keys of the effects that have its id of the provider's, where there are several."""
+    """The downstream keys of the effects that have its id of the provider's, where it came by that."""
     knows_us: bool = False
     """Whether it came by our own id or key of the operation, which no stranger has."""
     of_this_life: bool = False
@@ -369,18 +369,35 @@ def _judge_job(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Ve
 
 def _one_of(word: Word, effects: Sequence[KnownEffect]) -> KnownEffect | None:
     sent = [effect for effect in effects if effect.was_sent]
-    if word.about is None and word.among:
-        # One object of the provider's for several effects: it tells of the one that has no result yet.
-        still = [e for e in sent if e.downstream_key in word.among and e.outcome not in _HAPPENED]
+    if word.about is not None:
+        return next((effect for effect in sent if effect.downstream_key == word.about), None)
+    made = [effect for effect in sent if _has_made(effect, word)]
+    if not made:
+        return sent[0] if len(sent) == 1 and len(effects) == 1 and not word.among else None
+    # One object of the provider's may stand for several effects: it tells of the one that has no result yet.
+    still = [effect for effect in made if not _is_done(effect)]
+    if still:
         return still[0] if len(still) == 1 else None
-    if word.about is None and word.provider_id is not None:
-        # What can be placed is placed: it names an object, and one effect has made that.
-        made = [e for e in sent if word.provider_id in (e.provider_id, *e.former_ids)]
-        if len(made) == 1:
-            return made[0]
-    if word.about is None:
-        return sent[0] if len(sent) == 1 and len(effects) == 1 else None
-    return next((effect for effect in sent if effect.downstream_key == word.about), None)
+    # What has its result is meant only where nothing else can be: another one may be about the same object,
+    # and have noted nothing yet.
+    others = any(_may_share(made[0], effect) for effect in sent)
+    return made[0] if len(made) == 1 and not others else None
+
+
+def _has_made(effect: KnownEffect, word: Word) -> bool:
+    """Whether the object that a word names is known to be this effect's."""
+    named = word.provider_id is not None and word.provider_id in (effect.provider_id, *effect.former_ids)
+    return named or effect.downstream_key in word.among
+
+
+def _may_share(done: KnownEffect, effect: KnownEffect) -> bool:
+    """Whether an object that one effect has made may be another's too, which has no result: both were sent to
+    the same provider, as far as the code says."""
+    return not _is_done(effect) and effect.provider_id is None and effect.source == done.source
+
+
+def _is_done(effect: KnownEffect) -> bool:
+    return effect.outcome in _HAPPENED or effect.job_state == "done"
 
 
 def unburied(record: Record) -> Record:

@@ -55,12 +55,12 @@ class Collected:
         assert self.start is not None
         if self._announced is not None:
             return not self.is_short
-        return self.pieces == 1 and (self.size > 0 or self.start["status"] in (204, 304))
+        return self.pieces == 1 and self.size > 0
 
     @property
     def _announced(self) -> int | None:
         assert self.start is not None
-        return announced(self.start.get("headers", ()))
+        return announced(self.start["status"], self.start.get("headers", ()))
 
     def answer(self) -> Answer:
         """All of it, as one answer."""
@@ -71,10 +71,23 @@ class Collected:
         return Answer(self.start["status"], headers, body)
 
 
-def announced(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """How long the body is to be, by the headers; None where they do not say."""
-    named = [value for name, value in headers if name.lower() == b"content-length"]
-    return int(named[0]) if len(named) == 1 and named[0].isdigit() else None
+_HANDED_ON: Final = (b"x-sendfile", b"x-accel-redirect", b"x-lighttpd-send-file")
+"""Headers by which the server in front is asked to send a file in the place of the body."""
+
+
+def announced(status: int, headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """How long the body is to be, by the headers; None where they do not say. 0 where there is none, or where
+    it is somebody else's to send, whatever is announced."""
+    if status in (204, 304):
+        return 0
+    length = None
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _HANDED_ON:
+            return 0
+        if lower == b"content-length":
+            length = int(value) if length is None and value.isdigit() else None
+    return length
 
 
 def copied(start: Message) -> Message:

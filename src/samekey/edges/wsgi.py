@@ -324,9 +324,10 @@ class _Guarded:
             raise RuntimeError("The application gave a body without calling start_response.")
         status, headers = self._start
         encoded = tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
-        if not streamed and len(body) < (announced(encoded) or 0):
+        number = _status(status)
+        if not streamed and len(body) < (announced(number, encoded) or 0):
             raise RuntimeError(_SHORT)
-        return Answer(_status(status), encoded, body)
+        return Answer(number, encoded, body)
 
     def _finish(self, page: Answer, *, streamed: bool) -> Finished:
         """The outcome becomes durable, once; only then does the first byte leave."""

@@ -96,6 +96,7 @@ logger = logging.getLogger("samekey")
 T = TypeVar("T")
 
 _TOO_LATE = "The request was answered before its handler was reached, so the handler was not run."
+_NOT_FALLEN = "What a handler wrote that raised could not be rolled back at once, but will be: %s"
 _READERS = 2
 """Threads that read large requests. It is work for the processor: more of them would stand in line."""
 _DRAIN_BEAT = 0.05
@@ -354,6 +355,29 @@ class Engine:
         finally:
             self._abandoned.discard(running)
             self._tell_end(running, outcome)
+
+    def fall(self, running: Running, error: BaseException) -> None:
+        """The handler has raised. Its transaction ends here: whoever makes an answer of the error (an
+        exception handler, a dependency, a middleware) may want the rows that it has locked."""
+        try:
+            if running.session is not None and isinstance(error, Exception):
+                running.operation.end()
+                self.drive(self._way(running).fall(running))
+        except Exception as trouble:
+            logger.warning(_NOT_FALLEN, trouble)
+        finally:
+            running.drop()
+
+    async def fall_async(self, running: Running, error: BaseException) -> None:
+        """``fall`` for async code. Whoever is cancelled meanwhile hears of it afterwards."""
+        try:
+            if running.session is not None and isinstance(error, Exception):
+                running.operation.end()
+                await self.drive_async(self._way(running).fall(running))
+        except Exception as trouble:
+            logger.warning(_NOT_FALLEN, trouble)
+        finally:
+            running.drop()
 
     def back_out(self, begun: Running) -> None:
         """Gives back what was claimed for a function that was not called. Sync code."""

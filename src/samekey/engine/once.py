@@ -117,8 +117,10 @@ class Once:
                 begun.boundary.returned()
                 handled = self._handled(result)
             except BaseException as error:
-                begun.drop()
-                engine.finish(begun, _broken_off(begun, error))
+                try:
+                    engine.fall(begun, error)
+                finally:
+                    engine.finish(begun, _broken_off(begun, error))
                 raise
             finally:
                 leave(entered)
@@ -147,8 +149,10 @@ class Once:
             begun.boundary.returned()
             handled = self._handled(result)
         except BaseException as error:
-            begun.drop()
-            await engine.finish_async(begun, _broken_off(begun, error))
+            try:
+                await engine.fall_async(begun, error)
+            finally:
+                await engine.finish_async(begun, _broken_off(begun, error))
             raise
         finally:
             leave(entered)

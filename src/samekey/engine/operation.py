@@ -241,6 +241,8 @@ class Running:
     unfinished: HandlerError | None = None
     """The handler ended while a statement of its own was under way, or after one that was interrupted;
     everything is rolled back."""
+    fell: bool | None = None
+    """Whether its transaction was its own to the end, once it has been rolled back."""
     part_failed: bool = False
     """A guarded function that shares the transaction raised: what it had written is not undone by itself."""
     expires_at: int = field(default=0)

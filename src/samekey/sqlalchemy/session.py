@@ -295,8 +295,14 @@ class Joins:
     def _samekey_drop(self) -> None:
         """The handler has raised. What it gave to this session, and was not sent, is not the session's any
         more, as after a rollback: whoever commits it would write it outside of the operation."""
-        if self._samekey_part is not None or self._is_clean():  # type: ignore[attr-defined]
-            return  # what is in the operation falls with it
+        part = self._samekey_part
+        if part is not None:
+            if part.over:  # it was rolled back; whoever answers the error may go on with this session
+                super().rollback()  # type: ignore[misc]
+                self._samekey_leave()
+            return
+        if self._is_clean():  # type: ignore[attr-defined]
+            return
         for deleted in list(self.deleted):  # type: ignore[attr-defined]
             super().add(deleted)  # type: ignore[misc]
         self._expunge_states(list(self._new), to_transient=True)  # type: ignore[attr-defined]

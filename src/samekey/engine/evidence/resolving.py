@@ -18,6 +18,7 @@ from typing import TypeVar
 from ...core.claim import downstream_key, scope_part
 from ...core.program import Program
 from ...core.record import Record
+from ...core.states import Mode
 from ...core.texts import checked_text, is_storable
 from ...errors import ConfigurationError, SamekeyError, SignatureRefused, StoreBusy
 from ...evidence import Evidence, Executed, check_evidence, unusable
@@ -110,7 +111,8 @@ def resolve(
     if not found:
         return Resolution.NOT_FOUND
     about, record = found[0]
-    if len(found) > 1:
+    if len(found) > 1 or (named.provider_id is not None and record.mode in (Mode.PHASED, Mode.DEFERRED)):
+        # An object may stand for more of the operation's effects than have noted it.
         said = replace(said, among=tuple(sent for sent, _ in found))
     else:
         said = replace(said, about=about)

@@ -61,7 +61,7 @@ class Said:
     """The downstream key of the effect; None: it names the operation alone."""
     provider_id: str | None = None
     among: tuple[str | None, ...] = ()
-    """The downstream keys of the effects that have this id, where there are several."""
+    """The downstream keys of the effects that have this id, where it came by that."""
     fault: SamekeyError | None = None
     """What is wrong with how it was said, where that is known."""
     is_ours: bool = False

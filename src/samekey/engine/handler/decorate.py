@@ -130,9 +130,11 @@ def _run(
             must_have_run(value, handler)
         begun.settle()
     except BaseException as error:
-        begun.drop()
-        if boundary.raised(error):
-            engine.finish(begun, exchange.handled(None))
+        try:
+            engine.fall(begun, error)
+        finally:
+            if boundary.raised(error):
+                engine.finish(begun, exchange.handled(None))
         raise
     finally:
         leave(entered)
@@ -179,9 +181,11 @@ async def _run_async(
         value = await value_of(handler(*args, **kwargs))
         await begun.settle_async()
     except BaseException as error:
-        begun.drop()
-        if boundary.raised(error):
-            await engine.finish_async(begun, exchange.handled(None))
+        try:
+            await engine.fall_async(begun, error)
+        finally:
+            if boundary.raised(error):
+                await engine.finish_async(begun, exchange.handled(None))
         raise
     finally:
         leave(entered)

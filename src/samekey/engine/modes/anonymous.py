@@ -83,6 +83,11 @@ class Anonymous:
         if running.session is not None:
             running.session.give_up()
 
+    def fall(self, running: Running) -> Flow[None]:
+        """The handler has raised."""
+        if running.session is not None:
+            yield Rollback(running.session)
+
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         """Commits or rolls back, by the same judgement as with a key."""
         policy, answer = running.rules.policy, handled.answer

@@ -155,6 +155,21 @@ class _Atomic(ABC):
             return (yield from self._refuse_to_commit(running, FailedTransaction(PART_FAILED)))
         return (yield from self._commit(running, handled, answer))
 
+    def fall(self, running: Running) -> Flow[None]:
+        yield from self._rolled_back(running)
+
+    def _rolled_back(self, running: Running) -> Flow[bool]:
+        """Rolls back. False: the handler had ended its own transaction, so what it wrote may stand."""
+        if running.fell is None:
+            running.fell = yield from self._is_whole(running)
+        yield Rollback(running.session)  # does nothing to what has ended
+        return running.fell
+
+    def _is_whole(self, running: Running) -> Flow[bool]:
+        """Whether the transaction that a rollback is about to end is the one that was opened."""
+        yield from ()
+        return True
+
     @abstractmethod
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]: ...
 
@@ -293,14 +308,29 @@ class LockedAtomic(_Atomic):
 
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         try:
-            try:
-                running.session.cut()
-            except (UnfinishedWork, FailedTransaction) as error:
-                running.unfinished = error
+            self._cut(running)
             return (yield from super().finish(running, handled))
         finally:
             running.session.give_up()  # on every way out; it has ended already on the ordinary ones
             self._leave(running)
+
+    def _cut(self, running: Running) -> None:
+        try:
+            running.session.cut()
+        except (UnfinishedWork, FailedTransaction) as error:
+            running.unfinished = error
+
+    def fall(self, running: Running) -> Flow[None]:
+        self._cut(running)
+        yield from self._rolled_back(running)
+
+    def _is_whole(self, running: Running) -> Flow[bool]:
+        try:
+            return (yield from ask_in(running.session, self._atomic.still_open(running.claim)))
+        except EscapedTransaction:
+            return False
+        except SamekeyError:
+            return True  # aborted or cut off: the server has rolled back or will
 
     def _commit(self, running: Running, handled: Handled, answer: Answer) -> Flow[Finished]:
         policy, session = running.rules.policy, running.session
@@ -379,14 +409,7 @@ class LockedAtomic(_Atomic):
     ) -> Flow[Finished | None]:
         opened = running.opened
         assert opened is not None
-        try:
-            same = yield from ask_in(running.session, self._atomic.still_open(running.claim))
-        except EscapedTransaction:
-            same = False
-        except SamekeyError:
-            same = True  # aborted or cut off: the server has rolled back or will
-        yield Rollback(running.session)
-        if not same:
+        if not (yield from self._rolled_back(running)):
             return (yield from self._escaped(running))
         if not remember:
             yield from self._leave_place(running)
@@ -523,7 +546,7 @@ class ClaimedAtomic(_Atomic):
     ) -> Flow[Finished | None]:
         lease, policy = running.lease, running.rules.policy
         assert lease is not None
-        yield Rollback(running.session)
+        yield from self._rolled_back(running)
         try:
             if remember:
                 expires_at = yield from ask(lambda: self._keys.complete(lease, answer))

@@ -70,6 +70,10 @@ class Leased:
         assert running.lease is not None
         given_back_later(self._keys, self._keeper, running.lease, running.claim.id)
 
+    def fall(self, running: Running) -> Flow[None]:
+        """There is no transaction."""
+        yield from ()
+
     def _told(self, record: Record) -> Flow[bool]:
         """A provider's word may have come while an attempt was running whose outcome is unknown since:
         whoever asks now need not wait until the reconciler looks."""

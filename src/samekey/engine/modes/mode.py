@@ -198,6 +198,10 @@ class Way(Protocol):
     def let_go(self, running: Running) -> None:
         """``give_back`` where the event loop ends: a thread sees to it, and nobody waits."""
 
+    def fall(self, running: Running) -> Flow[None]:
+        """The handler has raised: what it wrote in its transaction is rolled back before anybody else hears
+        of the error. Whoever answers it may want the rows that the handler has locked."""
+
     def finish(self, running: Running, handled: Handled) -> Flow[Finished]:
         """Makes the outcome durable, then says what to send."""
 

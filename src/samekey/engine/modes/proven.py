@@ -111,14 +111,18 @@ class ProvenAtomic(ClaimedAtomic):
     def _undo(
         self, running: Running, answer: Answer | None, *, remember: bool = False
     ) -> Flow[Finished | None]:
+        if not (yield from self._rolled_back(running)):
+            return (yield from self._escaped(running))
+        return (yield from super()._undo(running, answer, remember=remember))
+
+    def _is_whole(self, running: Running) -> Flow[bool]:
         try:
             yield from ask_in(running.session, self._say("close_proof"))
         except EscapedTransaction:
-            yield Rollback(running.session)
-            return (yield from self._escaped(running))
+            return False
         except SamekeyError:
             pass  # cut off: the server has rolled back or will
-        return (yield from super()._undo(running, answer, remember=remember))
+        return True
 
     def _give_back(self, lease: Lease) -> Flow[None]:
         """Nothing stands, so the key is as free as if it had never been sent."""
