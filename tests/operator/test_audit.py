@@ -244,3 +244,41 @@ def test_an_act_on_a_job_whose_operation_is_gone_leaves_its_trace(world: World, 
     told = world.run(lambda: world.operator.timeline_of(record.id))[-1]
     assert world.count("audit") == before + 1
     assert (told.actor, told.reason, told.before) == ("ann", "seen to", "dead")
+
+
+MOST = 100
+"""Lines about tries that came to nothing: of one operation, and of one key in a day."""
+
+
+def test_a_key_that_fails_for_ever_does_not_fill_the_audit(world: World) -> None:
+    record = world.failed("again")
+    for _ in range(MOST):
+        world.run(lambda: world.keys.fail(world.claim("again").lease(MINUTE), "status_500"))
+    assert world.count("audit") == MOST
+    assert world.read(record).attempts == MOST + 1, "how often it was tried stands in the record"
+    last = world.claim("again")
+    world.run(lambda: world.keys.complete(last.lease(MINUTE), ANSWER))
+    assert world.story(record)[-1] == ("in_progress", "completed", "request"), "what came of it is written"
+
+
+def test_a_key_that_is_released_for_ever_does_not_fill_the_audit(world: World) -> None:
+    for _ in range(MOST):
+        world.run(lambda: world.keys.release(world.claim("again").lease(MINUTE)))
+    assert world.count("audit") == MOST
+    record = world.claim("again")
+    world.run(lambda: world.keys.complete(record.lease(MINUTE), ANSWER))
+    assert world.story(record)[-1] == ("in_progress", "completed", "request")
+    world.sql("delete from {keys} where id = ?", record.id)
+    assert world.story(record)[-1] == ("completed", None, "request"), "a life that ends is written"
+    world.sql("update {audit} set at = at - ?", 2 * DAY)
+    assert world.story(world.claim("again"))[-1] == (None, "in_progress", "request"), "another day"
+
+
+def test_whoever_acts_otherwise_always_signs(world: World) -> None:
+    record = world.failed("again", mode=Mode.REPEATABLE)
+    for _ in range(MOST // 2):
+        claimed = world.claim("again", mode=Mode.REPEATABLE)
+        world.run(lambda claimed=claimed: world.keys.fail(claimed.lease(MINUTE), "status_500"))  # type: ignore[misc]
+    world.claim("again", mode=Mode.REPEATABLE, at=-HOUR)
+    assert world.serve(Sweeper(world.engine.engine).run_once) == 1
+    assert world.story(record)[-1] == ("in_progress", "failed_retryable", "sweeper")

@@ -116,6 +116,20 @@ def test_old_lines_go_and_the_story_of_a_living_key_stays(world: World) -> None:
     assert prune(world, "--older-than", "365d").out == "0 lines of the audit were dropped.\n"
 
 
+def test_of_the_former_lives_of_a_living_key_only_their_ends_stay(world: World) -> None:
+    former = world.completed("k", at=-3 * DAY, ttl=DAY)
+    world.sql("delete from {keys} where id = ?", former.id)
+    world.sql("update {audit} set at = at - ?", 400 * DAY)
+    present = world.completed("k")
+    assert prune(world, "--older-than", "365d", "--json").json["pruned"] == 2
+    assert world.story(present) == [
+        ("completed", None, "request"),
+        (None, "in_progress", "request"),
+        ("in_progress", "completed", "request"),
+    ]
+    assert world.run(lambda: world.operator.former_lives(present)) == 1
+
+
 def test_the_reaper_prunes_where_it_is_told_to(world: World) -> None:
     aged(world)
 

@@ -40,7 +40,7 @@ def prune_command(
     timeout: Timeout = 30,
     as_json: Json = False,
 ) -> None:
-    """Drop lines of the audit that are older. The story of a key that is still there stays whole."""
+    """Drop lines of the audit that are older. The story of an operation that is still there stays whole."""
     who, older = actor(actor_name, reason), milliseconds(duration(older_than))
     with sentences(), open_store(url, schema, timeout) as store:
         if not store.has_tables:

@@ -91,8 +91,9 @@ class Upkeep:
     def prune_audit(
         self, *, older_ms: int, after: int, batch: int, count_only: bool = False, now: int | None = None
     ) -> Program[tuple[int, int]]:
-        """One slice of the audit, from the line ``after`` on: what is older goes, but for the story of a key
-        that is still there. Gives how many, and the line to go on after (0: that was all)."""
+        """One slice of the audit, from the line ``after`` on: what is older goes, but for the story of an
+        operation that is still there, and the ends of its key's former lives. Gives how many, and the line to
+        go on after (0: that was all)."""
         yield BEGIN
         rows = yield self._queries.statement("clock", now)
         before = int(rows[0][0]) - older_ms  # type: ignore[arg-type]

@@ -177,17 +177,19 @@ where scope = :scope::text and key = :key::text and id = :operation_id::text
 returning {now}
 
 -- name: audit_slice
--- The next lines of the audit, oldest first: up to which, the newest of them, and how many may go. The story of a key
--- that is still there stays whole.
+-- The next lines of the audit, oldest first: up to which, the newest of them, and how many may go. The story of an
+-- operation that is still there stays whole, and of its key's former lives, that they ended: it says how many they were.
 select max(s.id), max(s.at), count(*) filter (where s.at < :before::bigint and not exists (
     select 1 from {keys} as k where k.scope = s.scope and k.key = s.key
+        and (k.id = s.operation_id or (s.to_state is null and s.from_state <> 'in_progress'))
 )) from (
-    select id, at, scope, key from {audit} where id > :after::bigint order by id limit :batch::bigint
+    select id, at, scope, key, operation_id, from_state, to_state from {audit} where id > :after::bigint order by id limit :batch::bigint
 ) as s
 
 -- name: prune_audit
 delete from {audit} where id > :after::bigint and id <= :last::bigint and at < :before::bigint and not exists (
-    select 1 from {keys} as k where k.scope = {audit}.scope and k.key = {audit}.key offset 0
+    select 1 from {keys} as k where k.scope = {audit}.scope and k.key = {audit}.key
+        and (k.id = {audit}.operation_id or ({audit}.to_state is null and {audit}.from_state <> 'in_progress')) offset 0
 )
 
 -- name: note_pruning
