@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
 
-from samekey import ConfigurationError, Idempotency
+from lab.processes import wait_until
+from samekey import ConfigurationError, Idempotency, SamekeyError
 from samekey.encryption import also_plain, fernet
 from samekey.errors import CorruptRecord
 
@@ -120,6 +122,44 @@ def test_a_lost_key_is_an_error_and_never_a_second_run(tmp_path: Path) -> None:
     with pytest.raises(CorruptRecord, match="decrypted"):
         stranger.once(tenant="t", key="k", run=lambda: pytest.fail("it ran"))
     stranger.close()
+
+
+class Remote:
+    """A key service that is away for so many questions."""
+
+    def __init__(self, away: int) -> None:
+        self.away, self.asked = away, 0
+        self._fernet = Fernet(Fernet.generate_key())
+
+    def encrypt(self, data: bytes) -> bytes:
+        self.asked += 1
+        if self.asked <= self.away:
+            raise ConnectionError("the key service cannot be reached")
+        return self._fernet.encrypt(data)
+
+    def decrypt(self, token: bytes) -> bytes:
+        return self._fernet.decrypt(token)
+
+
+def test_a_key_service_that_is_away_for_a_moment_costs_no_answer(tmp_path: Path) -> None:
+    """The outcome is tried again, as where the store itself is away."""
+    service = Remote(away=6)
+    idempotency = Idempotency(f"sqlite:///{tmp_path / 'app.db'}", encryption=service)
+
+    def again() -> object:
+        return idempotency.once(tenant="t", key="k", run=lambda: pytest.fail("it ran twice"))
+
+    assert idempotency.once(tenant="t", key="k", run=lambda: {"paid": 1}) == {"paid": 1}
+    wait_until(lambda: service.asked > 6)
+    wait_until(lambda: _outcome(again) == {"paid": 1})
+    idempotency.close()
+
+
+def _outcome(call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except SamekeyError as error:
+        return error
 
 
 def test_a_key_that_is_none_is_refused_at_the_start() -> None:

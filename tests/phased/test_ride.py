@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
-from samekey import Response
+import pytest
+
+from samekey import Backoff, Response
 from samekey.core.claim import downstream_key
 from tests.phased.provider import Provider, ProviderClient
 from tests.phased.world import World, column, count, execute, kept, now, ride_body, state_of
@@ -149,6 +152,25 @@ def test_an_answer_that_is_not_remembered_frees_the_key_and_the_input(world: Wor
     assert [world.post("k1").status for _ in range(2)] == [429, 429]
     assert state_of(world.url, "k1") is None
     assert kept(world.url) == {"inputs": 0, "phases": 0}
+
+
+@pytest.mark.parametrize("status", [408, 425, 429])
+def test_not_now_is_never_the_answer_of_what_is_half_done(world: World, status: int) -> None:
+    """The courier is over its limit after the charge: the client is told so, and the work goes on."""
+    busy = [True]
+
+    async def ride(op: Any, _input: Any) -> Response:
+        paid = await now(op.transaction("charged", lambda _connection: "ch_1"))
+        if busy.pop():
+            return Response(status, {"busy": True}, {"Retry-After": "1"})
+        return Response(201, {"charge": paid})
+
+    world.define(ride, backoff=Backoff(first=timedelta(0)))
+    first = world.post("k1")
+    assert (first.status, first.header("retry-after")) == (status, "1")
+    busy.append(False)
+    assert world.post("k1").json() == {"charge": "ch_1"}
+    assert world.post("k1").replayed
 
 
 def test_a_key_that_is_used_again_after_its_retention_begins_from_nothing(world: World) -> None:

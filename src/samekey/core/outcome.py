@@ -125,7 +125,7 @@ def judge(
         return Outcome.RELEASE
     if ending.own:
         return of_status(status, remember)
-    if status in _TRY_AGAIN or (status >= 500 and remember != "everything"):
+    if status in NOT_NOW or (status >= 500 and remember != "everything"):
         return Outcome.UNKNOWN
     # Not the handler's own status: it may be kept, but it proves nothing that could free the key. A page of
     # success over a failure that the handler has returned is not kept either: no retry would ever run.
@@ -147,7 +147,7 @@ def _shown_instead(ending: Ending, outcome: Outcome, remember: Remember) -> Outc
     return by_page if counts else outcome
 
 
-_TRY_AGAIN: Final = frozenset({408, 425, 429})
+NOT_NOW: Final = frozenset({408, 425, 429})
 """What tells a client to come back: to repeat that for as long as a key lives would be a lie."""
 
 

@@ -92,7 +92,9 @@ def announced(status: int, headers: Iterable[tuple[bytes, bytes]]) -> int | None
 
 def copied(start: Message) -> Message:
     """Headers may be any iterable, which can be walked through once, and may be changed by the application
-    later on."""
+    later on. A status that is no number is an error of whoever sends it, as any server would tell."""
+    if not isinstance(start.get("status"), int):
+        raise TypeError(f"The application sent {start.get('status')!r} as its status.")
     headers = [(bytes(name), bytes(value)) for name, value in start.get("headers", ())]
     return {**start, "headers": headers}
 

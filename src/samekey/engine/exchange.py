@@ -290,7 +290,7 @@ class Exchange:
                 page,
                 boundary.error,
                 streamed=streamed,
-                refusal=None if self.at_edge else self.framework.refusal(boundary.error),
+                refusal=None if self.at_edge else self.refusal_of(boundary.error),
                 before_effect=boundary.is_proof(),
                 unsure=boundary.is_unsure,
             )
@@ -299,6 +299,24 @@ class Exchange:
         said = self._said(boundary)
         own = page is not None and said == page.status
         return Handled(page, None, streamed, own, said, at_edge=self.at_edge, unsure=boundary.is_unsure)
+
+    def word_of(self, value: Any, noted: Any) -> int | None:
+        """The status that the handler chose, by what it returned. Whatever that is (a response whose status
+        is None, say), its end must be noted: nobody else will."""
+        try:
+            return self.framework.own_status(value, noted)
+        except Exception as error:
+            logger.warning("The status of what %s returned cannot be read: %s", self.endpoint, error)
+            return None
+
+    def refusal_of(self, error: BaseException) -> int | None:
+        """The status of the framework's own HTTP exception. One that has none that can be read (an SDK's
+        error without an answer has None) is an error like any other."""
+        try:
+            return self.framework.refusal(error)
+        except Exception as trouble:
+            logger.warning("The status of what %s raised cannot be read: %s", self.endpoint, trouble)
+            return None
 
     def _said(self, boundary: Boundary) -> int | None:
         """The status that the handler returned, if that can be told."""

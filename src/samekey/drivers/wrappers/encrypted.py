@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from ...core.program import Decrypted, Row, Statement, Undecryptable, Unsealed, Value, home_of
+from ...errors import StoreBusy
 from ..errand import moves
 from ..protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 
@@ -46,7 +47,13 @@ class Sealing:
             value = parameters[name]
             if isinstance(value, bytes):
                 home = _home(name, parameters).encode()
-                sealed = self.cipher.encrypt(len(home).to_bytes(4, "big") + home + value)
+                try:
+                    sealed = self.cipher.encrypt(len(home).to_bytes(4, "big") + home + value)
+                except Exception as error:
+                    # A key service that is away for a moment, say. The store is as good as busy: nothing was
+                    # sent, and whoever would try it again there tries again.
+                    said = f"What is to be stored cannot be encrypted just now: {type(error).__name__}."
+                    raise StoreBusy(said) from error
                 parameters[name] = _MARK + sealed
         return Statement(statement.query, parameters)
 

@@ -138,11 +138,12 @@ def _run(
         raise
     finally:
         leave(entered)
-    word = exchange.framework.own_status(value, boundary.noted)
-    value = exchange.framework.watch(value, begun)
-    if boundary.returned(word):
-        engine.finish(begun, exchange.handled(None))
-    return value
+    word = exchange.word_of(value, boundary.noted)
+    try:
+        return exchange.framework.watch(value, begun)
+    finally:
+        if boundary.returned(word):
+            engine.finish(begun, exchange.handled(None))
 
 
 async def _run_async(
@@ -189,11 +190,12 @@ async def _run_async(
         raise
     finally:
         leave(entered)
-    word = exchange.framework.own_status(value, boundary.noted)
-    value = exchange.framework.watch(value, begun)
-    if boundary.returned(word):
-        await engine.finish_async(begun, exchange.handled(None))
-    return value
+    word = exchange.word_of(value, boundary.noted)
+    try:
+        return exchange.framework.watch(value, begun)
+    finally:
+        if boundary.returned(word):
+            await engine.finish_async(begun, exchange.handled(None))
 
 
 def phased_endpoint(engine: Engine, definition: Definition) -> Any:

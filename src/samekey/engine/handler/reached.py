@@ -37,10 +37,10 @@ class Part:
     def runs(self) -> Iterator[Callable[[Any], Any]]:
         """Around the call; what it gives is told here. What the function says of itself is no proof about the
         whole; and where by its own rules its key would not be free, that of the whole is not either."""
-        framework = self.exchange.framework
+        exchange = self.exchange
 
         def gave(value: Any) -> Any:
-            status = framework.own_status(value, None)
+            status = exchange.word_of(value, None)
             self._note(Ending(200 if status is None else status))
             return value
 
@@ -51,7 +51,7 @@ class Part:
             if isinstance(error, NotExecuted):
                 operation = self.running.operation
                 error.is_word_of(f"a part of {operation.id}", operation.began, next(MOMENTS))
-            refusal = framework.refusal(error)
+            refusal = exchange.refusal_of(error)
             self._note(Ending(refusal, error, refusal=refusal))
             self.running.part_failed = True
             raise

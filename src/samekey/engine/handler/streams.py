@@ -132,7 +132,7 @@ def _steps(
             if begun.boundary.raised(error):
                 engine.finish(begun, exchange.handled(None))
             raise
-        if begun.boundary.returned(exchange.framework.own_status(None, begun.boundary.noted)):
+        if begun.boundary.returned(exchange.word_of(None, begun.boundary.noted)):
             engine.finish(begun, exchange.handled(None))
         exchange.stream_due = False
         begun.boundary.streams, begun.boundary.pieces = True, Pieces.OPEN
@@ -166,7 +166,7 @@ async def _steps_async(
             if begun.boundary.raised(error):
                 await engine.finish_async(begun, exchange.handled(None))
             raise
-        if begun.boundary.returned(exchange.framework.own_status(None, begun.boundary.noted)):
+        if begun.boundary.returned(exchange.word_of(None, begun.boundary.noted)):
             await engine.finish_async(begun, exchange.handled(None))
         exchange.stream_due = False
         begun.boundary.streams, begun.boundary.pieces = True, Pieces.OPEN

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from ...core.claim import downstream_key
 from ...core.decide import Outstanding, Replay, Uncertain, Withheld
 from ...core.effects import Sent, SentStep
-from ...core.outcome import Ending, OnError, Outcome, of_error
+from ...core.outcome import NOT_NOW, Ending, OnError, Outcome, of_error
 from ...core.phases import (
     Phase,
     PhaseKind,
@@ -493,6 +493,8 @@ class PhasedRun:
             answer = raised.answer_in(refusal)
             ending = Ending(answer.status, refusal, refusal=answer.status)
         outcome = self.definition.rules.judge(ending)
+        if outcome is Outcome.RELEASE and self._acted and answer.status in NOT_NOW:
+            outcome = Outcome.FAIL  # "not now", of what is half done: it goes on, and is never the answer
         if outcome is Outcome.RELEASE and not self._acted:
             if self._meant or not self._first:
                 # Something was meant under this key: it is not as if it had never been used.
@@ -503,9 +505,8 @@ class PhasedRun:
         if outcome in (Outcome.FAIL, Outcome.UNKNOWN):
             state = yield from self._pause(f"status_{answer.status}", outcome)
             # "Not now" may be its own word while the machine goes on; a definite answer would be a lie then.
-            over = state is State.FAILED_RETRYABLE or (
-                answer.status >= 500 and state is not State.DEAD_LETTER
-            )
+            not_now = answer.status >= 500 or answer.status in NOT_NOW
+            over = state is State.FAILED_RETRYABLE or (not_now and state is not State.DEAD_LETTER)
             return Finished(self._dated(answer) if over else self._waits(state))
         return (yield from self._store(answer))
 
