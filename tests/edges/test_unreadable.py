@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI, HTTPException, Response
@@ -86,7 +86,7 @@ def test_pieces_that_cannot_be_begun(shop: Shop) -> None:
         return Stream(pieces)
 
     app = IdempotencyMiddleware(
-        Litestar([pay], openapi_config=None), idempotency=shop.idempotency, tenant=tenant_of
+        cast("Any", Litestar([pay], openapi_config=None)), idempotency=shop.idempotency, tenant=tenant_of
     )
     first, again = shop.send(app)
     assert first.status == 500 or first.code == "outcome_unknown"

@@ -45,30 +45,24 @@ class Collected:
     @property
     def is_short(self) -> bool:
         """Less came than was announced."""
-        announced = self._announced
-        return announced is not None and self.size < announced
+        assert self.start is not None
+        length = announced(self.start["status"], self.start["headers"])
+        return length is not None and self.size < length
 
     @property
     def shows_its_end(self) -> bool:
         """Whether what came so far proves that it is all: as much as was announced, one piece that was not
         empty, or an answer that has no body. A middleware may end an answer that broke off."""
         assert self.start is not None
-        if self._announced is not None:
-            return not self.is_short
-        return self.pieces == 1 and self.size > 0
-
-    @property
-    def _announced(self) -> int | None:
-        assert self.start is not None
-        return announced(self.start["status"], self.start.get("headers", ()))
+        length = announced(self.start["status"], self.start["headers"])
+        return self.pieces == 1 and self.size > 0 if length is None else self.size >= length
 
     def answer(self) -> Answer:
         """All of it, as one answer."""
         assert self.start is not None
-        headers = tuple((bytes(name), bytes(value)) for name, value in self.start.get("headers", ()))
         body = b"".join(self.chunks)
         self.chunks.clear()
-        return Answer(self.start["status"], headers, body)
+        return Answer(self.start["status"], tuple(self.start["headers"]), body)
 
 
 _HANDED_ON: Final = (b"x-sendfile", b"x-accel-redirect", b"x-lighttpd-send-file")
