@@ -60,6 +60,8 @@ PURE = frozenset(
 
 LAYERS = {
     "errors": Layer(frozenset(), stdlib=PURE),
+    # What every log record passes.
+    "logs": Layer(frozenset()),
     "core": Layer(frozenset({"errors"}), frozenset({"rfc8785", "http_sf"}), PURE),
     # Programs ask nothing of the machine; their SQL is read from files of this package.
     "stores": Layer(frozenset({"core", "errors"}), stdlib=PURE | {"importlib"}),
@@ -111,7 +113,7 @@ LAYERS = {
     "ops": Layer(ANY, frozenset({"opentelemetry", "prometheus_client", "rich"})),
     # It knows nothing of samekey's own way of doing it: it looks at any server, from outside.
     "check": Layer(frozenset({"errors"}), frozenset({"uvicorn"})),
-    "samekey": Layer(frozenset({"core", "engine", "idempotency", "response", "evidence", "errors"})),
+    "samekey": Layer(frozenset({"core", "engine", "idempotency", "response", "evidence", "errors", "logs"})),
     "cli": Layer(ANY, frozenset({"typer", "rich"})),
     "testing": Layer(ANY, ANY),
 }

@@ -31,6 +31,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The signature is missing or wrong."},
     404: {"description": "No such operation, perhaps not yet: send it again."},
     409: {"description": "The operation is under way: send it again."},
+    413: {"description": "It is larger than any event."},
 }
 
 
@@ -80,8 +81,22 @@ async def cards_event(request: Request) -> JSONResponse:
     return await heard(CARDS, settings.cards_secret, request)
 
 
+LARGEST_EVENT = 64 * 1024
+"""Bytes; the provider's own have a few hundred. Until its signature is checked, anybody may have sent it."""
+
+
+async def read_event(request: Request) -> bytes:
+    """The body, read no further than an event can be long."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LARGEST_EVENT:
+            raise HTTPException(413, "This is no event.")
+    return bytes(body)
+
+
 async def heard(source: str, secret: str, request: Request) -> JSONResponse:
-    body = await request.body()
+    body = await read_event(request)
     # Without a secret nobody is believed: an empty one could be guessed.
     if not (secret and verify_signature(secret, request.headers.get(SIGNATURE), body)):
         raise HTTPException(401, "The signature is missing or wrong.")

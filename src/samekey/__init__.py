@@ -25,6 +25,7 @@ from .errors import (
 )
 from .evidence import Declined, Evidence, Executed, StillUnknown
 from .idempotency import Idempotency
+from .logs import disarm
 from .response import Response
 
 __all__ = [
@@ -62,3 +63,6 @@ __all__ = [
     "stripe",
     "stripe_v2",
 ]
+
+disarm()
+del disarm

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -136,6 +138,18 @@ def event(
         **changes,
     }
     return {"id": id or f"evt_{entry.id}", "type": type, "data": data}
+
+
+def test_an_event_without_a_signature_is_not_read_for_ever(quiet: Service) -> None:
+    """Its body has no end; the answer comes all the same."""
+    address = urlsplit(quiet.url)
+    piece = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=30) as connection:
+        connection.sendall(
+            b"POST /webhooks/provider HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        connection.sendall(piece * 32)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def send(

@@ -19,6 +19,7 @@ from .migrate import migrate_command
 from .reap import reap_command
 from .reconcile import reconcile_command
 from .spec import spec_command
+from .speech import say
 from .sweep import sweep_command
 from .worker import worker_command
 
@@ -33,7 +34,7 @@ app = typer.Typer(
 
 def _tell_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"samekey {version('samekey')}")
+        say(f"samekey {version('samekey')}")
         raise typer.Exit
 
 

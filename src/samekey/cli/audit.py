@@ -11,7 +11,8 @@ from ..core.policy import milliseconds
 from ..stores.protocols import Actor
 from ..workers.reaper import AUDIT_BATCH
 from .options import ActorName, CommandRefused, Reason, Schema, Timeout, Url, actor, duration
-from .output import DryRun, Json, print_json, progress, say, sentences
+from .output import DryRun, Json, progress, sentences
+from .speech import print_json, say
 from .target import OperatorStore, open_store
 
 audit_app = typer.Typer(

@@ -25,8 +25,9 @@ from ..check.render.people import lines
 from ..check.render.sarif import as_sarif
 from ..check.run import Progress, not_checked
 from ..errors import ConfigurationError, SamekeyError
-from .output import printable
+from ..logs import one_line
 from .spec import write
+from .speech import complain, pour
 
 FOUND = 1
 WRONG_USE = 2
@@ -117,7 +118,7 @@ def check_command(
         wanted = _wanted(url, plan, body, header, other_header, count_url, method)
         rules = profile_of(profile or wanted.profile or "ietf").name
     except SamekeyError as error:
-        typer.echo(f"samekey: {printable(str(error))}", err=True)
+        complain(error)
         raise typer.Exit(WRONG_USE) from None
     reports: list[Report] = []
     wrong = 0
@@ -134,7 +135,7 @@ def check_command(
                     progress=progress,
                 )
             except (Unreachable, SamekeyError) as error:
-                typer.echo(f"samekey: {printable(str(error))}", err=True)
+                complain(error)
                 wrong = max(wrong, UNREACHABLE if isinstance(error, Unreachable) else WRONG_USE)
                 report = not_checked(endpoint, str(error), rules, strict=strict or wanted.strict)
             reports.append(report)
@@ -177,13 +178,13 @@ def _plain(reports: Sequence[Report]) -> Iterator[str]:
     for number, report in enumerate(reports):
         if number:
             yield ""
-        yield from map(printable, lines(report))
+        yield from map(one_line, lines(report))
 
 
 def _print(reports: Sequence[Report]) -> None:
     """In colours on a terminal, as plain lines anywhere else."""
     if not sys.stdout.isatty():
-        typer.echo(FORMATS["text"](reports), nl=False)
+        pour(FORMATS["text"](reports))
         return
     console = Console(highlight=False)
     for line in _plain(reports):

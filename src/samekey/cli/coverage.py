@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,10 @@ import typer
 
 from ..engine.keyuse import KEY_USE
 from ..errors import ConfigurationError, SamekeyError
+from ..logs import one_line
 from ..ops.coverage import How, RouteCoverage, coverage, is_allowed
 from ..ops.live import LiveUse, read_live
+from .speech import complain, print_json, say
 
 UNGUARDED = 1
 """The exit code if a route is unguarded."""
@@ -70,19 +71,19 @@ def coverage_command(
         routes = coverage(load_app(target))
         counted = placed(routes, read_live(live)) if live else None
     except SamekeyError as error:
-        typer.echo(f"samekey: {error}", err=True)
+        complain(error)
         raise typer.Exit(COULD_NOT_LOOK) from None
     allowed = allow or []
     failing = [
         route for route in routes if _fails(route, all_methods, required) and not is_allowed(route, allowed)
     ]
     if as_json:
-        typer.echo(json.dumps(_content(routes, allowed, failing, counted), indent=2))
+        print_json(_content(routes, allowed, failing, counted))
     else:
         _print(routes, allowed, failing, counted)
     for pattern in allowed:
         if not any(is_allowed(route, [pattern]) for route in routes):
-            typer.echo(f"samekey: --allow {pattern} names no route; remove it.", err=True)
+            complain(f"--allow {pattern} names no route; remove it.")
     if failing:
         raise typer.Exit(UNGUARDED)
 
@@ -141,17 +142,20 @@ def _print(
     print_table(("method", "path", "guarded", *titles), cells)
     for name, elsewhere in ({} if counted is None else counted.elsewhere).items():
         kept, keyless, _ = _columns(elsewhere)
-        typer.echo(f"{name} is no route of this application: {kept} with a key, {keyless} without.")
+        say(f"{name} is no route of this application: {kept} with a key, {keyless} without.")
     if not routes:
-        typer.echo("The application has no state-changing route.")
+        say("The application has no state-changing route.")
     elif failing:
         optional = sum(route.ok and route.guarded for route in failing)
         if len(failing) > optional:
-            typer.echo(f"\n{len(failing) - optional} of {len(routes)} routes may run twice, or not at all.")
+            say("")
+            say(f"{len(failing) - optional} of {len(routes)} routes may run twice, or not at all.")
         if optional:
-            typer.echo(f"\n{optional} of {len(routes)} routes also run without a key.")
+            say("")
+            say(f"{optional} of {len(routes)} routes also run without a key.")
     else:
-        typer.echo(f"\nAll {len(routes)} state-changing routes are accounted for.")
+        say("")
+        say(f"All {len(routes)} state-changing routes are accounted for.")
 
 
 def _columns(use: LiveUse) -> tuple[str, str, str]:
@@ -201,12 +205,12 @@ def print_table(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """With rich on a terminal; as plain columns anywhere else, where a script or a pipe reads it."""
     if not cells:
         return
-    clean = [[printable(cell) for cell in row] for row in cells]
+    clean = [[one_line(cell) for cell in row] for row in cells]
     if sys.stdout.isatty() and _print_rich(titles, clean):
         return
     widths = [max(map(len, column)) for column in zip(titles, *clean, strict=True)]
     for row in (titles, *clean):
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _print_rich(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> bool:
@@ -222,11 +226,6 @@ def _print_rich(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> bool:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
     return True
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def load_app(target: str) -> Any:

@@ -35,21 +35,10 @@ from .options import (
     Url,
     actor,
 )
-from .output import (
-    DryRun,
-    Json,
-    age,
-    coloured,
-    print_facts,
-    print_json,
-    print_table,
-    say,
-    sentences,
-    shown_id,
-    tenant_name,
-)
+from .output import DryRun, Json, age, coloured, print_facts, print_table, sentences, shown_id, tenant_name
 from .rehearsal import rehearse
 from .resolve import answer_from
+from .speech import print_json, say
 from .target import OperatorStore, open_store
 
 dead_app = typer.Typer(

@@ -20,7 +20,8 @@ from ..stores.redis.check import server_facts, weaknesses_of
 from ..stores.redis.finding import RedisFinding
 from ..stores.redis.scripts import RedisStatements
 from .options import Schema, Timeout, Url
-from .output import REFUSED, Json, print_facts, print_json, quietly, say, sentences
+from .output import REFUSED, Json, print_facts, quietly, sentences
+from .speech import print_json, say
 from .target import OperatorStore, open_store
 
 MEASURED = 10_000

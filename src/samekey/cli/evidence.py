@@ -12,7 +12,8 @@ from ..core.effects import Says
 from ..evidence import evidence_kind, unusable_answer
 from ..stores.sql.effects import ProviderEvent
 from .options import ActorName, CommandRefused, Reason, Schema, Timeout, Url, actor
-from .output import Json, moment, print_json, print_table, printable, say, sentences, shown_id, when
+from .output import Json, moment, print_table, sentences, shown_id, when
+from .speech import print_json, say
 from .target import OperatorStore, open_store
 
 evidence_app = typer.Typer(
@@ -133,10 +134,10 @@ def print_events(events: Sequence[dict[str, Any]]) -> None:
             end = "it contradicts the answer that stands"
         elif event["unusable"] is not None:
             end = f"its answer cannot be used: {event['unusable']}"
-        say(printable(f"{said}; {end}."))
+        say(f"{said}; {end}.")
         if event["says"] == Says.EXECUTED and event["state"] != "conflict":
             name = Yes(event["source"], event["id"]).name
-            say(printable(f"Until that is settled it is not sent again, unless despite {name!r}."))
+            say(f"Until that is settled it is not sent again, unless despite {name!r}.")
 
 
 def _must_keep(store: OperatorStore) -> None:

@@ -14,8 +14,9 @@ from ..engine.extending import Extension, moment, new_end
 from ..errors import NotExtended, SamekeyError
 from .evidence import events_about
 from .options import ActorName, CacheUrl, CommandRefused, Id, Reason, Schema, Timeout, Url, actor, duration
-from .output import DryRun, say, sentences
+from .output import DryRun, sentences
 from .sent import effects_of
+from .speech import say
 from .target import OperatorStore, note_yourself, open_store
 
 

@@ -37,22 +37,10 @@ from .options import (
     Url,
     duration,
 )
-from .output import (
-    Json,
-    age,
-    coloured,
-    print_facts,
-    print_json,
-    print_table,
-    printable,
-    say,
-    sentences,
-    shown_id,
-    tenant_name,
-    when,
-)
+from .output import Json, age, coloured, print_facts, print_table, sentences, shown_id, tenant_name, when
 from .resolve import resolve_command
 from .sent import described_effect, described_likely, effects_of, likely_steps, print_effects
+from .speech import print_json, say
 from .target import FoundKey, OperatorStore, open_store
 
 keys_app = typer.Typer(
@@ -307,7 +295,7 @@ def show_command(
         print_events(events)
         if left:
             say("")
-            say(printable(why_kept(left)))
+            say(why_kept(left))
         hint = None if found.record is None else next_step(found.record, store.now(), effects, likely)
         if hint is not None:
             say("")

@@ -34,6 +34,7 @@ from ..idempotency import Idempotency
 from ..workers.ledger import LedgerCheck
 from .coverage import print_table
 from .spec import write
+from .speech import complain, say
 from .worker import load
 
 DIFFER = 1
@@ -146,7 +147,7 @@ async def _run(idempotency: Idempotency, declared: list[Ledgers]) -> list[tuple[
 
 
 def _stop(sentence: str) -> NoReturn:
-    typer.echo(f"samekey: {sentence}", err=True)
+    complain(sentence)
     raise typer.Exit(COULD_NOT_COMPARE)
 
 
@@ -169,7 +170,7 @@ def _report(
             _stop("A report holds one comparison; choose one with --name.")
         write(as_csv(found[0][1]) if as_csv_file else as_json(found[0][1]), output, COULD_NOT_COMPARE)
         if output is not None:
-            typer.echo(str(found[0][1]))
+            say(str(found[0][1]))
     else:
         for name, comparison in found:
             _print(name, comparison, limit)
@@ -195,10 +196,10 @@ def _print(name: str, comparison: Comparison, limit: int) -> None:
     titles = ("difference", "id", "side", "amount", "currency", "status", "reference", "differs in")
     print_table(titles, cells)
     if len(every) > limit:
-        typer.echo(f"… and {len(every) - limit} more lines; --csv and --json have them all.")
+        say(f"… and {len(every) - limit} more lines; --csv and --json have them all.")
     if cells:
-        typer.echo("")
-    typer.echo(f"{name}: {comparison}" if name else str(comparison))
+        say("")
+    say(f"{name}: {comparison}" if name else str(comparison))
 
 
 # Reading CSV

@@ -17,6 +17,7 @@ from ..stores.dynamodb.statements import DynamoStatements
 from ..stores.sql.migrations import Migration, check, code_version, migrate, script
 from ..stores.sql.queries import Queries, queries_for
 from .options import STORE_URL
+from .speech import complain, pour, say
 from .target import application, is_application
 
 
@@ -61,7 +62,7 @@ def migrate_command(
             store, schema = idempotency.engine.url, idempotency.engine.queries.schema
         _migrate(store, schema, print_sql=print_sql, check_only=check_only, wait=wait)
     except SamekeyError as error:
-        typer.echo(f"samekey: {error}", err=True)
+        complain(error)
         raise typer.Exit(1) from None
 
 
@@ -75,14 +76,14 @@ def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool, wait: 
         return
     queries = queries_for(drivers.dialect, schema)
     if print_sql:
-        typer.echo(script(queries), nl=False)
+        pour(script(queries))
         return
     try:
         if not check_only:
             for migration in _apply(drivers, url, queries, wait):
-                typer.echo(f"applied {migration.version:04d} {migration.name}")
+                say(f"applied {migration.version:04d} {migration.name}")
         run(drivers.sync, lambda: check(queries))
-        typer.echo(f"The tables have version {code_version(drivers.dialect)}.")
+        say(f"The tables have version {code_version(drivers.dialect)}.")
     finally:
         drivers.sync.close()
 
@@ -90,23 +91,21 @@ def _migrate(url: str, schema: str, *, print_sql: bool, check_only: bool, wait: 
 def _apply(drivers: Drivers, url: str, queries: Queries, wait: float) -> list[Migration]:
     if drivers.dialect == "sqlite":
         return run(drivers.sync, lambda: migrate(queries))
-    return migrate_patiently(
-        url, queries, wait=wait, tell=lambda sentence: typer.echo(f"samekey: {sentence}", err=True)
-    )
+    return migrate_patiently(url, queries, wait=wait, tell=complain)
 
 
 def _migrate_dynamodb(drivers: Drivers, url: str, *, print_definition: bool, check_only: bool) -> None:
     if print_definition:
-        typer.echo(table.as_json(urlsplit(url).path.removeprefix("/")), nl=False)
+        pour(table.as_json(urlsplit(url).path.removeprefix("/")))
         return
     statements = DynamoStatements()
     try:
         if not check_only:
             for done in run(drivers.sync, lambda: table.migrate(statements)):
-                typer.echo(done)
+                say(done)
         for sentence in run(drivers.sync, lambda: table.check(statements)):
-            typer.echo(f"samekey: {sentence}", err=True)
-        typer.echo("The table is as it must be.")
+            complain(sentence)
+        say("The table is as it must be.")
     finally:
         drivers.sync.close()
 
@@ -116,6 +115,6 @@ def _nothing_to_migrate(url: str) -> None:
     store = open_store(url)
     try:
         run(store.drivers.sync, store.check)
-        typer.echo(f"{store.name} has no tables: there is nothing to migrate. The server can be used.")
+        say(f"{store.name} has no tables: there is nothing to migrate. The server can be used.")
     finally:
         store.drivers.sync.close()

@@ -6,14 +6,13 @@ be reached, its tables do not fit, or the command line makes no sense.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich import box
@@ -23,8 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import SamekeyError
+from ..logs import one_line
 from ..ops.doctor import span
 from .options import CommandRefused
+from .speech import complain, show
 from .target import OperatorStore
 
 Json = Annotated[bool, typer.Option("--json", envvar="SAMEKEY_JSON", help="JSON, for scripts.")]
@@ -60,10 +61,10 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except CommandRefused as refusal:
-        typer.echo(f"samekey: {refusal}", err=True)
+        complain(refusal)
         raise typer.Exit(REFUSED) from None
     except SamekeyError as error:
-        typer.echo(f"samekey: {error}", err=True)
+        complain(error)
         raise typer.Exit(COULD_NOT) from None
 
 
@@ -86,14 +87,6 @@ def shown_id(store: OperatorStore, whole: str) -> str:
 def coloured(state: str) -> Text:
     """A state; without colours where there is no terminal."""
     return Text(state, style=COLOURS.get(state, ""))
-
-
-def say(sentence: str) -> None:
-    typer.echo(sentence)
-
-
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(
@@ -126,17 +119,12 @@ def _print(shown: Table | Text) -> None:
     with target.capture() as capture:
         target.print(shown, soft_wrap=isinstance(shown, Text))
     for line in capture.get().splitlines():
-        typer.echo(line.rstrip(), color=target.is_terminal)
+        show(line.rstrip(), colours=target.is_terminal)
 
 
 def _plain(text: str | Text) -> Text:
     """Text of a user's is no markup, and cannot move the cursor."""
-    return text if isinstance(text, Text) else Text(printable(text))
-
-
-def printable(text: str) -> str:
-    """What came from outside, without what could move the cursor."""
-    return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
+    return text if isinstance(text, Text) else Text(one_line(text))
 
 
 @contextmanager

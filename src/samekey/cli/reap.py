@@ -12,7 +12,8 @@ from ..core.policy import milliseconds
 from ..engine.engine import Engine
 from ..workers.reaper import BATCH, Reaper
 from .options import Schema, Timeout, Url, duration
-from .output import DryRun, Json, print_facts, print_json, progress, quietly, sentences
+from .output import DryRun, Json, print_facts, progress, quietly, sentences
+from .speech import print_json
 from .target import open_store
 
 

@@ -14,7 +14,8 @@ from ..drivers.run import run
 from ..engine.evidence.desk import LOOKUP_TIMEOUT
 from ..idempotency import Idempotency
 from ..workers.reconciler import BATCH, MAX_TRIES, Looked, Reconciler
-from .output import DryRun, Json, print_json, print_table, progress, say, sentences
+from .output import DryRun, Json, print_table, progress, sentences
+from .speech import print_json, say
 from .target import application
 
 

@@ -27,9 +27,10 @@ from .options import (
     Url,
     actor,
 )
-from .output import DryRun, say, sentences
+from .output import DryRun, sentences
 from .rehearsal import rehearsed
 from .sent import effects_of
+from .speech import say
 from .target import OperatorStore, note_yourself, open_store
 
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 from ..core.effects import UNTOLD, EffectKind, KnownEffect
 from ..core.record import Record
 from ..core.states import Mode, State
-from .output import moment, print_facts, say, when
+from .output import moment, print_facts, when
+from .speech import say
 from .target import OperatorStore
 
 LOOKED_THROUGH: Final = 500

@@ -12,6 +12,7 @@ from ..errors import SamekeyError
 from ..ops.spec_openapi import openapi
 from ..ops.spec_page import markdown
 from .coverage import load_app
+from .speech import complain, pour
 
 COULD_NOT_WRITE = 2
 """The exit code if there is nothing to publish, or nowhere to write it."""
@@ -39,7 +40,7 @@ def spec_command(
         app = load_app(target)
         text = json.dumps(openapi(app), indent=2) + "\n" if as_openapi else markdown(app)
     except SamekeyError as error:
-        typer.echo(f"samekey: {error}", err=True)
+        complain(error)
         raise typer.Exit(COULD_NOT_WRITE) from None
     write(text, output, COULD_NOT_WRITE)
 
@@ -47,11 +48,11 @@ def spec_command(
 def write(text: str, output: Path | None, failed: int) -> None:
     """To the file, or to standard output."""
     if output is None:
-        typer.echo(text, nl=False)
+        pour(text)
         return
     try:
         # Line ends stay as they were made: CSV has its own.
         output.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     except OSError as error:
-        typer.echo(f"samekey: {output} could not be written: {error.strerror}.", err=True)
+        complain(f"{output} could not be written: {error.strerror}.")
         raise typer.Exit(failed) from None

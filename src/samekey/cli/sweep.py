@@ -13,7 +13,8 @@ from ..core.states import LEASE_END, Mode, State
 from ..engine.engine import Engine
 from ..workers.sweeper import BATCH, Sweeper
 from .options import Schema, Timeout, Url
-from .output import DryRun, Json, print_json, print_table, progress, quietly, say, sentences
+from .output import DryRun, Json, print_table, progress, quietly, sentences
+from .speech import print_json, say
 from .target import open_store
 
 

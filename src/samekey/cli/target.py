@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-import typer
-
 from ..core.claim import call_part, scope_of, scope_part
 from ..core.program import Program, Undecryptable
 from ..core.record import Record
@@ -34,6 +32,7 @@ from ..stores.sql.operator import Operator
 from ..stores.sql.overruling import Moved
 from ..stores.sql.upkeep import Upkeep
 from .options import DIGEST_SECRET, CommandRefused
+from .speech import say
 
 T = TypeVar("T")
 
@@ -334,4 +333,4 @@ def open_store(
 
 def note_yourself(store: OperatorStore) -> None:
     if not store.has_tables:
-        typer.echo(f"{store.opened.name} keeps no audit: write down elsewhere who did this, and why.")
+        say(f"{store.opened.name} keeps no audit: write down elsewhere who did this, and why.")

@@ -20,6 +20,7 @@ from ..errors import ConfigurationError, SamekeyError
 from ..idempotency import Idempotency
 from ..workers.reconciler import BACKOFF, CONCURRENCY, MAX_TRIES
 from ..workers.service import Services, WorkerService
+from .speech import complain
 
 CLOSING = 1.0
 """Seconds for hanging up at the end. Work is over by then."""
@@ -175,7 +176,7 @@ def worker_command(
         with _metrics(idempotency, metrics_port):
             code = asyncio.run(serve(idempotency, services))
     except SamekeyError as error:
-        typer.echo(f"samekey: {error}", err=True)
+        complain(error)
         raise typer.Exit(1) from None
     if code:
         raise typer.Exit(code)
