@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.core.management import call_command
 from django.test import TestCase, TransactionTestCase
 
 from tests.django.ledger.models import Entry
@@ -64,3 +65,42 @@ class Real(Cases, TransactionTestCase):  # type: ignore[misc]
     def test_what_runs_on_commit(self) -> None:
         assert self.client.post("/pay", headers=KEY).status_code == 201
         assert called == ["paid"]
+
+
+class Anew:
+    """Each test begins with no key, as it begins with no row."""
+
+    client: Any
+
+    def pay(self) -> None:
+        answer = self.client.post("/pay", headers=KEY)
+        assert (answer.status_code, answer.has_header("Idempotent-Replayed")) == (201, False)
+        assert Entry.objects.count() == 1
+
+    def test_one(self) -> None:
+        self.pay()
+
+    def test_another(self) -> None:
+        self.pay()
+
+
+class AsSerialized(Anew, TransactionTestCase):  # type: ignore[misc]
+    """With the rows of migrations loaded again for each. (Django wants it before others that flush, and goes
+    by the alphabet.)"""
+
+    serialized_rollback = True
+
+
+class SomeApps(Anew, TransactionTestCase):  # type: ignore[misc]
+    """With the tables of some apps emptied."""
+
+    available_apps = ("django.contrib.contenttypes", "django.contrib.auth", "tests.django.ledger")
+
+
+class Flushed(Anew, TransactionTestCase):  # type: ignore[misc]
+    """By hand, in the middle."""
+
+    def test_flush(self) -> None:
+        self.pay()
+        call_command("flush", interactive=False, verbosity=0)
+        self.pay()

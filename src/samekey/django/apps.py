@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.core.signals import request_finished
+from django.db import connections
 from django.db.backends.signals import connection_created
-from django.db.models.signals import post_migrate
 
 
 class SamekeyConfig(AppConfig):  # type: ignore[misc]
@@ -19,13 +19,15 @@ class SamekeyConfig(AppConfig):  # type: ignore[misc]
 
     def ready(self) -> None:
         from .checks import check, check_views
-        from .outside import watch, watch_all
+        from .flushing import flush_with
+        from .outside import watch
 
         register(check, Tags.compatibility)
         register(check_views, Tags.urls)
-        post_migrate.connect(_empty_the_test_database, sender=self, dispatch_uid="samekey")
-        connection_created.connect(watch, dispatch_uid="samekey")
-        watch_all()
+        for told in (watch, flush_with):
+            connection_created.connect(told, dispatch_uid=f"samekey {told.__name__}")
+            for connection in connections.all(initialized_only=True):  # open before the app was ready
+                told(connection)
         request_finished.connect(_leave_the_test_database, dispatch_uid="samekey")
 
 
@@ -38,15 +40,3 @@ def _leave_the_test_database(**_: object) -> None:
         driver = idempotency.engine.drivers.sync
         if isinstance(driver, DjangoDriver):
             driver.close()
-
-
-def _empty_the_test_database(using: str, **_: object) -> None:
-    """A ``TransactionTestCase`` empties the tables of models after each test; samekey's go with them."""
-    from ..drivers.run import run
-    from ..testing.kit_store import empty
-    from . import conf
-    from .driver import in_tests
-
-    if in_tests() and conf.read().alias == using:
-        engine = conf.the_idempotency().engine
-        run(engine.drivers.sync, lambda: empty(engine.queries))

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from django.db import connections
-
 from ..engine.within import current_transaction
 from ..errors import ConfigurationError, OperationOver
 from . import conf
@@ -24,12 +22,6 @@ def watch(connection: Any, **_: Any) -> None:
     """Receives ``connection_created``. First in the list: ``execute_wrapper()`` takes off the last one."""
     if _refuse_outside not in connection.execute_wrappers:
         connection.execute_wrappers.insert(0, _refuse_outside)
-
-
-def watch_all() -> None:
-    """Those that were open before the app was ready."""
-    for connection in connections.all(initialized_only=True):
-        watch(connection)
 
 
 def _refuse_outside(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:

@@ -16,12 +16,12 @@ def apply(apps: Any, editor: Any) -> None:
     if alias is None or editor.connection.alias != alias:
         return
     engine: Engine = the_idempotency().engine
-    session: Any = _Editing(editor.connection)
+    session: Any = OnDjango(editor.connection)
     run_in(session, migrate(engine.queries))
 
 
-class _Editing:
-    """The connection of a schema editor, as a session that is not ours to end."""
+class OnDjango:
+    """A connection of Django's in a transaction, as a session that is not ours to end."""
 
     def __init__(self, wrapper: Any) -> None:
         self.connection = wrapper
