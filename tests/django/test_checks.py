@@ -11,13 +11,13 @@ from django.contrib.auth.decorators import login_required
 from django.core.management import call_command
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpResponse
-from django.urls import path
+from django.urls import include, path
 from django.views import View
 
 from samekey import Idempotency
 from samekey.django.checks import MIDDLEWARE, check, check_views
 from samekey.ops.coverage import coverage
-from samekey.ops.spec import sections
+from samekey.ops.spec import openapi_path, sections
 from tests.django.world import world
 
 AUTH = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -120,3 +120,18 @@ def test_commands(sqlite_url: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert told.getvalue() == "0 records moved.\n"
         call_command("samekey_doctor", "--json")
         assert json.loads(capsys.readouterr().out)["healthy"]
+
+
+def test_a_route_of_rest_frameworks_router_is_named_as_people_write_it(sqlite_url: str) -> None:
+    """In the coverage, the specification and the metrics, as in ``SAMEKEY['ROUTES']``."""
+    from tests.django.test_rest import viewset
+
+    def urls(idempotency: Idempotency) -> list[Any]:
+        return [path("v1/", include(viewset(idempotency, "perform_create")))]
+
+    with world(sqlite_url, urls, routes={"/v1/entries/<pk>/": "required"}) as shop:
+        found = coverage(get_wsgi_application())
+        required = {f"{one.method} {openapi_path(one.path)}" for one in found if one.required}
+        sent = shop.client.patch("/v1/entries/7/", "{}", content_type="application/json")
+    assert required == {"POST /v1/entries/", "PATCH /v1/entries/{pk}/", "POST /v1/entries/{pk}/shout/"}
+    assert (sent.status_code, sent.json()["code"]) == (400, "missing")

@@ -112,7 +112,7 @@ def test_a_method_that_leads_to_a_guarded_one_is_refused_before_it_runs(
     with world(sqlite_url, views, of_database=of_database) as shop:
         assert [shop.post(place, key, {"text": "a"}).status_code for _ in range(2)] == [500, 500]
         assert shop.entries() == []
-        assert f"POST {place}: " in caplog.text.replace("^", "").replace("$", "")
+        assert f"POST {place}: " in caplog.text
         assert "two guards would meet" in caplog.text
 
 
@@ -149,7 +149,7 @@ def test_a_class_is_not_guarded_by_what_another_inherits(sqlite_url: str) -> Non
 def test_they_are_named(sqlite_url: str) -> None:
     with world(sqlite_url, views):
         said = [one.msg.partition(":")[0] for one in check_views() if one.id == "samekey.E013"]
-        assert sorted(one.replace("^", "").replace("$", "") for one in said) == [
+        assert sorted(said) == [
             "POST /child-pay",
             "POST /child/clone/",
             "POST /entries/clone/",

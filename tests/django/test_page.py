@@ -10,26 +10,31 @@ from lab import environment
 from tests.chosen import whole
 from tests.test_docs import blocks
 
-API = """
-from django.test import override_settings
-from django.urls import include, path
-from rest_framework.routers import SimpleRouter
-from orders.api import Orders
-router = SimpleRouter()
-router.register("api", Orders)
-urlpatterns = [path("", include(router.urls))]
+PAGE = """
+from django.contrib.auth.models import User
+from django.test import TestCase
+
+from orders.models import Order
+from tests.frames.test_openapi import built
 
 
-from orders.tests import OrderTests
-
-
-@override_settings(ROOT_URLCONF=__name__)
-class ApiTests(OrderTests):
-    def order(self, key):
-        return self.client.post("/api/", {"sku": "tea"}, "application/json", headers={"Idempotency-Key": key})
-
-    def test_a_key_is_needed(self):
-        self.assertEqual(self.client.post("/api/", {"sku": ""}, "application/json").status_code, 400)
+class PageTests(TestCase):
+    def test_a_request_that_is_built_from_the_page_alone_succeeds(self):
+        self.client.force_login(User.objects.create_user("ann"))
+        assert b"swagger" in self.client.get("/docs").content
+        document = self.client.get("/schema", headers={"Accept": "application/json"}).json()
+        request = built(document, "/api/orders/")
+        sent = {"Idempotency-Key": request["headers"]["Idempotency-Key"]}  # the session says who asks
+        first, again = (
+            self.client.post("/api/orders/", request["json"], "application/json", headers=sent)
+            for _ in range(2)
+        )
+        assert (first.status_code, again.content) == (201, first.content), first.content
+        assert again["Idempotent-Replayed"] == "true"
+        assert Order.objects.count() == 1
+        said = document["paths"]["/api/orders/"]["post"]["responses"]
+        assert {"201", "400", "409", "422", "503"} <= said.keys()
+        assert "/idempotency/{operation}" in document["paths"]
 """
 
 
@@ -51,16 +56,16 @@ def test_the_page_builds_a_project_that_works(tmp_path: Path) -> None:
     project = tmp_path / "shop"
     run("-m", "django", "startproject", "shop")
     run("manage.py", "startapp", "orders")
+    written = {"shop/settings.py"}
     for code in blocks("docs/django.md", "python"):
         name = code.splitlines()[0].removeprefix("# ")
-        with (project / name).open("a" if name == "shop/settings.py" else "w") as file:
+        with (project / name).open("a" if name in written else "w") as file:
             file.write(f"\n{code}")
-    (project / "orders" / "test_api.py").write_text(API)
-    with (project / "shop" / "settings.py").open("a") as file:
-        file.write('\nINSTALLED_APPS += ["rest_framework"]\n')
+        written.add(name)
+    (project / "orders" / "test_page.py").write_text(PAGE)
     run("manage.py", "makemigrations", "orders")
     run("manage.py", "makemigrations", "--check")  # the models of the admin are those of the migration
     run("manage.py", "migrate", "--verbosity", "0")
     assert "no issues" in run("manage.py", "check")
-    told = run("manage.py", "test", "orders.tests", "orders.test_api.ApiTests")
-    assert "Ran 4 tests" in told
+    told = run("manage.py", "test", "orders.tests", "orders.test_api", "orders.test_page")
+    assert "Ran 5 tests" in told

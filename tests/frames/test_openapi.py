@@ -141,51 +141,40 @@ def test_a_request_that_is_built_from_the_page_alone_succeeds(shop: Any, url: st
 
 @pytest.mark.parametrize("shop", [fastapi_shop, litestar_shop, smorest_shop])
 def test_the_document_is_valid(shop: Any, url: str) -> None:
-    """By schemathesis, and every reference leads somewhere."""
-    import schemathesis
-
     for place, send in shop(url):
         document = content(send("GET", place))
-        operations: Any = list(schemathesis.openapi.from_dict(document).get_all_operations())
-        assert {one.ok().method for one in operations} >= {"post"}
-
-        def references(part: Any) -> Iterator[Any]:
-            if isinstance(part, dict):
-                if isinstance(part.get("$ref"), str):
-                    yield part
-                for one in part.values():
-                    yield from references(one)
-            elif isinstance(part, list):
-                for one in part:
-                    yield from references(one)
-
-        for reference in references(document):
-            found(reference, document)
+        must_be_valid(document)
         if document["openapi"].startswith("3.0"):
             assert '"const"' not in json.dumps(document)
 
 
-_SPECTACULAR = """
-import json, sys
-from examples.shop.orm import configure
-configure("sqlite:///" + sys.argv[1], "examples.shop.drf.urls", "rest_framework", "drf_spectacular")
-from django.conf import settings
-settings.REST_FRAMEWORK["DEFAULT_SCHEMA_CLASS"] = "drf_spectacular.openapi.AutoSchema"
-settings.SPECTACULAR_SETTINGS = {"POSTPROCESSING_HOOKS": ["samekey.openapi.spectacular"]}
-from drf_spectacular.generators import SchemaGenerator
-print(json.dumps(SchemaGenerator().get_schema(public=True)))
-"""
+def must_be_valid(document: Any) -> None:
+    """By schemathesis, and every reference leads somewhere."""
+    import schemathesis
+
+    operations: Any = list(schemathesis.openapi.from_dict(document).get_all_operations())
+    assert {one.ok().method for one in operations} >= {"post"}
+    for reference in _references(document):
+        found(reference, document)
+
+
+def _references(part: Any) -> Iterator[Any]:
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part
+        for one in part.values():
+            yield from _references(one)
+    elif isinstance(part, list):
+        for one in part:
+            yield from _references(one)
 
 
 @whole
-def test_a_hook_of_drf_spectacular(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _SPECTACULAR, str(tmp_path / "drf.db")]
-    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
-    document = json.loads(ran.stdout)
-    request = built(document, "/orders")
-    assert request["headers"].keys() == {"Idempotency-Key", "Authorization"}
-    assert request["headers"]["Authorization"] == "Bearer demo"
-    assert {"400", "409", "422", "503"} <= document["paths"]["/orders"]["post"]["responses"].keys()
+def test_a_request_that_is_built_from_rest_frameworks_page_succeeds(tmp_path: Path) -> None:
+    """By drf-spectacular's document; in a process with settings of its own."""
+    command = [sys.executable, "-m", "tests.frames.spectacular_child", f"sqlite:///{tmp_path / 'drf.db'}"]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["sent"]), ran.stderr
 
 
 def test_what_the_document_says_itself_stays(url: str) -> None:

@@ -23,6 +23,7 @@ from .address import dialect_of, in_memory, url_of
 from .conf import Settings, read, the_idempotency
 from .middleware import NO_TENANT
 from .routes import IN_TRANSACTION, Urlconf, handler_of, methods_of, patterns, two_guards
+from .status import misplaced
 
 MIDDLEWARE: Final = "samekey.django.IdempotencyMiddleware"
 _BEFORE: Final = (
@@ -59,6 +60,7 @@ def check_views(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = [Error(sentence, id="samekey.E010") for sentence in wrong]
     exempt = [path for path, how in routes.items() if how == "exempt"]
     found += [Error(one, id="samekey.E013") for _, one in two_guards(None, engine, guards[0], exempt)]
+    found += [Error(one, id="samekey.E015") for one in misplaced(engine.policy.status_path)]
     if _sync_below():
         found += [Error(sentence, id="samekey.E014") for sentence in async_in_transactions()]
     if guards[0] != "pass" and guards[1] == "refuse":

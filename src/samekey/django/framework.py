@@ -12,7 +12,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 
 from ..core.record import Answer
-from ..engine.exchange import Asked, Framework
+from ..engine.exchange import Asked, Exchange, Framework
 from ..engine.handler.streams import watched, watched_sync
 from ..engine.operation import Running
 
@@ -108,3 +108,23 @@ def response_of(answer: Answer) -> HttpResponse:
 
 def _encoded(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("latin-1", "replace")
+
+
+def in_place_of(response: Any, ours: Any) -> Any:
+    """Our answer; what the view's response had open is closed with it."""
+    ours._resource_closers += response._resource_closers
+    return ours
+
+
+def noticing(exchange: Exchange, response: Any) -> Any:
+    """What a client without a key is to be told goes with whatever it is answered."""
+    if exchange.notice is not None:
+        name, value = (part.decode("latin-1") for part in exchange.notice)
+        response[name] = value
+    return response
+
+
+def take_headers(response: Any, answer: Answer) -> None:
+    for name, value in answer.headers:
+        if name.lower() != b"set-cookie":
+            response[name.decode("latin-1")] = value.decode("latin-1")

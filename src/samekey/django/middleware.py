@@ -6,11 +6,11 @@ authentication. It works as Django calls it, sync or async, and hops to no threa
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -33,8 +33,10 @@ from ..errors import ConfigurationError
 from .body import Caller, RequestBody, RequestCallers
 from .conf import read, the_idempotency
 from .driver import IN_TRANSACTION, is_in_transaction
-from .framework import DJANGO, answer_of, response_of
-from .routes import Urlconf, handler_of, route_of, stand_in_transactions, two_guards
+from .framework import DJANGO, answer_of, in_place_of, noticing, response_of, take_headers
+from .leaving import whatever_becomes_of_the_client
+from .routes import Urlconf, handler_of, route_of, stand_in_transactions, template_of, two_guards
+from .status import SHOWN, is_shown_by_a_view, tell_who_could_know
 
 logger = logging.getLogger("samekey")
 
@@ -70,6 +72,7 @@ class IdempotencyMiddleware:
         self._walked: dict[int, tuple[Any, Wrong]] = {}
         self._leading: dict[tuple[type | None, str], str] = {}
         """Methods at which two guards would meet, and why they are not run."""
+        self._told: list[bool] = []
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:
             markcoroutinefunction(self)
@@ -79,7 +82,7 @@ class IdempotencyMiddleware:
             return self._call_async(request)
         operation_id = self._status_id(request)
         if operation_id is not None:
-            return response_of(self._status(request, operation_id))
+            return response_of(tell_who_could_know(self._status(request, operation_id), self._told))
         exchange = self._seen(request)
         if not isinstance(exchange, Exchange):
             with self._engine.unclaimed(exchange, request.path):
@@ -106,12 +109,13 @@ class IdempotencyMiddleware:
     async def _call_async(self, request: HttpRequest) -> Any:
         operation_id = self._status_id(request)
         if operation_id is not None:
-            return response_of(await self._status_async(request, operation_id))
+            answer = await self._status_async(request, operation_id)
+            return response_of(tell_who_could_know(answer, self._told))
         exchange = self._seen(request)
         if not isinstance(exchange, Exchange):
             with self._engine.unclaimed(exchange, request.path):
                 return await self.app(request)
-        return await _whatever_becomes_of_the_client(self._run_async(request, exchange), exchange)
+        return await whatever_becomes_of_the_client(self._run_async(request, exchange), exchange)
 
     async def _run_async(self, request: HttpRequest, exchange: Exchange) -> Any:
         with _in(exchange):
@@ -144,7 +148,7 @@ class IdempotencyMiddleware:
         if not isinstance(exchange, Exchange) or request.resolver_match is None:
             return None
         wrong = self._walk(request)
-        exchange.endpoint, exchange.templated = f"/{request.resolver_match.route}", True
+        exchange.endpoint, exchange.templated = template_of(request.resolver_match.route), True
         route = route_of(view, exchange.parts.method, exchange.endpoint) or NO_ROUTE
         wrong.refuse(route)
         handler = handler_of(view, exchange.parts.method)
@@ -246,19 +250,19 @@ class IdempotencyMiddleware:
     def _before_the_end(self, request: HttpRequest, exchange: Exchange, response: Any) -> Any:
         """The operation whose outcome is to be made durable, or the response where there is none."""
         if exchange.answer is not None:
-            return _in_place_of(response, response_of(self._below(request, exchange.answer)))
+            return in_place_of(response, response_of(self._below(request, exchange.answer)))
         if exchange.let_go():
             # No view claimed: Django refused it by itself, or no key was sent.
             if exchange.key_lines and exchange.rules is not None:
                 unguarded_answer(f"{exchange.parts.method} {exchange.endpoint}", response.status_code)
-            return _noticing(exchange, response)
+            return noticing(exchange, response)
         running = exchange.running
         assert running is not None
         if self._engine.abandon(running):
             # Somebody answers in the place of a view that still runs; whoever runs it will finish.
             if not running.anonymous:
                 page = with_expiry(answer_of(response), running.rules.policy, running.expires_at)
-                _take_headers(response, page)
+                take_headers(response, page)
             return response
         return running
 
@@ -273,10 +277,10 @@ class IdempotencyMiddleware:
         answer = self._below(request, answer)
         same = answer.status == response.status_code
         if same and (response.streaming or answer.body == response.content):
-            _take_headers(response, answer)
+            take_headers(response, answer)
         else:
-            response = _in_place_of(response, response_of(answer))
-        return _noticing(request.META[SEEN], response)
+            response = in_place_of(response, response_of(answer))
+        return noticing(request.META[SEEN], response)
 
     def _below(self, request: HttpRequest, answer: Answer) -> Answer:
         return self._guards.below(request.META.get("SCRIPT_NAME", ""), answer)
@@ -284,8 +288,13 @@ class IdempotencyMiddleware:
     # The status resource
 
     def _status_id(self, request: HttpRequest) -> str | None:
+        """The operation that is asked about, where it is for us to answer."""
         root = request.META.get("SCRIPT_NAME", "")
-        return self._guards.status_id(request.META["REQUEST_METHOD"].upper(), request.path, root)
+        found = self._guards.status_id(request.META["REQUEST_METHOD"].upper(), request.path, root)
+        if found is not None and is_shown_by_a_view(request):
+            request.META[SHOWN] = partial(self._status, request, found)
+            return None
+        return found
 
     def _status(self, request: HttpRequest, operation_id: str) -> Answer:
         exchange = self._asks(request, [])
@@ -344,64 +353,12 @@ def _in(exchange: Exchange) -> Iterator[None]:
         current_exchange.reset(token)
 
 
-async def _whatever_becomes_of_the_client(work: Any, exchange: Exchange) -> Any:
-    """Django cancels a request whose client has left. A view that holds a key goes on all the same, and the
-    request with it, so that its thread and its connection are there until it has ended."""
-    task = asyncio.ensure_future(work)
-    _under_way.add(task)
-    task.add_done_callback(_under_way.discard)
-    left = False
-    while not task.done():
-        try:
-            await asyncio.wait({task}, timeout=_longest(exchange) if left else None)
-        except asyncio.CancelledError:
-            left = True
-            if exchange.let_go():
-                task.cancel()  # nobody has claimed: as it would be without us
-        else:
-            if left and not task.done():
-                break  # its longest run is over
-    if left:
-        if task.done() and not task.cancelled() and task.exception() is not None:
-            logger.error("What ran on after its client had left failed", exc_info=task.exception())
-        raise asyncio.CancelledError
-    return task.result()
-
-
-_under_way: set[asyncio.Future[Any]] = set()
-
-
-def _longest(exchange: Exchange) -> float | None:
-    running = exchange.running
-    return None if running is None else running.rules.policy.max_run.total_seconds()
-
-
-def _in_place_of(response: Any, ours: Any) -> Any:
-    """Our answer; what the view's response had open is closed with it."""
-    ours._resource_closers += response._resource_closers
-    return ours
-
-
-def _noticing(exchange: Exchange, response: Any) -> Any:
-    """What a client without a key is to be told goes with whatever it is answered."""
-    if exchange.notice is not None:
-        name, value = (part.decode("latin-1") for part in exchange.notice)
-        response[name] = value
-    return response
-
-
-def _take_headers(response: Any, answer: Answer) -> None:
-    for name, value in answer.headers:
-        if name.lower() != b"set-cookie":
-            response[name.decode("latin-1")] = value.decode("latin-1")
-
-
 def _found(request: HttpRequest, method: str) -> Found:
     """The view of a request by a method that is not guarded, once Django has found it."""
     match = request.resolver_match
     if match is None:
         return None
-    return route_of(match.func, method, f"/{match.route}") or NO_ROUTE
+    return route_of(match.func, method, template_of(match.route)) or NO_ROUTE
 
 
 class DjangoGuard(Guard):
@@ -415,7 +372,7 @@ class DjangoGuard(Guard):
             match = resolve(path)
         except Http404:
             return NO_ROUTE
-        return route_of(match.func, method, f"/{match.route}") or NO_ROUTE
+        return route_of(match.func, method, template_of(match.route)) or NO_ROUTE
 
 
 def around(handler: Any) -> Iterator[DjangoGuard]:

@@ -13,6 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from django.contrib.admindocs.utils import (
+    remove_non_capturing_groups,
+    replace_metacharacters,
+    replace_named_groups,
+    replace_unnamed_groups,
+)
 from django.db import connections
 from django.urls import URLPattern, URLResolver, get_resolver
 
@@ -152,14 +158,31 @@ def _guard(view: Any, handler: Handler, pattern: URLPattern | None, decorated: b
     return True
 
 
-def patterns(resolver: Any, prefix: str = "/") -> Iterator[tuple[str, URLPattern]]:
+def patterns(resolver: Any, prefix: str = "") -> Iterator[tuple[str, URLPattern]]:
     """Every pattern of a URLconf, after its template."""
     for entry in resolver.url_patterns:
-        template = f"{prefix}{entry.pattern}"
+        route = f"{prefix}{entry.pattern}"
         if isinstance(entry, URLResolver):
-            yield from patterns(entry, template)
+            yield from patterns(entry, route)
         else:
-            yield template, entry
+            yield template_of(route), entry
+
+
+def template_of(route: str) -> str:
+    """A route as people write it, and API pages do. Those of REST framework's routers are regular
+    expressions: of these, the names of their groups."""
+    if "^" in route or "$" in route or "(?P<" in route:
+        for simpler in _SIMPLER:
+            route = simpler(route)
+    return f"/{route.removeprefix('/')}"
+
+
+_SIMPLER: Final = (
+    remove_non_capturing_groups,
+    replace_named_groups,
+    replace_unnamed_groups,
+    replace_metacharacters,
+)
 
 
 @dataclass(frozen=True, slots=True)
