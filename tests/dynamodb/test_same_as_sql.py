@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from samekey.core.claim import Claim
+from samekey.core.claim import Claim, scope_of
 from samekey.core.program import Program
 from samekey.core.record import Answer, Lease, Record
 from samekey.core.states import Mode, State
@@ -33,6 +33,8 @@ T = TypeVar("T")
 DECLINED = Answer(402, (), b"no")
 ACTOR = Actor("operator", "because")
 LATE = NOW + 60 * SECOND
+SCOPE = scope_of("=conformance")
+"""As that of every request of this tenant: operators look for a tenant by how its scopes begin."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Pair:
         return self.dynamodb, self.sqlite
 
     def claim(self, now: int = NOW, **options: Any) -> Claim:
-        claim = new_claim(**options)
+        claim = new_claim(scope=SCOPE, **options)
         self.ask(lambda store: store.keys.claim(claim, POLICY, now=now))
         return claim
 
@@ -287,6 +289,8 @@ def test_records_are_listed_newest_first(pair: Pair) -> None:
         ({"endpoint": made[0].endpoint, "limit": 3}, 3),
         ({"endpoint": "POST /nothing"}, 0),
         ({"endpoint": made[0].endpoint, "state": "unknown"}, 2),
+        ({"state": "unknown", "tenant": "=conformance"}, 2),
+        ({"tenant": "=conformance"}, 7),
         ({"tenant": "=nobody"}, 0),
     ]
     for chosen, count in filters:
