@@ -1,7 +1,8 @@
 """The applications that are fuzzed: one guarded route each, and one that tells how the process fares.
 
 How long an event loop was held up is told by the processor time that its own thread spent on one callback:
-what other processes of the machine do in the meantime does not count, nor does Python's garbage collector.
+what other processes of the machine do in the meantime does not count, nor does Python's garbage collector,
+which is measured apart. With ``SAMEKEY_FUZZ_BARE`` they are the same applications without samekey.
 """
 
 from __future__ import annotations
@@ -11,68 +12,98 @@ import gc
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as FastRequest
 
-from samekey import Idempotency
+from samekey import Idempotency, ietf
 from samekey.asgi import IdempotencyMiddleware
-from samekey.tenants import single_tenant
+from samekey.tenants import by_api_key
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 
-LONGEST = [0.0]
-"""Seconds of processor time of the longest callback."""
+from .odd import SECRET
 
-idempotency = Idempotency(os.environ.get("SAMEKEY_FUZZ_STORE", "sqlite:///:memory:"))
+BARE = "SAMEKEY_FUZZ_BARE" in os.environ
+LONG = 0.005
+"""Seconds. A callback that takes longer is told."""
 
-
-COLLECTED = [0.0, 0.0]
-"""Seconds that Python's garbage collector has taken, and when it began."""
-
-
-def _collecting(phase: str, _: Any) -> None:
-    if phase == "start":
-        COLLECTED[1] = time.thread_time()
-    else:
-        COLLECTED[0] += time.thread_time() - COLLECTED[1]
+idempotency = Idempotency(
+    os.environ.get("SAMEKEY_FUZZ_STORE", "sqlite:///:memory:"), policy=ietf(max_age=3600)
+)
+tenant = by_api_key({SECRET.decode(): "caller"})
 
 
-def _watch() -> None:
-    run = asyncio.Handle._run
-    gc.callbacks.append(_collecting)
+class Watch:
+    """What the process has done since it was last asked."""
 
-    def watched(self: asyncio.Handle) -> None:
-        began, collected = time.thread_time(), COLLECTED[0]
-        run(self)
-        took = time.thread_time() - began - (COLLECTED[0] - collected)
-        # What a server does to parse the bytes of a socket is its own.
-        if "_ready" not in getattr(getattr(self, "_callback", None), "__name__", ""):
-            LONGEST[0] = max(LONGEST[0], took)
+    def __init__(self) -> None:
+        self.longest = self.collector = self.collected = self._began = 0.0
+        self.long: list[str] = []
 
-    asyncio.Handle._run = watched  # type: ignore[method-assign]
+    def collecting(self, phase: str, _: Any) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            took = time.thread_time() - self._began
+            self.collected += took
+            self.collector = max(self.collector, took)
+
+    def around(self, run: Callable[[asyncio.Handle], None]) -> Callable[[asyncio.Handle], None]:
+        def watched(handle: asyncio.Handle) -> None:
+            began, collected = time.thread_time(), self.collected
+            callback = getattr(handle, "_callback", None)
+            run(handle)
+            took = time.thread_time() - began - (self.collected - collected)
+            # What a server does to parse the bytes of a socket is its own.
+            if took > self.longest and "_ready" not in getattr(callback, "__name__", ""):
+                self.longest = took
+                if took > LONG:
+                    self.long.append(f"{took * 1000:.1f} ms: {callback!r:.200}")
+
+        return watched
 
 
-def pulse() -> dict[str, float]:
+watch = Watch()
+gc.callbacks.append(watch.collecting)
+asyncio.Handle._run = watch.around(asyncio.Handle._run)  # type: ignore[method-assign, assignment]
+
+
+def pulse(query: str) -> dict[str, Any]:
     """Since the last time it was asked."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    longest, LONGEST[0] = LONGEST[0], 0.0
-    return {"longest_ms": longest * 1000, "megabytes": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
+    found = {
+        "longest_ms": watch.longest * 1000,
+        "long": watch.long,
+        "collector_ms": watch.collector * 1000,
+        "megabytes": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+    }
+    if query == "freeze":
+        gc.collect()
+        gc.freeze()
+    watch.longest = watch.collector = 0.0
+    watch.long = []
+    return found
 
 
-_watch()
+def leased(function: Any) -> Any:
+    return function if BARE else idempotency.leased(function)
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] != "http":
         return
-    body = json.dumps(pulse() if scope["path"] == "/pulse" else {}).encode()
+    asked = scope["path"] == "/pulse"
+    body = json.dumps(pulse(scope["query_string"].decode()) if asked else {}).encode()
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": body})
 
 
-asgi = IdempotencyMiddleware(bare, idempotency=idempotency, tenant=single_tenant(), undecorated="guard")
+asgi: Any = (
+    bare if BARE else IdempotencyMiddleware(bare, idempotency=idempotency, tenant=tenant, undecorated="guard")
+)
 
 
 def starlette() -> Any:
@@ -81,15 +112,16 @@ def starlette() -> Any:
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    @idempotency.leased
+    @leased
     async def pay(request: Request) -> JSONResponse:
         return JSONResponse({"bytes": len(await request.body())})
 
-    async def health(_: Request) -> JSONResponse:
-        return JSONResponse(pulse())
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse(pulse(request.url.query))
 
     app = Starlette(routes=[Route("/pay", pay, methods=["POST", "PATCH"]), Route("/pulse", health)])
-    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant())
+    if not BARE:
+        app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=tenant)
     return app
 
 
@@ -97,15 +129,16 @@ def fastapi() -> Any:
     app = FastAPI()
 
     @app.post("/pay")
-    @idempotency.leased
+    @leased
     async def pay(request: FastRequest) -> dict[str, int]:
         return {"bytes": len(await request.body())}
 
     @app.get("/pulse")
-    async def health() -> dict[str, float]:
-        return pulse()
+    async def health(request: FastRequest) -> dict[str, Any]:
+        return pulse(request.url.query)
 
-    app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=single_tenant())
+    if not BARE:
+        app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=tenant)
     return app
 
 
@@ -116,15 +149,15 @@ def litestar() -> Any:
     from samekey.litestar import SamekeyPlugin
 
     @post("/pay")
-    @idempotency.leased
+    @leased
     async def pay(request: Request[Any, Any, Any]) -> dict[str, int]:
         return {"bytes": len(await request.body())}
 
     @get("/pulse")
-    async def health() -> dict[str, float]:
-        return pulse()
+    async def health(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        return pulse(request.url.query)
 
-    return Litestar([pay, health], plugins=[SamekeyPlugin(idempotency, tenant=single_tenant())])
+    return Litestar([pay, health], plugins=[] if BARE else [SamekeyPlugin(idempotency, tenant=tenant)])
 
 
 def flask() -> Any:
@@ -133,23 +166,29 @@ def flask() -> Any:
     app = framework.Flask("fuzzed")
 
     @app.post("/pay")
-    @idempotency.leased
+    @leased
     def pay() -> dict[str, int]:
         return {"bytes": len(framework.request.get_data())}
 
     @app.get("/pulse")
-    def health() -> dict[str, float]:
-        return pulse()
+    def health() -> dict[str, Any]:
+        return pulse(framework.request.query_string.decode())
 
-    app.wsgi_app = WsgiMiddleware(  # type: ignore[method-assign]
-        app.wsgi_app, idempotency=idempotency, tenant=single_tenant()
-    )
+    if not BARE:
+        app.wsgi_app = WsgiMiddleware(  # type: ignore[method-assign]
+            app.wsgi_app, idempotency=idempotency, tenant=tenant
+        )
     return app
 
 
 def bare_wsgi(environ: Any, start_response: Any) -> list[bytes]:
+    asked = environ["PATH_INFO"] == "/pulse"
     start_response("200 OK", [])
-    return [json.dumps(pulse() if environ["PATH_INFO"] == "/pulse" else {}).encode()]
+    return [json.dumps(pulse(environ["QUERY_STRING"]) if asked else {}).encode()]
 
 
-wsgi = WsgiMiddleware(bare_wsgi, idempotency=idempotency, tenant=single_tenant(), undecorated="guard")
+wsgi: Any = (
+    bare_wsgi
+    if BARE
+    else WsgiMiddleware(bare_wsgi, idempotency=idempotency, tenant=tenant, undecorated="guard")
+)

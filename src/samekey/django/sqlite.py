@@ -100,7 +100,7 @@ class SQLiteOnDjango:
             raise TransactionGone
         try:
             self._raw.set_authorizer(None)
-            sqlite3.Cursor(self._raw).execute("commit")
+            sqlite3.Connection.cursor(self._raw).execute("commit")
         except sqlite3.Error as error:
             self._roll_back_now()
             raise _translate(error) from error
@@ -126,7 +126,7 @@ class SQLiteOnDjango:
         try:
             self._raw.set_authorizer(None)
             if self._raw.in_transaction:
-                sqlite3.Cursor(self._raw).execute("rollback")
+                sqlite3.Connection.cursor(self._raw).execute("rollback")
             self._raw.set_authorizer(self._authorize)
         except sqlite3.Error:
             pass  # it is closed, and SQLite has rolled back

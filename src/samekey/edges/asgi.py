@@ -42,6 +42,7 @@ from .guards import (
 )
 from .held import Held
 from .messages import PATH, App, Message, Receive, Scope, Send, noticing, send_answer
+from .outside import from_outside
 from .routing import router_behind, ways_of
 from .startup import Wrong, look
 from .walk import state_changing
@@ -158,6 +159,7 @@ class AsgiMiddleware:
             raise ConfigurationError(TWO_MIDDLEWARES)
         if isinstance(scope.get(SEEN), Exchange):
             scope = dict(scope)  # somebody outside has sent it in before, and that still runs
+        send = from_outside(send)
         exchange = self._exchange(scope, lines, route)
         exchange.rules = guarded.rules
         if lines:
@@ -167,7 +169,7 @@ class AsgiMiddleware:
                 await send_answer(send, refuse(too_large(guarded.max_body), self._policy))
                 return
         else:
-            send = noticing(send, exchange)
+            receive, send = from_outside(receive), noticing(send, exchange)
         scope[SEEN] = exchange
         work = Held(self.app, self._guards.below, exchange, receive, send, guarded)
         task = asyncio.create_task(work.run())

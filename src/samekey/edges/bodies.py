@@ -18,6 +18,7 @@ from ..core.policy import Policy
 from ..core.problem import Refusal
 from ..errors import ConfigurationError
 from .guards import exceeds, too_large
+from .outside import from_outside
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -41,6 +42,7 @@ class _Sent:
 
     def __init__(self, source: Receive, most: int) -> None:
         self.source = source
+        self.receive = from_outside(source)
         self._most = most
         self._lock = asyncio.Lock()
         self.pieces: list[bytes] = []
@@ -58,7 +60,7 @@ class _Sent:
         async with self._lock:
             if len(self.pieces) > known or self.client_left or self.passes:
                 return
-            message = await self.source()
+            message = await self.receive()
             if message["type"] == "http.disconnect":
                 self.client_left = True
             else:
@@ -95,7 +97,7 @@ class AsgiBody:
             if sent.client_left:
                 return {"type": "http.disconnect"}
             if sent.passes:
-                return await sent.source()
+                return await sent.receive()
             await sent.more(self._given)
 
     def is_larger(self, limit: int) -> bool:

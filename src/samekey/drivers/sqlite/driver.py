@@ -316,14 +316,15 @@ def _close(connection: HandlerConnection) -> None:
 
 def _run(connection: HandlerConnection, sql: str) -> None:
     """A statement of ours, which no loan refuses."""
-    sqlite3.Cursor(connection).execute(sql)
+    # Not ``sqlite3.Cursor(connection)``: the connection would keep a reference to each of them for good.
+    sqlite3.Connection.cursor(connection).execute(sql)
 
 
 def _execute(connection: HandlerConnection, statement: Statement) -> Sequence[Row]:
     sql, parameters = statement.render("qmark")
     text, connection.text_factory = connection.text_factory, str  # whatever a handler has set
     try:
-        cursor = sqlite3.Cursor(connection)
+        cursor = sqlite3.Connection.cursor(connection)
         cursor.row_factory = None
         rows: list[Row] = cursor.execute(sql, parameters).fetchall()
         cursor.close()

@@ -120,7 +120,7 @@ class HandlerConnection(sqlite3.Connection):
         """What a handler may have set that would reach a statement of ours."""
         if self.loan is not None:
             super().set_progress_handler(None, 0)
-            sqlite3.Cursor(self).execute("pragma query_only = off")
+            sqlite3.Connection.cursor(self).execute("pragma query_only = off")
 
     def seal(self) -> None:
         """From here on only this thread can do anything on it.
