@@ -557,6 +557,7 @@ RUN_ELSEWHERE = {
     "phased.md": "tests/phased/test_docs_phased.py",
     "rollout.md": "tests/ops/test_rollout.py",
     "spec.md": "tests/ops/test_spec.py",
+    "starlette.md": "tests/frames/test_docs_frames.py",
     "django.md": "tests/django/test_page.py",
     "sqlalchemy.md": "tests/sqlalchemy/test_docs_sqlalchemy.py",
     "tutorial.md": "tests/payments/test_docs_tutorial.py",

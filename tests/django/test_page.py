@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lab import environment
+from lab.processes import LOOPBACK, free_port
 from tests.chosen import whole
+from tests.frames.curled import serve_and_ask_twice
 from tests.test_docs import blocks
 
 PAGE = """
@@ -39,7 +43,7 @@ class PageTests(TestCase):
 
 
 @whole
-def test_the_page_builds_a_project_that_works(tmp_path: Path) -> None:
+def test_the_page_builds_a_project_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*words: str) -> str:
         done = subprocess.run(
             [sys.executable, "-W", "error", *words],
@@ -69,3 +73,10 @@ def test_the_page_builds_a_project_that_works(tmp_path: Path) -> None:
     assert "no issues" in run("manage.py", "check")
     told = run("manage.py", "test", "orders.tests", "orders.test_api", "orders.test_page")
     assert "Ran 5 tests" in told
+    _, _, _, served = blocks("docs/django.md", "console")
+    _, create, serve, curl = served.replace("$ ", "").splitlines()
+    monkeypatch.setenv("DJANGO_SUPERUSER_PASSWORD", "secret")
+    run(*create.split()[1:])
+    place = f"{LOOPBACK}:{free_port()}"
+    command = [sys.executable, *serve.split()[1:], place, "--noreload"]
+    serve_and_ask_twice(command, curl, place, project, environment())

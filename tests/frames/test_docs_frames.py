@@ -1,8 +1,11 @@
-"""The code of docs/fastapi.md, docs/flask.md and docs/litestar.md is run as it stands there."""
+"""The pages of Starlette, FastAPI, Flask and Litestar: their code is run as it stands there, and served."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +14,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.test_docs import blocks
+from lab import environment
+from lab.processes import LOOPBACK, free_port
+from tests.chosen import whole
+from tests.frames.curled import serve_and_ask_twice
+from tests.test_docs import ROOT, blocks
+
+PAGES = ["starlette.md", "fastapi.md", "flask.md", "litestar.md"]
 
 
 @pytest.fixture
@@ -28,13 +37,36 @@ def run(code: str, names: dict[str, Any]) -> None:
     exec(compile(code, "<documentation>", "exec", dont_inherit=True), names)
 
 
-@pytest.mark.parametrize("page", ["fastapi.md", "flask.md", "litestar.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_page_ends_at_a_tested_endpoint(page: str, shop: ModuleType) -> None:
     service, test, *_ = blocks(f"docs/{page}", "python")
     run(service, shop.__dict__)
     names: dict[str, Any] = {}
     run(test, names)
     names["test_a_retry_gets_the_first_answer"]()
+
+
+@whole
+@pytest.mark.parametrize("page", [*PAGES, "sqlalchemy.md"])
+def test_the_page_ends_at_a_running_endpoint(page: str, tmp_path: Path) -> None:
+    """By the page's own commands, but for the port: its server, and its request, twice."""
+    (tmp_path / "shop.py").write_text(blocks(f"docs/{page}", "python")[0])
+    serve, _, ask = blocks(f"docs/{page}", "sh")[1].partition("\n")
+    port = free_port()
+    place = f"{LOOPBACK}:{port}"
+    server, *arguments = shlex.split(serve)
+    where = ["--bind", place] if server == "gunicorn" else ["--host", LOOPBACK, "--port", str(port)]
+    command = [sys.executable, "-m", server, *arguments, *where]
+    environ = {**environment(), "PYTHONPATH": f"{tmp_path}:{environment().get('PYTHONPATH', '')}"}
+    serve_and_ask_twice(command, ask, place, tmp_path, environ)
+
+
+def test_what_the_pages_install_can_be_installed() -> None:
+    """Every extra that a page names is there."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")):
+        for extras in re.findall(r"(?:samekey|\.)\[([\w,-]+)\]\"?'?", page.read_text()):
+            assert set(extras.split(",")) <= known.keys(), (page.name, extras)
 
 
 def test_a_router_of_guarded_routes(shop: ModuleType) -> None:
