@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from starlette.applications import Starlette
@@ -182,9 +181,6 @@ def _holds_to_its_key(directory: Path, *program: str, hang: bool = False) -> Non
 def test_the_commands_of_curl(tmp_path: Path) -> None:
     needs("curl")
     code = programs(tmp_path, ietf())["bash"].replace("--retry 8", "--retry 8 --retry-delay 1")
-    if shutil.which("uuidgen") is None:
-        (tmp_path / "uuidgen").write_text(f"#!/bin/sh\necho {uuid4()}\n")
-        (tmp_path / "uuidgen").chmod(0o755)
     (tmp_path / "order-17.json").write_text('{"cents": 450}')
     with scripted(Cut(), Say(503, b""), Say()) as server:
         local = code.replace("https://api.example.com", server.url)
@@ -192,6 +188,18 @@ def test_the_commands_of_curl(tmp_path: Path) -> None:
             assert '{"done": true}' in run("sh", "-c", local, directory=tmp_path)
     key = (tmp_path / "order-17.key").read_text().strip()
     assert server.keys == {f'"{key}"'} and len(server.seen) == 4
+
+
+def test_curl_sends_nothing_without_a_key(tmp_path: Path) -> None:
+    """A disk that is full, say: the file is there, and empty, and cannot be written."""
+    needs("curl")
+    code = programs(tmp_path, ietf())["bash"]
+    (tmp_path / "order-17.json").write_text('{"cents": 450}')
+    (tmp_path / "order-17.new").mkdir()
+    with scripted(Say()) as server:
+        local = code.replace("https://api.example.com", server.url)
+        ran = subprocess.run(["sh", "-c", local], cwd=tmp_path, capture_output=True, check=False, timeout=30)
+    assert ran.returncode != 0 and server.seen == []
 
 
 def test_the_programs_are_for_the_users_own_api(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from .course import Course, Done, Event, Failed, Heard, Moment, NeverSent, Note, Patience, Pause, Send, Went
 from .dialect import IETF, Dialect
 from .entry import Entry, digest_of
-from .errors import BodyRefused, JournalFailed, OperationGone
+from .errors import BodyRefused, OperationGone
 from .journal import Journal, MemoryJournal
 from .scope import DEFAULTS, SAID, Listed, Named, Said, Sending, current, nothing_said
 from .wire import Answer, Pairs, Request
@@ -58,6 +58,9 @@ class Keyed:
     methods: frozenset[str] = frozenset({"POST", "PATCH"})
     max_body: int = 10 * 1024 * 1024
     """Bytes of a request that are saved. A larger one is refused: it could not be sent again."""
+    account: str = ""
+    """Whose operations these are, where clients of several accounts share a journal: names are apart, and
+    ``pending()`` lists its own."""
 
     @property
     def in_threads(self) -> bool:
@@ -86,8 +89,10 @@ class Keyed:
         said: Said = carrier[SAID] if SAID in carrier else current()
         if isinstance(said, Sending):
             going, said = going or _again(said, request), None
-        if isinstance(said, Named) and SAID not in carrier and not said.is_for(request):
-            said = None
+        if isinstance(said, Named):
+            said.taken = True
+            if SAID not in carrier:
+                said.check_first(request)
         if going is None:
             going = begin(self, request, said, carrier.get(DEFAULTS, ()))
         going.entry.check_same(request)
@@ -163,7 +168,8 @@ def begin(keyed: Keyed, request: Request, said: Named | Listed | None, defaults:
         return Underway(said.entry, listed=True, tried=True)
     key = keyed.dialect.own_key(request)
     entry = Entry.of(request, None if said is None else said.name, key, time.time(), defaults)
-    return Underway(entry, own_key=key is not None)
+    owned = replace(entry, account=keyed.account, spelling=keyed.dialect.spelling)
+    return Underway(owned, own_key=key is not None)
 
 
 def _again(said: Sending, request: Request) -> Underway | None:
@@ -228,7 +234,7 @@ def kept(
         begun_at=entry.begun_at,
         expires_at=entry.expires_at,
         tried_before=tried_before or found is not None,
-        done_before=entry.finished_at is not None,
+        done_before=entry.finished_at is not None and not entry.refused,
     )
     try:
         done = yield from _drive(course, keyed, entry)
@@ -238,7 +244,9 @@ def kept(
     if not done.happened:
         yield Call(lambda: _afterwards(lambda: journal.drop(entry)))
     elif done.settled:
-        yield Call(lambda: _afterwards(lambda: journal.finish(entry, time.time(), done.expires_at)))
+        refused = not (done.replayed or done.answer.status < 300 or done.answer.status == 303)
+        ended = replace(entry, refused=refused)
+        yield Call(lambda: _afterwards(lambda: journal.finish(ended, time.time(), done.expires_at)))
     told = Told(entry.key, done.replayed, done.attempts, done.settled, done.happened)
     return Finished(done.answer, told, done.proven, done.expires_at)
 
@@ -270,7 +278,7 @@ def _afterwards(act: Callable[[], None]) -> None:
     """Something has been sent: a journal that fails now must not cost the answer. It stays pending."""
     try:
         act()
-    except JournalFailed as error:
+    except Exception as error:  # a journal may be anybody's
         logger.error("An operation stays pending in its journal although it has an answer: %s", error)
 
 

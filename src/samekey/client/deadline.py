@@ -24,6 +24,8 @@ class Attempt:
     """By the monotonic clock."""
     began: bool = False
     """Some of the request may have left this machine."""
+    watched: bool = False
+    """It is made on a connection that notes when it begins: else nothing was noted, and proves nothing."""
 
     def is_over(self) -> bool:
         return time.monotonic() > self.until

@@ -65,9 +65,16 @@ class BoundedConnection:
     sock: Any
     _connecting = False
 
+    def putrequest(self, *args: Any, **options: Any) -> Any:
+        attempt = current()
+        if attempt is not None:
+            attempt.watched = True
+        return super().putrequest(*args, **options)  # type: ignore[misc]
+
     def connect(self) -> None:
         attempt = current()
         if attempt is not None:
+            attempt.watched = True
             self.timeout = attempt.left(self.timeout)
         self._connecting = True
         try:
@@ -87,6 +94,6 @@ class BoundedConnection:
         if attempt is not None and not self._connecting:  # what a proxy is told is none of the request
             if self.sock is None:
                 self.connect()
-            attempt.began = True
+            attempt.watched = attempt.began = True
             self.sock.settimeout(attempt.left(self.timeout))
         super().send(data)  # type: ignore[misc]

@@ -26,6 +26,11 @@ class Dialect:
     replayed_header: str = "Idempotent-Replayed"
     expires_header: str = "Idempotency-Key-Expires"
 
+    @property
+    def spelling(self) -> str:
+        """What tells apart how two servers are given a key."""
+        return f"{self.header.lower()} {'quoted' if self.quoted else 'bare'} {self.member or ''}".rstrip()
+
     def spell(self, key: str) -> str:
         """The key as it is sent."""
         if len(key) > self.longest:

@@ -47,6 +47,14 @@ class Entry:
     """Another call has begun it too, so that one of them alone cannot say that nothing was sent."""
     finished_at: float | None = None
     """A named one is remembered when it is done: its name must not get a new key."""
+    refused: bool = False
+    """Its answer was a refusal, which the server need not remember: begun again, it may be carried out."""
+    account: str = ""
+    """Whose it is, where several share a journal."""
+    spelling: str = ""
+    """How its key is spelled."""
+    by: str = ""
+    """A digest of the credentials and account among the headers of the client that began it."""
 
     @staticmethod
     def of(request: Request, name: str | None, key: str | None, now: float, defaults: Pairs = ()) -> Entry:
@@ -61,12 +69,14 @@ class Entry:
             request.body,
             digest_of(request),
             now,
+            by=identity_of(defaults),
         )
 
     @property
     def label(self) -> str:
         """What it is found by."""
         named = f"key:{self.key}" if self.name is None else f"name:{self.name}"
+        named = f"account:{self.account}\n{named}" if self.account else named
         return hashlib.sha256(named.encode()).hexdigest()
 
     @property
@@ -78,15 +88,22 @@ class Entry:
     def is_joined(self) -> Entry:
         return replace(self, joined=True)
 
+    def begun_again(self, entry: Entry) -> Entry:
+        """What was refused may be carried out this time: it is pending until it has another answer."""
+        if self.finished_at is None or not self.refused or self.digest != entry.digest:
+            return self.is_joined()
+        return replace(self, joined=True, finished_at=None, headers=entry.headers, body=entry.body)
+
     def noted(self, expires_at: float | None) -> Entry:
         """The shorter life counts: of two answers, nobody can tell which the server will keep to."""
         known = [at for at in (self.expires_at, expires_at) if at is not None]
         return replace(self, expires_at=min(known, default=None))
 
-    def finished(self, now: float, expires_at: float | None = None) -> Entry:
-        """What is remembered of a named one: that it was, and not what it held."""
+    def finished(self, entry: Entry, now: float, expires_at: float | None = None) -> Entry:
+        """What is remembered of a named one: that it was, and not what it held. ``entry``: as it ended."""
         first = now if self.finished_at is None else self.finished_at
-        return replace(self.noted(expires_at), headers=(), body=b"", finished_at=first)
+        refused = entry.refused and (self.finished_at is None or self.refused)
+        return replace(self.noted(expires_at), headers=(), body=b"", finished_at=first, refused=refused)
 
     def may_be_dropped(self, key: str) -> bool:
         """By the word of a call that has sent nothing, which is no word about what others have done."""
@@ -167,6 +184,20 @@ def saved_headers(headers: Pairs, defaults: Pairs = ()) -> Pairs:
         for name, value in headers
         if not _is_left_out(name.lower()) and (name.lower(), value) not in added
     )
+
+
+_ACCOUNTS: Final = ("account", "tenant", "merchant", "customer", "organi")
+
+
+def identity_of(defaults: Pairs) -> str:
+    """A digest of what a client says of itself with each request; empty where it says nothing. What an auth
+    flow adds is not seen: tokens change."""
+    said = sorted(
+        (name.lower(), value)
+        for name, value in defaults
+        if any(part in name.lower() for part in (*_SECRET_PARTS, *_ACCOUNTS))
+    )
+    return hashlib.sha256(repr(said).encode()).hexdigest() if said else ""
 
 
 def _is_left_out(name: str) -> bool:

@@ -49,7 +49,7 @@ class FileJournal:
     def begin(self, entry: Entry) -> Entry | None:
         with self._alone():
             found = self._read(entry.label)
-            self._write(entry if found is None else found.is_joined())
+            self._write(entry if found is None else found.begun_again(entry))
             return found
 
     def join(self, entry: Entry) -> Entry | None:
@@ -72,7 +72,7 @@ class FileJournal:
             if found.key != entry.key:
                 return
             if entry.name is not None:
-                self._write(found.finished(now, expires_at))
+                self._write(found.finished(entry, now, expires_at))
             else:
                 self._remove(entry.label)
 

@@ -70,7 +70,7 @@ class MemoryJournal:
     def begin(self, entry: Entry) -> Entry | None:
         with self._lock:
             found = self._kept.get(entry.label)
-            self._kept[entry.label] = entry if found is None else found.is_joined()
+            self._kept[entry.label] = entry if found is None else found.begun_again(entry)
             return found
 
     def join(self, entry: Entry) -> Entry | None:
@@ -94,7 +94,7 @@ class MemoryJournal:
             if entry.name is None:
                 self._kept.pop(entry.label, None)
                 return
-            self._kept[entry.label] = found.finished(now, expires_at)
+            self._kept[entry.label] = found.finished(entry, now, expires_at)
             if found.finished_at is None:
                 self._done.append(entry.label)
             while len(self._done) > self._remembered:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
-from .entry import Entry
+from .carry import Keyed
+from .entry import Entry, identity_of
+from .errors import OperationChanged
 from .journal import Journal
+from .wire import Pairs, origin_of
 
 T = TypeVar("T")
 
@@ -27,12 +30,22 @@ class Pending(Generic[T]):
     _entry: Entry = field(repr=False)
     _journal: Journal = field(repr=False)
     _send: Callable[..., T] = field(repr=False)
+    _by: str = field(default="", repr=False)
 
-    def finish(self, **options: object) -> T:
+    def finish(self, *, anyway: bool = False, **options: object) -> T:
         """Sends it again, under its key, by the client that listed it, whose credentials are added anew.
 
+        Unless its account is named (``Keyed.account``), one that a client with other credentials has begun
+        is refused (``OperationChanged``): it might be done for somebody else. ``anyway``: it is not.
         ``options`` are those of the client's own ``send``, such as ``auth``. Await it in async code.
         """
+        changed = self._entry.by and self._by and self._entry.by != self._by
+        if changed and not (self._entry.account or anyway):
+            raise OperationChanged(
+                "This operation was begun by a client with other credentials, perhaps of another account. "
+                "Nothing was sent. Finish it by that client. Where its credentials have changed since, say "
+                "finish(anyway=True), and name the account from now on: Keyed(account=…)."
+            )
         return self._send(self._entry, **options)
 
     def discard(self) -> None:
@@ -40,8 +53,11 @@ class Pending(Generic[T]):
         self._journal.discard(self._entry)
 
 
-def listed(journal: Journal, send: Callable[..., T]) -> list[Pending[T]]:
-    """Oldest first. ``send`` sends the request of an entry."""
+def listed(keyed: Keyed, send: Callable[..., T], defaults: Pairs = (), base: str = "") -> list[Pending[T]]:
+    """Oldest first. ``send`` sends the request of an entry. Others may share the journal: what is for another
+    account or server, or spelled otherwise, is not ours. ``defaults``, ``base``: the client's own headers and
+    URL."""
+    journal, by = keyed.journal, identity_of(defaults)
     return [
         Pending(
             one.name,
@@ -53,6 +69,9 @@ def listed(journal: Journal, send: Callable[..., T]) -> list[Pending[T]]:
             one,
             journal,
             send,
+            by,
         )
         for one in journal.pending()
+        if (one.account, one.spelling) == (keyed.account, keyed.dialect.spelling)
+        and (not base or origin_of(one.url) == origin_of(base))
     ]

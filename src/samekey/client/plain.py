@@ -50,7 +50,7 @@ def pending(send: Send, *, keyed: Keyed) -> list[Pending[Finished]]:
     def again(entry: Entry, headers: Pairs = ()) -> Finished:
         return _run(send, _with(entry, headers), keyed, begin(keyed, entry.request, Listed(entry)))
 
-    return listed(keyed.journal, again)
+    return listed(keyed, again)
 
 
 def pending_async(send: SendAsync, *, keyed: Keyed) -> list[Pending[Awaitable[Finished]]]:
@@ -60,7 +60,7 @@ def pending_async(send: SendAsync, *, keyed: Keyed) -> list[Pending[Awaitable[Fi
         going = begin(keyed, entry.request, Listed(entry))
         return await _run_async(send, _with(entry, headers), keyed, going)
 
-    return listed(keyed.journal, again)
+    return listed(keyed, again)
 
 
 def _named(name: str | None) -> Named | None:

@@ -102,7 +102,7 @@ def _meaning(
         return Meaning.IN_PROGRESS
     if status in (409, 423):
         return _conflict(answer)
-    if status in _LATER or (status == 503 and _code(answer) == "store_unavailable"):
+    if status in _LATER:
         return Meaning.LATER
     if status in _SAYS_NOTHING:
         return Meaning.REFUSED

@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 import requests.adapters
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from ..errors import ConfigurationError
 from .carry import Keyed, Way, run
@@ -66,7 +66,8 @@ class Adapter(requests.adapters.HTTPAdapter):
                 finally:
                     answer.close()
 
-        finished = run(acts, send, lambda error, at: _thrown(error, at, attempt.began))
+        bound(self.poolmanager)  # a subclass may have made another one than ``init_poolmanager`` did
+        finished = run(acts, send, lambda error, at: _thrown(error, at, attempt))
         self._carried(request, finished.told.key)
         given = finished.answer.native or _made(finished.answer)
         given.request, given.connection, given.samekey = request, self, finished.told
@@ -133,7 +134,7 @@ class Session(requests.Session):
 
     def pending(self) -> list[Pending[Any]]:
         """What was begun, by this process or an earlier one, and has no final answer."""
-        return listed(self._keyed.journal, self._again)
+        return listed(self._keyed, self._again, tuple(_texts(self.headers)))
 
     def _again(self, entry: Entry, auth: Any = None, **options: Any) -> Any:
         headers = requests.structures.CaseInsensitiveDict({**self.headers, **dict(entry.headers)})
@@ -177,13 +178,23 @@ def _limits(timeout: Any, seconds: float) -> Any:
     return tuple(seconds if part is None else min(part, seconds) for part in (connect, read))
 
 
-def _thrown(error: Exception, at: Moment, began: bool) -> Failed | None:
+def _thrown(error: Exception, at: Moment, attempt: Attempt) -> Failed | None:
     errors = requests.exceptions
     about_the_wire = isinstance(error, errors.ConnectionError | errors.Timeout)
-    if not began:
+    if not attempt.began and (attempt.watched or _is_before_sending(error)):
         return Failed(error, at, left=False, hopeless=not about_the_wire)
     cut = (errors.ChunkedEncodingError, errors.ContentDecodingError, HTTPError, OSError)
     return Failed(error, at) if about_the_wire or isinstance(error, cut) else None
+
+
+def _is_before_sending(error: Exception) -> bool:
+    """Whether it says by itself that no connection was there yet, or will be."""
+    errors = requests.exceptions
+    never = (errors.InvalidSchema, errors.MissingSchema, errors.InvalidURL, errors.InvalidHeader)
+    if isinstance(error, (*never, errors.ConnectTimeout)):
+        return True
+    cause = error.args[0] if error.args else None
+    return isinstance(getattr(cause, "reason", None), NewConnectionError | ConnectTimeoutError)
 
 
 def _made(answer: Answer) -> Any:

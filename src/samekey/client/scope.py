@@ -6,6 +6,7 @@ auth flow's request for a new token, is not his operation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +16,9 @@ from typing import Any, Final
 from ..errors import ConfigurationError
 from .entry import Entry, digest_of
 from .errors import OperationChanged
-from .wire import Pairs, Request, origin_of
+from .wire import Pairs, Request
+
+logger = logging.getLogger("samekey")
 
 SAID: Final = "samekey.said"
 """Where the request that the caller sends carries what he said of it."""
@@ -28,22 +31,21 @@ class Named:
     """The caller's own name for it."""
 
     name: str
+    taken: bool = False
+    """A request was sent under it."""
     _first: Request | None = field(default=None, repr=False)
 
-    def is_for(self, request: Request) -> bool:
+    def check_first(self, request: Request) -> None:
         """For a transport without a client of ours, which cannot tell who sends: the first request is the
-        operation. Another server's is not; another one for this server is refused."""
+        operation. Any other is refused: without the name it would go out under a new key at each retry."""
         if self._first is None:
             self._first = request
-        if origin_of(request.url) != origin_of(self._first.url):
-            return False
         if digest_of(request) != digest_of(self._first):
             raise OperationChanged(
                 f"A second request inside operation({self.name!r}) is not the first one again. It was not "
-                "sent. Give each operation a name of its own. If an auth flow sends it, use samekey's own "
-                "Client or Session, which can tell."
+                "sent. Give each operation a name of its own. If an auth flow sends one of them, use "
+                "samekey's own Client or Session, which can tell."
             )
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,15 @@ def operation(name: str) -> Iterator[None]:
     """
     if not name or not isinstance(name, str):
         raise ConfigurationError(f"An operation's name is a text that is not empty, not {name!r}.")
-    with _saying(Named(name)):
+    named = Named(name)
+    with _saying(named):
         yield
+    if not named.taken:
+        logger.warning(
+            "No request with a key was sent inside operation(%r). What a thread sends that was started "
+            "without this context (contextvars.copy_context()) goes out without its name.",
+            name,
+        )
 
 
 @contextmanager

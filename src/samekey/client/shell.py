@@ -231,7 +231,7 @@ def pending_of(library: Any, client: Any, keyed: Keyed) -> list[Pending[Any]]:
         with going_on_with(entry):
             return client.send(again(library, client, entry), **options)
 
-    return listed(keyed.journal, send)
+    return listed(keyed, send, header_pairs(client.headers), str(client.base_url))
 
 
 def async_pending_of(library: Any, client: Any, keyed: Keyed) -> list[Pending[Any]]:
@@ -239,4 +239,4 @@ def async_pending_of(library: Any, client: Any, keyed: Keyed) -> list[Pending[An
         with going_on_with(entry):
             return await client.send(again(library, client, entry), **options)
 
-    return listed(keyed.journal, send)
+    return listed(keyed, send, header_pairs(client.headers), str(client.base_url))

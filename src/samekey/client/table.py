@@ -32,12 +32,24 @@ class TableJournal:
         self._inside = threading.RLock()
         self._connect, self._kind = _opener(target) if isinstance(target, str) else _lent(target)
         self._closes = self.in_threads
-        blob = "blob" if self._kind == "sqlite" else "bytea"
+        self._make_table()
+
+    def _make_table(self) -> None:
+        """Unless it is there: whoever may only use it need not be allowed to make it."""
+        sqlite = self._kind == "sqlite"
+        seen = (
+            "select 1 from sqlite_master where type = 'table' and name = 'samekey_operations'"
+            if sqlite
+            else "select 1 where to_regclass('samekey_operations') is not null"
+        )
         with self._alone() as run:
-            run(
-                "create table if not exists samekey_operations "
-                f"(label text primary key, entry {blob} not null, finished boolean not null)"
-            )
+            if not sqlite:
+                run("select pg_advisory_xact_lock(hashtext('samekey_operations'))")  # others start, too
+            if not run(seen):
+                run(
+                    "create table if not exists samekey_operations (label text primary key, "
+                    f"entry {'blob' if sqlite else 'bytea'} not null, finished boolean not null)"
+                )
 
     def begin(self, entry: Entry) -> Entry | None:
         with self._alone() as run:
@@ -53,7 +65,7 @@ class TableJournal:
                     return None
                 found = self._read(run, entry.label)
                 if found is not None:  # else somebody has removed it since
-                    self._write(run, found.is_joined())
+                    self._write(run, found.begun_again(entry))
                     return found
             raise JournalFailed("The journal's row was removed again and again. Nothing was sent.")
 
@@ -77,7 +89,7 @@ class TableJournal:
             if found.key != entry.key:
                 return
             if entry.name is not None:
-                self._write(run, found.finished(now, expires_at))
+                self._write(run, found.finished(entry, now, expires_at))
             else:
                 self._remove(run, entry.label)
 
@@ -137,7 +149,15 @@ class TableJournal:
                 yield
 
     def _run(self, connection: Any, sql: str, arguments: tuple[Any, ...]) -> list[Any]:
-        cursor = connection.execute(sql.replace("%s", "?") if self._kind == "sqlite" else sql, arguments)
+        if self._kind == "sqlite":
+            cursor = connection.cursor()
+            cursor.row_factory = None  # a lent connection may have one of its own
+            cursor.execute(sql.replace("%s", "?"), arguments)
+        else:
+            from psycopg.rows import tuple_row
+
+            cursor = connection.cursor(row_factory=tuple_row)
+            cursor.execute(sql, arguments)
         return list(cursor.fetchall()) if cursor.description is not None else []
 
     def _read(self, run: Run, label: str) -> Entry | None:
