@@ -65,12 +65,12 @@ def test_what_is_for_another_server_or_spelled_otherwise_is_not_listed(opened: O
 def test_nothing_is_finished_with_other_credentials_in_silence(library: str, opened: Opened) -> None:
     def client(token: str, **more: Any) -> Any:
         settings = keyed(attempts=1, journal=journal, **more)
-        made = opened(settings) if library == "httpx" else Session(keyed=settings)
+        made: Any = opened(settings) if library == "httpx" else closing.enter_context(Session(keyed=settings))
         made.headers["Authorization"] = f"Bearer {token}"
         return made
 
     journal = MemoryJournal()
-    with scripted(Cut()) as server:
+    with ExitStack() as closing, scripted(Cut()) as server:
         _begin(client("sk_one"), server.url)
         server.script[:] = [Say()]
         (one,) = client("sk_two").pending()
@@ -90,12 +90,13 @@ def test_what_was_refused_and_is_begun_again_is_pending_again(
     kind: str, tmp_path: Any, opened: Opened
 ) -> None:
     """The account was topped up, and the answer of the second try is lost."""
-    journal: Any = {
+    kinds: dict[str, Callable[[], Any]] = {
         "memory": MemoryJournal,
         "file": lambda: FileJournal(tmp_path / "journal"),
         "table": lambda: TableJournal(f"sqlite:///{tmp_path / 'app.db'}"),
-    }[kind]()
-    script = [
+    }
+    journal = kinds[kind]()
+    script: list[Any] = [
         Say(402, b'{"error": "insufficient funds"}'),
         Cut(),
         Say(409, b'{"error": "a conflict of its own"}'),
@@ -205,3 +206,21 @@ def test_an_own_journal_that_fails_costs_no_answer(opened: Opened) -> None:
     with scripted(Say()) as server:
         client = Client(keyed=keyed(journal=Fails()), trust_env=False)
         assert client.post(f"{server.url}/payments", json=BODY).status_code == 201
+
+
+def test_a_body_that_is_a_text_file(tmp_path: Any) -> None:
+    (tmp_path / "order.json").write_text('{"amount": 5}')
+    with (
+        scripted(Say()) as server,
+        Session(keyed=keyed()) as session,
+        (tmp_path / "order.json").open() as file,
+    ):
+        assert session.post(f"{server.url}/payments", data=file).status_code == 201
+    assert server.seen[0].body == b'{"amount": 5}'
+
+
+def test_a_408_is_no_proof_that_nothing_was_done(opened: Opened) -> None:
+    with scripted(Say(408, b"")) as server:
+        client = opened(keyed(attempts=2))
+        _begin(client, server.url)
+        assert len(client.pending()) == 1

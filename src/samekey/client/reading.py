@@ -59,7 +59,7 @@ class Reading:
 
 _LEADS_ON: Final = frozenset({202, 301, 307, 308})
 """Of these, ``Location`` is where to go on. Of any other it is the caller's to read."""
-_LATER: Final = frozenset({408, 425, 429})
+_LATER: Final = frozenset({425, 429})
 _SAYS_NOTHING: Final = frozenset({401, 403, 404, 405, 407, 413, 415, 421, 431})
 """Made before anybody looks at the key: by a gateway, by whoever checks credentials, by a router."""
 _OWN_REFUSALS: Final = frozenset({400, 402, 422})
@@ -106,7 +106,7 @@ def _meaning(
         return Meaning.LATER
     if status in _SAYS_NOTHING:
         return Meaning.REFUSED
-    if failed:
+    if failed or status == 408:  # whoever has lost patience does not say with what
         return Meaning.UNCLEAR
     return Meaning.FINAL if _is_its_own(answer, dialect) else Meaning.BARE
 

@@ -91,7 +91,8 @@ class Adapter(requests.adapters.HTTPAdapter):
         if not isinstance(body, bytes | bytearray):
             read = getattr(body, "read", None)
             parts = bytearray()
-            for part in iter(lambda: read(64 * 1024), b"") if read is not None else body:
+            pieces = body if read is None else iter(lambda: read(64 * 1024) or None, None)
+            for part in pieces:
                 parts += part.encode() if isinstance(part, str) else part
                 self._way.check_size(parts)
             body = bytes(parts)

@@ -38,7 +38,7 @@ logger = logging.getLogger("samekey")
 _CHANGES: Final = frozenset({"POST", "PATCH"})
 """Methods that change something each time. PUT and DELETE sent twice do what one of them does."""
 _IN_TRANSACTION: Final = frozenset({"atomic", "deferred"})
-_NOT_LOOKED_AT: Final = frozenset({408, 425, 429})
+_NOT_LOOKED_AT: Final = frozenset({425, 429})
 
 _step: ContextVar[str] = ContextVar("samekey_step", default="")
 
