@@ -251,6 +251,14 @@ def unusable_answer(stored: bytes) -> str | None:
     return None if why is None else str(why)
 
 
+def unread(said: Says, provider_id: str | None) -> Evidence:
+    """Evidence of which only this is known."""
+    if said is Says.NOT_EXECUTED:
+        return NotExecuted
+    kind = Executed if said is Says.EXECUTED else Declined
+    return kind(Unusable("it cannot be read here"), provider_id)
+
+
 def decode_evidence(stored: bytes) -> Evidence:
     try:
         kept = json.loads(stored)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ..core.backoff import Backoff
 from ..core.effects import KnownEffect, asked_about
@@ -250,7 +250,10 @@ class Reconciler:
     async def _later(self, record: Record, tries: int, why: str) -> Looked:
         driver, finding = self._engine.drivers.aio, self._resolver.finding
         self._tell("reconcile.failed", record)
-        if tries >= self._max_tries:
+        if await run_async(driver, lambda: self._resolver.has_unread(record.id)):
+            why = f"{why}; {_UNREAD}"
+            logger.warning("Operation %s waits: %s", record.id, why)
+        elif tries >= self._max_tries:
             return await self._give_up(record, f"given up after {tries} tries: {why}")
         pause = max(1000, self._backoff.pause_ms(tries, 0.5 + random.random() / 2))  # noqa: S311
         await run_async(driver, lambda: finding.ask_again(record.id, pause_ms=pause, attempt=record.attempt))
@@ -271,6 +274,12 @@ class Reconciler:
 
     def _tell(self, event: str, record: Record) -> None:
         self._engine.events.emit(event, mode=str(record.mode), endpoint=record.endpoint)
+
+
+_UNREAD: Final = (
+    "a provider's word about it cannot be decrypted here: give this process the encryption key that it was "
+    "written with, too"
+)
 
 
 def _unreadable(error: CorruptRecord) -> None:

@@ -122,6 +122,10 @@ class DirectResolver:
         yield from ()
         return False
 
+    def has_unread(self, operation_id: str) -> Program[bool]:
+        yield from ()
+        return False
+
     def stranded(self, *, batch: int) -> Program[list[str]]:
         yield from ()
         return []

@@ -40,7 +40,18 @@ from ...stores.sql.effects import OVER, Effects, ProviderEvent
 from ...stores.sql.operator import Operator
 from ...stores.sql.overruling import Moved
 from .asked import check_life, check_step, told_by
-from .said import FoundWord, Misfit, Resolution, Said, finding_of, heard, is_usable, kept_as
+from .said import (
+    FoundWord,
+    Misfit,
+    Resolution,
+    Said,
+    finding_of,
+    heard,
+    is_readable,
+    is_usable,
+    kept_as,
+    left_to_others,
+)
 
 logger = logging.getLogger("samekey")
 
@@ -86,6 +97,9 @@ class Resolver(Protocol):
 
     def apply_waiting(self, operation_id: str) -> Program[bool]:
         """Uses what was kept, if it can be used now."""
+
+    def has_unread(self, operation_id: str) -> Program[bool]:
+        """Whether a word about it waits that only a process with another encryption key can read."""
 
     def stranded(self, *, batch: int) -> Program[list[str]]:
         """Operations that run no more while evidence about them waits."""
@@ -254,7 +268,13 @@ class NotingResolver:
         if effect is None or found is None:
             return None
         record, past = yield from self._past(found[1])
-        chosen = choose([heard(event) for event in waiting], record, effect, past)
+        words = [heard(event) for event in waiting]
+        chosen = choose(words, record, effect, past)
+        if chosen is not None and not is_readable(chosen):
+            readable = [word for word in words if is_readable(word)]
+            chosen = choose(readable, record, effect, past)
+            if chosen is None or chosen.says is not Says.EXECUTED:
+                raise left_to_others(operation_id)
         if chosen is None or not is_usable(chosen):
             return None  # it keeps its operation from sending all the same
         return FoundWord(finding_of(chosen), kept_as(chosen))
@@ -277,16 +297,24 @@ class NotingResolver:
         if effect is None or found is None:
             return None
         record, past = yield from self._past(found[1])
-        words = map(heard, told)
-        believed = [
+        words = [
             word
-            for word in words
-            if kept_as(word).state == "used" or (is_usable(word) and choose([word], record, effect, past))
+            for word in map(heard, told)
+            if kept_as(word).state == "used" or choose([word], record, effect, past)
+        ]
+        believed = [
+            word for word in words if is_readable(word) and (kept_as(word).state == "used" or is_usable(word))
         ]
         for finding in map(finding_of, sorted(believed, key=lambda word: list(Says).index(word.says))):
             if isinstance(finding, Executed | Declined):
                 return finding
+        if not all(map(is_readable, words)):
+            raise left_to_others(operation_id)
         return None
+
+    def has_unread(self, operation_id: str) -> Program[bool]:
+        waiting = yield from self._effects.waiting(operation_id)
+        return not all(is_readable(heard(event)) for event in waiting)
 
     def _past(self, record: Record) -> Program[tuple[Record, Sequence[str | None]]]:
         """The provider's ids that are those of former lives; None among them where some are forgotten. And

@@ -7,10 +7,20 @@ import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ...core.effects import Word
+from ...core.effects import Says, Word
 from ...core.record import Record
-from ...errors import NotExecuted, SamekeyError
-from ...evidence import Declined, Evidence, Executed, decode_evidence, fault_of, says, unusable, why_unusable
+from ...errors import DefinitionChanged, NotExecuted, NotSerialisable, SamekeyError
+from ...evidence import (
+    Declined,
+    Evidence,
+    Executed,
+    decode_evidence,
+    fault_of,
+    says,
+    unread,
+    unusable,
+    why_unusable,
+)
 from ...stores.protocols import Actor
 from ...stores.sql.effects import ProviderEvent
 
@@ -128,6 +138,8 @@ class Heard(Word):
     finding: Evidence = NotExecuted
     event: ProviderEvent | None = None
     """As it was kept; None: it comes now."""
+    readable: bool = True
+    """False: this process lacks the key that it was encrypted with. It settles nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +151,11 @@ class FoundWord:
 
 
 def heard(event: ProviderEvent) -> Heard:
-    finding = decode_evidence(event.outcome)
+    """A word that cannot be read here says what it says all the same: that stands beside it, in clear."""
+    try:
+        finding, readable = decode_evidence(event.outcome), True
+    except NotSerialisable:
+        finding, readable = unread(Says(event.says), event.provider_id), False
     at = min(event.occurred_at, event.received_at)
     return Heard(
         says(finding),
@@ -151,6 +167,7 @@ def heard(event: ProviderEvent) -> Heard:
         of_this_life=event.of_this_life,
         finding=finding,
         event=event,
+        readable=readable,
     )
 
 
@@ -162,7 +179,21 @@ def finding_of(word: Word) -> Evidence:
 
 def is_usable(word: Word) -> bool:
     """Whether the deciding word has an answer to decide with."""
-    return why_unusable(finding_of(word)) is None
+    return is_readable(word) and why_unusable(finding_of(word)) is None
+
+
+def is_readable(word: Word) -> bool:
+    assert isinstance(word, Heard)
+    return word.readable
+
+
+def left_to_others(operation_id: str) -> DefinitionChanged:
+    """What a run raises that would need a word which it cannot read: it waits, and nothing is counted."""
+    return DefinitionChanged(
+        f"What a provider has said about operation {operation_id} cannot be decrypted here: this process "
+        "lacks the encryption key that it was written with. Give it that key too, fernet(…, THAT_KEY), and "
+        "it goes on. If the row is damaged, see samekey evidence list."
+    )
 
 
 def kept_as(word: Word) -> ProviderEvent:
