@@ -21,7 +21,8 @@ from ..drivers.wrappers.encrypted import Cipher, EncryptedDriver
 from ..encryption import Sealing, fernet
 from ..engine.engine import Engine
 from ..engine.evidence.direct import DirectResolver
-from ..engine.evidence.reconcile import NotingResolver, Resolver
+from ..engine.evidence.reconcile import NotingResolver
+from ..engine.evidence.resolver import Resolver
 from ..engine.store import Store, cached
 from ..engine.store import open_store as open_engine_store
 from ..errors import ConfigurationError, CorruptRecord, SamekeyError

@@ -64,7 +64,8 @@ from .events import Events
 from .evidence.asking import Asking
 from .evidence.desk import Lookup
 from .evidence.direct import DirectResolver
-from .evidence.reconcile import NotingResolver, Resolver
+from .evidence.reconcile import NotingResolver
+from .evidence.resolver import Resolver
 from .exchange import Answered, Exchange, Unguarded, current_exchange, sign
 from .flow import Course, Flow, Pause, Ponder, ask, drive, drive_async
 from .gate import claim_of, event_of
@@ -197,6 +198,7 @@ class Engine:
             Mode.DEFERRED: deferred(keys, keeper),
         }
         assert isinstance(self.resolver, NotingResolver)
+        self.resolver.takers = self.jobs.takers
         self._phases = PhasedWay(keys, keeper, self.resolver, self.drivers.users)
         self._phases.given_up = lambda: self.events.emit("dead_letter", mode=str(Mode.PHASED))
         self._outbox = Jobs(keys)

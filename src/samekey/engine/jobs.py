@@ -97,6 +97,10 @@ class JobRegistry:
     def takes_found(self, name: str) -> bool:
         return name in self._known and self._known[name].takes_found
 
+    def takers(self) -> list[str]:
+        """The names of all that take it."""
+        return [name for name, known in self._known.items() if known.takes_found]
+
     def require(self, name: str) -> None:
         if name not in self._known:
             known = ", ".join(sorted(self._known)) or "none"

@@ -31,7 +31,7 @@ from ..engine.about import about
 from ..engine.engine import Engine
 from ..engine.evidence.belated import Belated
 from ..engine.evidence.reconcile import NotingResolver
-from ..engine.jobs import Envelope, JobContext, JobDefinition
+from ..engine.jobs import Envelope, JobContext, JobDefinition, NotForUs
 from ..engine.keeper import TRIED_FOR, Keeper
 from ..engine.sending import sends
 from ..engine.within import SharedTransaction, inside
@@ -128,6 +128,11 @@ class Performer:
     async def _ready(self, job: Job, definition: JobDefinition, context: JobContext) -> Callable[..., Any]:
         """Its function, with what is known of the job where it takes that."""
         if not definition.takes_found:
+            if context.tried_before and await self._is_settled(job, context):
+                raise NotForUs(
+                    "A provider has said what became of it, and by this process's code its function does not "
+                    "take that (`found`): it would call the provider again. It waits for a worker whose does"
+                )
             return definition.function
         return partial(definition.function, found=await self._found(job, context))
 
@@ -205,6 +210,11 @@ class Performer:
         resolver = self._engine.resolver
         assert isinstance(resolver, NotingResolver)
         return await run_async(self._driver, lambda: resolver.told_about(job.operation_id, context.key))
+
+    async def _is_settled(self, job: Job, context: JobContext) -> bool:
+        resolver = self._engine.resolver
+        assert isinstance(resolver, NotingResolver)
+        return await run_async(self._driver, lambda: resolver.is_settled(job.operation_id, context.key))
 
     def _hear_late(self, job: Job, definition: JobDefinition, context: JobContext, result: Any) -> None:
         """A thread that could not be stopped has ended well after its time: nobody else knows that."""

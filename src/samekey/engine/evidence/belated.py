@@ -20,7 +20,7 @@ from ...core.states import State
 from ...errors import ConfigurationError
 from ...evidence import Executed, Unusable, check_answer
 from ...stores.keys import Keys
-from .reconcile import Resolver
+from .resolver import Resolver
 from .said import Said
 
 logger = logging.getLogger("samekey")

@@ -8,9 +8,9 @@ order never moves a settled record, and what could not be used is not used up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 from ...core.agreement import aftermath
 from ...core.effects import (
@@ -76,42 +76,6 @@ def _fits(finding: Evidence, record: Record) -> bool:
     return record.state in _UNSETTLED or (happened and record.state is State.FAILED_RETRYABLE)
 
 
-class Resolver(Protocol):
-    """Applies evidence to operations."""
-
-    @property
-    def finding(self) -> Searching: ...
-
-    def apply(
-        self, record: Record, finding: Evidence, actor: Actor, *, despite: Sequence[str] = ()
-    ) -> Program[bool]:
-        """A lookup's or an operator's word about an unknown or dead record as it was seen: about the leased
-        call, or about the effect of phased work that has no result. False if somebody else was first.
-
-        ``Contradicted`` if a provider says that it happened: only an operator, who names those events
-        (``despite``), may say otherwise.
-        """
-
-    def receive(self, said: Said, operation_id: str) -> Program[Resolution | Misfit]:
-        """One event of a provider's about an operation. ``Moved`` if that moved meanwhile: try again."""
-
-    def apply_waiting(self, operation_id: str) -> Program[bool]:
-        """Uses what was kept, if it can be used now."""
-
-    def has_unread(self, operation_id: str) -> Program[bool]:
-        """Whether a word about it waits that only a process with another encryption key can read."""
-
-    def stranded(self, *, batch: int) -> Program[list[str]]:
-        """Operations that run no more while evidence about them waits."""
-
-    def looked_at(self, operation_id: str) -> Program[None]:
-        """What waits about it could not be used now: that of others comes first, next time."""
-
-    def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
-        """Keeps an event that fits this operation and others, for an operator to see. ``Moved`` as for
-        ``receive``."""
-
-
 class NotingResolver:
     """Notes each event once by source and id, keeps what cannot be used yet, and applies in one
     transaction."""
@@ -120,6 +84,8 @@ class NotingResolver:
         self.finding: Searching = operator
         self._operator = operator
         self._effects = effects
+        self.takers: Callable[[], Sequence[str]] = lambda: ()
+        """The jobs of this process whose functions take what was found out."""
 
     def apply(
         self, record: Record, finding: Evidence, actor: Actor, *, despite: Sequence[str] = ()
@@ -312,6 +278,11 @@ class NotingResolver:
             raise left_to_others(operation_id)
         return None
 
+    def is_settled(self, operation_id: str, about: str) -> Program[bool]:
+        """Whether a job that is about to run was found done: only what takes that may run it."""
+        told = yield from self._effects.told_about(operation_id, about)
+        return any(event.state == "used" for event in told)
+
     def has_unread(self, operation_id: str) -> Program[bool]:
         waiting = yield from self._effects.waiting(operation_id)
         return not all(is_readable(heard(event)) for event in waiting)
@@ -403,7 +374,10 @@ class NotingResolver:
         if not isinstance(finding, Executed | Declined):
             raise ConfigurationError("A job that never happened is tried again: samekey dead retry.")
         provider_id = finding.provider_id
-        if (yield from self._effects.job_goes_on(effect, record, said, actor, provider_id=provider_id)):
+        goes_on = self._effects.job_goes_on(
+            effect, record, said, actor, provider_id=provider_id, takers=self.takers()
+        )
+        if (yield from goes_on):
             return True
         if not (yield from self._effects.found_job(effect, record, said, provider_id=provider_id)):
             return False

@@ -26,7 +26,7 @@ from ...stores.keys import Keys
 from ...stores.sql.overruling import Moved
 from ..events import Events
 from ..flow import Flow, ask
-from .reconcile import Resolver
+from .resolver import Resolver
 from .said import Misfit, Resolution, Said
 
 logger = logging.getLogger("samekey")

@@ -19,7 +19,7 @@ from ...stores.keys import Absent, Keys, Seen
 from ...stores.sql.limits import Admission
 from ...stores.sql.overruling import Moved
 from ..evidence.belated import Belated
-from ..evidence.reconcile import Resolver
+from ..evidence.resolver import Resolver
 from ..flow import Flow, ask
 from ..handler.rules import Rules
 from ..keeper import Keeper

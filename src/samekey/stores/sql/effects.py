@@ -7,6 +7,7 @@ nothing else.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,6 +18,7 @@ from ...core.program import BEGIN, Program, Row, at_home, home_of
 from ...core.record import Record, decode_record
 from ...core.states import State
 from ..protocols import Actor
+from ..readable import never_empty
 from .operator import Operator, act_as, act_end
 from .overruling import Moved, overrule
 from .queries import Queries
@@ -312,11 +314,20 @@ class Effects:
         actor: Actor,
         *,
         provider_id: str | None,
+        takers: Sequence[str] = (),
         now: int | None = None,
     ) -> Program[bool]:
         """A dead job whose function takes what was found out is tried again, with that. False if it is none
-        of these."""
-        rows = yield self._queries.statement("job_goes_on", now, id=effect.place, provider_id=provider_id)
+        of these. ``takers``: jobs whose functions take it here, whatever the code did that enqueued one."""
+        names = never_empty(takers)
+        rows = yield self._queries.statement(
+            "job_goes_on",
+            now,
+            id=effect.place,
+            provider_id=provider_id,
+            takers=names,
+            takers_list=json.dumps(names),
+        )
         if not rows:
             return False
         yield from act_as(self._queries, actor)

@@ -130,11 +130,12 @@ on duplicate key update
 select position from {phases} where operation_id = :operation_id and position = :position and mark = :mark
 
 -- name: job_goes_on
--- A dead job whose function takes what was found out: a worker has it do the rest, with all of its attempts.
+-- A dead job whose function takes what was found out, by the code that enqueued it or by the code that is there
+-- now: a worker has it do the rest, with all of its attempts.
 update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now},
     run_at = greatest(run_at, done_at), done_at = null, provider_id = coalesce(:provider_id, provider_id),
     mark = :mark
-where id = :id and state = 'dead' and goes_on = 1
+where id = :id and state = 'dead' and (goes_on = 1 or name in (:takers))
 -- then
 select id from {jobs} where id = :id and mark = :mark
 

@@ -132,11 +132,12 @@ on conflict (operation_id, position) do update set
 returning position
 
 -- name: job_goes_on
--- A dead job whose function takes what was found out: a worker has it do the rest, with all of its attempts.
+-- A dead job whose function takes what was found out, by the code that enqueued it or by the code that is there
+-- now: a worker has it do the rest, with all of its attempts.
 with job as (
     update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now},
     run_at = greatest(run_at, done_at), done_at = null, provider_id = coalesce(:provider_id::text, provider_id)
-    where id = :id::text and state = 'dead' and goes_on = 1 and {durable}
+    where id = :id::text and state = 'dead' and (goes_on = 1 or name = any(:takers::text[])) and {durable}
     returning id
 )
 select id, pg_notify('samekey_jobs', '')::text from job

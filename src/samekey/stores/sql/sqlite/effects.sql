@@ -132,10 +132,12 @@ on conflict (operation_id, position) do update set
 returning position
 
 -- name: job_goes_on
--- A dead job whose function takes what was found out: a worker has it do the rest, with all of its attempts.
+-- A dead job whose function takes what was found out, by the code that enqueued it or by the code that is there
+-- now: a worker has it do the rest, with all of its attempts.
 update {jobs} set state = 'live', attempt = null, attempts = 0, entered = 0, silences = 0, due_at = {now},
     run_at = max(run_at, done_at), done_at = null, provider_id = coalesce(:provider_id, provider_id)
-where id = :id and state = 'dead' and goes_on = 1
+where id = :id and state = 'dead'
+    and (goes_on = 1 or name in (select value from json_each(:takers_list)))
 returning id
 
 -- name: pending_again  event: requeue
