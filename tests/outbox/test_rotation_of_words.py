@@ -37,10 +37,10 @@ class Service:
         self.old, self.both = old, both
         self.charges: list[str] = []
         self.lookups: list[str] = []
-        for node in (old, both):
-            self._serve(node)
+        self.client = AsgiClient(self._served(old), old.loop)
+        self._served(both)
 
-    def _serve(self, node: Outbox) -> None:
+    def _served(self, node: Outbox) -> Starlette:
         idempotency = node.idempotency
 
         @idempotency.phased("ride", version=1, backoff=NO_PAUSE, max_attempts=2)
@@ -64,7 +64,7 @@ class Service:
         routes = [Route("/rides", ride, methods=["POST"]), Route("/payments", pay, methods=["POST"])]
         app = Starlette(routes=routes)
         app.add_middleware(IdempotencyMiddleware, idempotency=idempotency, tenant=tenant_of)
-        self.client = AsgiClient(app, node.loop) if node is self.old else self.client
+        return app
 
     async def _tell_early(self, operation: str, evidence: Any, **how: Any) -> None:
         telling = self.both.loop.start(self.tell(self.both, operation, evidence, "early", **how))

@@ -105,11 +105,18 @@ def located_by(operation_id: str) -> str:
     return operation_id[32:]
 
 
+DEFAULT_SCHEMA: Final = "samekey"
+
+
 @lru_cache(maxsize=1_000)
-def lock_number(scope: str, key: str) -> int:
-    """A signed 64-bit number for an advisory lock. A collision costs a 409, never a second run."""
+def lock_number(scope: str, key: str, schema: str = DEFAULT_SCHEMA) -> int:
+    """A signed 64-bit number for an advisory lock. A collision costs a 409, never a second run.
+
+    Advisory locks are the whole database's: services with a schema each must not stand in each other's way.
+    """
     # One request asks for it several times.
-    digest = bytes.fromhex(_digest("samekey lock 1", scope, key))
+    other = () if schema == DEFAULT_SCHEMA else (schema,)
+    digest = bytes.fromhex(_digest("samekey lock 1", scope, key, *other))
     return int.from_bytes(digest[:8], "big", signed=True)
 
 

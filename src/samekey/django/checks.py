@@ -13,6 +13,7 @@ from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from ..core.states import Mode
+from ..edges.calls import IN_TRANSACTION
 from ..edges.startup import look
 from ..edges.walk import RoutePlace, plain, walk
 from ..engine.engine import Engine
@@ -22,7 +23,7 @@ from ..errors import ConfigurationError, SamekeyError
 from .address import dialect_of, in_memory, url_of
 from .conf import Settings, read, the_idempotency
 from .middleware import NO_TENANT
-from .routes import IN_TRANSACTION, Urlconf, handler_of, methods_of, patterns, two_guards
+from .routes import Urlconf, handler_of, methods_of, patterns, two_guards
 from .status import misplaced
 
 MIDDLEWARE: Final = "samekey.django.IdempotencyMiddleware"

@@ -22,9 +22,8 @@ from django.contrib.admindocs.utils import (
 from django.db import connections
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..core.states import Mode
 from ..edges.bound import bound
-from ..edges.calls import guarded_call
+from ..edges.calls import IN_TRANSACTION, guarded_call, meets_another, two_guards_of
 from ..edges.guards import Route
 from ..edges.walk import OTHERS, ReachedRoute, RoutePlace
 from ..engine.engine import Engine
@@ -56,7 +55,6 @@ _HARMLESS: Final = (
     "django.views.decorators.vary",
 )
 """Decorators of Django's that neither know who asks nor act by themselves."""
-IN_TRANSACTION: Final = (Mode.ATOMIC, Mode.DEFERRED, Mode.PHASED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,19 +220,9 @@ def two_guards(
             found = guarded_call(handler.owner, handler.name)
             if found is None:
                 continue
-            rules, guarded = found.rules, found.function.__qualname__
-            by = f"{handler.owner.__qualname__}.{handler.name}"
-            if rules.required or (said != "pass" and rules.mode in IN_TRANSACTION):
-                route = f"{method} {template}"
-                sentence = _TWO_GUARDS.format(route=route, by=by, guarded=guarded, mode=rules.mode)
-                yield (handler.owner, handler.name), sentence
-
-
-_TWO_GUARDS: Final = (
-    "{route}: {by} is not decorated, but leads to {guarded}, which is {mode}: two guards would meet in the "
-    "middle of a request, so nothing is run. Put @idempotency.{mode} on {by} as well (with required=False, "
-    "if a key may be missing): both are one operation then. Or have both call a method that is not guarded."
-)
+            if meets_another(found, said):
+                by = f"{handler.owner.__qualname__}.{handler.name}"
+                yield (handler.owner, handler.name), two_guards_of(f"{method} {template}", by, found)
 
 
 def stand_in_transactions(urlconf: str | None, alias: str | None) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any, Final
 
+from ..core.states import Mode
 from ..engine.handler.marks import Mark, mark_of, own_handler
 
 
@@ -32,6 +33,27 @@ def guarded_call(owner: type, name: str) -> Mark | None:
             if mark is None:
                 waiting.append(found)
     return None
+
+
+IN_TRANSACTION: Final = (Mode.ATOMIC, Mode.DEFERRED, Mode.PHASED)
+"""Work that begins a transaction of its own."""
+
+
+def meets_another(guarded: Mark, said_of_others: str) -> bool:
+    """Whether a request would meet two guards there: a key would be asked for too late, or a transaction
+    begun inside an operation. ``said_of_others``: what becomes of undecorated handlers."""
+    missing = guarded.rules.required and said_of_others != "required"
+    return missing or (said_of_others != "pass" and guarded.rules.mode in IN_TRANSACTION)
+
+
+def two_guards_of(route: str, by: str, guarded: Mark) -> str:
+    mode, name = guarded.rules.mode, guarded.function.__qualname__
+    return (
+        f"{route}: {by} is not decorated, but leads to {name}, which is {mode}: two guards would meet in the "
+        f"middle of a request, so nothing is run. Put @idempotency.{mode} on {by} as well (with "
+        "required=False, if a key may be missing): both are one operation then. Or have both call a method "
+        "that is not guarded."
+    )
 
 
 def _defined(owner: type, name: str, after: type | None = None) -> tuple[type, Any]:

@@ -18,6 +18,7 @@ from ..engine.handler.around import REFUSED
 from ..engine.handler.marks import GUARD, Mark, identity, mark_of
 from ..engine.handler.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
+from .calls import guarded_call, meets_another, two_guards_of
 from .guards import Decorators, Found, Route, RouteGuard, Undecorated
 from .hidden import two_guards
 from .walk import READ_ONLY, ReachedRoute, RoutePlace, plain, walk
@@ -109,12 +110,15 @@ class Declared:
     """As the framework has it."""
     wrapped: frozenset[str] = frozenset()
     """The methods by which it is reached with others around its function."""
+    method_of: tuple[type, str] | None = None
+    """Its class, and its name there."""
 
     @classmethod
     def of(cls, reached: Sequence[ReachedRoute]) -> Declared:
         one, methods = reached[0], frozenset(each.method for each in reached)
         wrapped = frozenset(each.method for each in reached if each.wrapped)
-        return cls(one.path, plain(one.handler), methods, one.opaque, one.route, wrapped)
+        method_of = next((each.method_of for each in reached if each.method not in READ_ONLY), None)
+        return cls(one.path, plain(one.handler), methods, one.opaque, one.route, wrapped, method_of)
 
     def __str__(self) -> str:
         changing = sorted(self.methods - READ_ONLY) or sorted(self.methods)
@@ -176,6 +180,11 @@ def wrong_with(
             and decorators == "refuse"
         ):
             yield f"{one}: {REFUSED}"
+        elif of_path != "exempt" and one.methods & idempotency.policy.methods and one.method_of is not None:
+            found = guarded_call(*one.method_of)
+            if found is not None and meets_another(found, said_of_others=of_path or undecorated):
+                owner, name = one.method_of
+                yield two_guards_of(str(one), f"{owner.__qualname__}.{name}", found)
     elif mark == "exempt":
         if of_path in ("required", "optional"):
             yield (

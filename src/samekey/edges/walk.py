@@ -80,6 +80,8 @@ class ReachedRoute:
     """As the framework has it."""
     wrapped: bool = False
     """Others stand around the function of the handler."""
+    method_of: tuple[type, str] | None = None
+    """The class of the handler, and its name there, where it is a method of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,7 @@ def _endpoint(route: Any, endpoint: Any, template: str, place: RoutePlace) -> It
                 route=route,
                 guard_handler=hook,
                 wrapped=starlette.is_wrapped_handler(found.endpoint),
+                method_of=(endpoint, method.lower()) if isinstance(endpoint, type) else None,
             )
 
 
@@ -320,6 +323,7 @@ def _flask_routes(app: Any, place: RoutePlace) -> Iterator[ReachedRoute]:
                 host or place.host,
                 guard_handler=partial(flask._guard_view, app.view_functions, rule.endpoint, method),
                 wrapped=flask.is_wrapped_view(app.view_functions.get(rule.endpoint), method),
+                method_of=flask._method_of(app.view_functions.get(rule.endpoint), method),
             )
 
 

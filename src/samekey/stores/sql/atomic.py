@@ -55,7 +55,7 @@ class Escaped:
     """This is not the transaction that took the lock: the handler ended that one."""
 
 
-def opened_values(claim: Claim, opened: Opened) -> dict[str, Value]:
+def opened_values(claim: Claim, opened: Opened, schema: str) -> dict[str, Value]:
     """The parameters of a record that appears with its transaction.
 
     Its id is the one that the handler was told, whatever has become of the record that was there: a reaper
@@ -67,7 +67,7 @@ def opened_values(claim: Claim, opened: Opened) -> dict[str, Value]:
         "life": opened.life,
         "seen": opened.seen,
         "reused": int(opened.reused),
-        "lock": lock_number(claim.scope, claim.key),
+        "lock": lock_number(claim.scope, claim.key, schema),
     }
 
 
@@ -84,7 +84,7 @@ class AtomicKeys:
         rows = yield Statement(
             self.queries["atomic_enter"],
             {
-                "lock": lock_number(claim.scope, claim.key),
+                "lock": lock_number(claim.scope, claim.key, self.queries.schema),
                 "attempt": claim.attempt,
                 "max_run_ms": str(max_run_ms),
                 "scope": claim.scope,
@@ -105,7 +105,7 @@ class AtomicKeys:
         rows = yield Statement(
             self.queries["atomic_lock"],
             {
-                "lock": lock_number(claim.scope, claim.key),
+                "lock": lock_number(claim.scope, claim.key, self.queries.schema),
                 "attempt": claim.attempt,
                 "max_run_ms": str(max_run_ms),
                 "probe_text": "probe",
@@ -147,7 +147,11 @@ class AtomicKeys:
         now: int | None = None,
     ) -> Program[Written | Taken | Escaped]:
         """Last in the transaction: the record, with the proof that it is still the same one."""
-        values = {**opened_values(claim, opened), **answer_values(answer), "provider_id": provider_id}
+        values = {
+            **opened_values(claim, opened, self.queries.schema),
+            **answer_values(answer),
+            "provider_id": provider_id,
+        }
         values["now"] = now
         if opened.reused:
             yield Statement(self.queries["make_room"], values)
@@ -164,7 +168,7 @@ class AtomicKeys:
         """Before a rollback: whether this is still the transaction that took the lock."""
         rows = yield Statement(
             self.queries["atomic_proof"],
-            {"attempt": claim.attempt, "lock": lock_number(claim.scope, claim.key)},
+            {"attempt": claim.attempt, "lock": lock_number(claim.scope, claim.key, self.queries.schema)},
         )
         return bool(rows[0][0])
 
@@ -197,7 +201,7 @@ class AtomicKeys:
             self.queries["atomic_outcome"],
             {
                 "error_code": None,
-                **opened_values(claim, opened),
+                **opened_values(claim, opened, self.queries.schema),
                 **values,
                 "state": str(state),
                 "now": now,

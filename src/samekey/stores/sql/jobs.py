@@ -146,7 +146,7 @@ class Jobs:
     ) -> Program[Written | Taken | Escaped]:
         """PostgreSQL: the pending record appears with the handler's transaction. ``NothingEnqueued`` if that
         holds no job of the operation's."""
-        values = opened_values(claim, opened)
+        values = opened_values(claim, opened, self._queries.schema)
         if opened.reused:
             yield self._queries.statement("make_room", now, **values)
         rows = yield self._queries.statement("accept", now, **values)
