@@ -65,6 +65,14 @@ def test_what_was_sent_must_be_said_to_be_sent_again(world: World) -> None:
     assert reopen(world, record, "--sent-again").code == 0
 
 
+def test_what_atomic_work_may_have_written_must_be_said_to_be_written_again(world: World) -> None:
+    record = failed(world, mode=Mode.ATOMIC)
+    ran = reopen(world, record)
+    assert ran.code == 1 and "It is atomic" in ran.sentence
+    assert world.read(record.id).state is State.COMPLETED
+    assert reopen(world, record, "--written-again").code == 0
+
+
 @pytest.mark.parametrize("status", [200, 303])
 def test_a_success_is_not_run_again(world: World, status: int) -> None:
     record = failed(world, status=status)

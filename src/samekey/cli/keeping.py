@@ -109,6 +109,14 @@ def reopen_command(
             help="What it has sent may be sent again, under the same downstream keys.",
         ),
     ] = False,
+    written_again: Annotated[
+        bool,
+        typer.Option(
+            "--written-again",
+            envvar="SAMEKEY_WRITTEN_AGAIN",
+            help="Atomic work: nothing was committed with its refusal, or that may be written again.",
+        ),
+    ] = False,
     actor_name: ActorName = None,
     dry_run: DryRun = False,
     schema: Schema = "samekey",
@@ -119,7 +127,7 @@ def reopen_command(
     who = actor(actor_name, reason)
     with sentences(), open_store(url, schema, timeout, cache=cache) as store:
         record = store.existing(operation_id)
-        _refuse_to_reopen(store, record, sent_again=sent_again)
+        _refuse_to_reopen(store, record, sent_again=sent_again, written_again=written_again)
         if dry_run:
             say("Its answer would be dropped, and the next retry would run. It stays: this was a dry run.")
             return
@@ -129,7 +137,7 @@ def reopen_command(
         note_yourself(store)
 
 
-def _refuse_to_reopen(store: OperatorStore, record: Record, *, sent_again: bool) -> None:
+def _refuse_to_reopen(store: OperatorStore, record: Record, *, sent_again: bool, written_again: bool) -> None:
     if record.state is not State.COMPLETED or record.answer is None or record.answer.status < ERRORS_FROM:
         is_now = record.state if record.answer is None else f"{record.state} with {record.answer.status}"
         raise CommandRefused(
@@ -140,6 +148,12 @@ def _refuse_to_reopen(store: OperatorStore, record: Record, *, sent_again: bool)
         raise CommandRefused(
             f"It is {record.mode}: its finished parts would be done twice. Its client has to use a new key. "
             "Nothing was changed."
+        )
+    if record.mode is Mode.ATOMIC and not written_again:
+        raise CommandRefused(
+            'It is atomic: what a handler with on_4xx="commit" wrote stands beside its refusal, and the '
+            "retry writes it again. Any other was rolled back. If nothing stands, or it may be written again, say "
+            "--written-again. Nothing was changed."
         )
     if any(event["says"] == "executed" for event in events_about(store, record.id)):
         raise CommandRefused(
