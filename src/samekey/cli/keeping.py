@@ -152,8 +152,8 @@ def _refuse_to_reopen(store: OperatorStore, record: Record, *, sent_again: bool,
     if record.mode is Mode.ATOMIC and not written_again:
         raise CommandRefused(
             'It is atomic: what a handler with on_4xx="commit" wrote stands beside its refusal, and the '
-            "retry writes it again. Any other was rolled back. If nothing stands, or it may be written again, say "
-            "--written-again. Nothing was changed."
+            "retry writes it again. Any other was rolled back. If nothing stands, or it may be written "
+            "again, say --written-again. Nothing was changed."
         )
     if any(event["says"] == "executed" for event in events_about(store, record.id)):
         raise CommandRefused(

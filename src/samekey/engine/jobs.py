@@ -28,6 +28,8 @@ ENVELOPE_VERSION = 1
 LONGEST_DELAY = timedelta(days=3650)
 _AGAIN, _NEXT = "#", ">"
 """In a step: the second job of one name, and the one that a job enqueued."""
+LARGEST_PAYLOAD = 4 * 1024 * 1024
+"""Bytes. MariaDB takes no statement over 16 MiB by default, and encryption and quoting need their part."""
 READABLE_STEP, LONGEST_STEP = 255, 1000
 """Bytes. A job may enqueue itself for ever: its step must not tell all of its history. MySQL keeps 1024."""
 
@@ -128,7 +130,13 @@ class Envelope:
             "payload": self.payload,
             "delay_ms": self.delay_ms,
         }
-        return encode_value(value, "The payload of the job")
+        stored = encode_value(value, "The payload of the job")
+        if len(stored) > LARGEST_PAYLOAD:
+            raise NotSerialisable(
+                f"The payload of the job has {len(stored)} bytes, and {LARGEST_PAYLOAD} at most can be "
+                "stored. Keep what is large elsewhere, and give the job its place."
+            )
+        return stored
 
     @staticmethod
     def decode(stored: bytes) -> Envelope:
@@ -250,6 +258,8 @@ class JobContext:
         finding give them back."""
         self.tried_before = job.sends > 1
         """Whether it has been begun before, so that the provider may know of it: nothing sets that back."""
+        self.refused: NotSerialisable | None = None
+        """Why a job after this one cannot be stored."""
         self.key = downstream_key(job.scope, job.key, envelope.step)
         """The same for every attempt: send it to the provider as its idempotency key."""
 
@@ -267,7 +277,11 @@ class JobContext:
         count = sum(one.name == name for one in self._next)
         step = step_of(name, count, after=self._step)
         delay_ms = _delay_ms(name, delay)
-        envelope = Envelope(step, self.tenant, payload, delay_ms).encode()
+        try:
+            envelope = Envelope(step, self.tenant, payload, delay_ms).encode()
+        except NotSerialisable as error:
+            self.refused = error
+            raise
         self._next.append(Next(name, step, envelope, delay_ms, self._registry.source_of(name)))
 
     def enqueue_next(self, jobs: Jobs) -> Program[None]:

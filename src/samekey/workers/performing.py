@@ -177,6 +177,10 @@ class Performer:
             await self._not_begun(job, error)
             return
         except Exception as error:  # whatever it is, also one of ours: it is the function's own
+            if error is context.refused:
+                # A job after it, which no attempt can store; and the effect may have happened.
+                await self.bury(job, str(error), context.provider_id)
+                return
             await self._failed(job, definition, context, told(error))
             return
         try:
