@@ -419,7 +419,9 @@ def test_examples_of_limits(names: dict[str, Any], monkeypatch: pytest.MonkeyPat
     rows = session.connection.execute("select answer_body, key from samekey_keys").fetchall()
     session.rollback()
     assert b"a secret" not in rows[0][0] and rows[0][1] == "k"
-    for idempotency in (limited, fresh, secretive):
+    unguessed = names["unguessed"]
+    assert unguessed.once(tenant="t", key="k", run=lambda: 1) == 1
+    for idempotency in (limited, fresh, secretive, unguessed):
         idempotency.close()
 
 

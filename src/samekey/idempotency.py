@@ -73,6 +73,9 @@ class Idempotency:
 
     ``digest_secret``: keys the short digests that stand for keys in logs.
 
+    ``identity_secret``: keys everything that is derived from a key and leaves this process: downstream keys,
+    operation ids, names of records. It can never be changed; a store refuses another one.
+
     ``encryption``: encrypts stored requests and answers, see ``samekey.encryption``.
 
     ``cache``: ``redis://…``, a Redis in front of a SQL store that answers replays; ``cache_in_progress=True``
@@ -89,6 +92,7 @@ class Idempotency:
         timeout: float = 5.0,
         prepared_statements: bool = True,
         digest_secret: bytes = b"samekey",
+        identity_secret: bytes | None = None,
         encryption: Cipher | Sealing | None = None,
         cache: str | None = None,
         cache_in_progress: bool = False,
@@ -106,6 +110,7 @@ class Idempotency:
             timeout=timeout,
             prepared_statements=prepared_statements,
             digest_secret=digest_secret,
+            identity_secret=identity_secret,
             encryption=encryption,
             cache=cache,
             cache_in_progress=cache_in_progress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,6 +65,17 @@ def call_part(tenant: str) -> str:
     So the keys of plain functions, consumers and webhooks are a space that no client can reach.
     """
     return f"@{scope_part(tenant)}"
+
+
+def identity_mark(secret: bytes) -> str:
+    """A part of every scope, so that nobody without the secret can compute what is derived from scope and
+    key: downstream keys, ids and the names of records. It stands in the store; the secret does not."""
+    return "!" + hmac.new(secret, b"samekey identity 1", hashlib.sha256).hexdigest()[:32]
+
+
+def keyed_part(secret: bytes, text: str) -> str:
+    """In the place of a digest that is part of a scope."""
+    return hmac.new(secret, b"samekey part 1\n" + text.encode(), hashlib.sha256).hexdigest()
 
 
 def is_call(scope: str) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
-from ..core.claim import Claim, scope_of, scope_part
+from ..core.claim import Claim, identity_mark, scope_of, scope_part
 from ..core.decide import (
     Accepted,
     Mismatch,
@@ -33,6 +33,7 @@ from ..core.ledger import Ledgers
 from ..core.outcome import OnError, Outcome
 from ..core.policy import Policy, ietf
 from ..core.problem import Refusal, refuse, verdict_answer
+from ..core.program import Program
 from ..core.record import Answer, Record
 from ..core.states import Mode, State
 from ..drivers.caller import Caller, for_the_handler
@@ -68,7 +69,7 @@ from .evidence.reconcile import NotingResolver
 from .evidence.resolver import Resolver
 from .exchange import Answered, Exchange, Unguarded, current_exchange, sign
 from .flow import Course, Flow, Pause, Ponder, ask, drive, drive_async
-from .gate import claim_of, event_of
+from .gate import checked_secret, claim_of, event_of
 from .handler import body
 from .handler.marks import Mark
 from .handler.rules import Rules
@@ -127,6 +128,7 @@ class Engine:
         timeout: float = 5.0,
         prepared_statements: bool = True,
         digest_secret: bytes = b"samekey",
+        identity_secret: bytes | None = None,
         encryption: Cipher | Sealing | None = None,
         cache: str | None = None,
         cache_in_progress: bool = False,
@@ -154,6 +156,7 @@ class Engine:
         self.events = Events()
         self.keeper = Keeper(self.drivers.sync, self.keys.renew, self.keys.held)
         self.digest_secret = digest_secret
+        self._identity_secret = checked_secret(identity_secret)
         self._errands = Errands()
         self._stranded = Stranded(self.drivers.sync, self.breaker)
         self._finishing = Lane("samekey-finish", 2 * pool_size, timeout)
@@ -577,7 +580,16 @@ class Engine:
     ) -> Flow[Running | Verdict]:
         """Takes a key that has been read and found good, or says what stands in the way."""
         intent = yield from self._intent(exchange, rules.policy)
-        claim = claim_of(exchange, intent, rules, tenant, key, self.keys.operation_id, self._has_lookup)
+        claim = claim_of(
+            exchange,
+            intent,
+            rules,
+            tenant,
+            key,
+            self.keys.operation_id,
+            self._has_lookup,
+            self._identity_secret,
+        )
         self.store.must_carry(rules.mode, rules.policy)
         way = self._ways[rules.mode]
         if not self._ready:
@@ -651,8 +663,13 @@ class Engine:
 
     def _get_ready(self) -> Flow[None]:
         """Checks the schema once; a mismatch refuses the request with a sentence, not with a guess."""
-        yield from ask(self.store.check)
+        yield from ask(self._fits)
         self._ready = True
+
+    def _fits(self) -> Program[None]:
+        yield from self.store.check()
+        secret = self._identity_secret
+        yield from self.store.agree(None if secret is None else identity_mark(secret))
 
     def digest(self, tenant: str, key: str) -> str:
         """A short keyed digest that stands for a key in logs; the key itself is never written there."""
@@ -826,7 +843,7 @@ class Engine:
 
     def check(self) -> None:
         """Raises ``SchemaMismatch`` if the tables do not fit this version. Good at start-up."""
-        run(self.drivers.sync, self.store.check)
+        run(self.drivers.sync, self._fits)
         self._ready = True
 
     def close(self) -> None:

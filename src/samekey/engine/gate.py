@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from ..core.claim import Claim, call_part, scope_of, scope_part
+from ..core.claim import Claim, call_part, identity_mark, keyed_part, scope_of, scope_part
 from ..core.decide import (
     Accepted,
     Ask,
@@ -27,11 +27,15 @@ from ..core.freshness import stale_reason
 from ..core.policy import Policy
 from ..core.problem import Refusal, refuse
 from ..core.record import Answer
+from ..errors import ConfigurationError
 from .exchange import Exchange
 from .handler.rules import Rules
 from .operation import Running
 
 logger = logging.getLogger("samekey")
+
+SHORTEST_SECRET = 16
+"""Bytes of a secret: fewer than an idempotency key has would be guessed before it."""
 
 
 def stale_answer(exchange: Exchange, policy: Policy) -> Answer | None:
@@ -92,6 +96,16 @@ def _resolved(
     return found
 
 
+def checked_secret(secret: object) -> bytes | None:
+    """The identity secret, or ``ConfigurationError``: what can be guessed hides nothing."""
+    if secret is not None and not (isinstance(secret, bytes) and len(secret) >= SHORTEST_SECRET):
+        raise ConfigurationError(
+            f"identity_secret must be {SHORTEST_SECRET} random bytes or more, for example "
+            "secrets.token_bytes(32), kept where it is never lost: it cannot be changed."
+        )
+    return secret
+
+
 def claim_of(
     exchange: Exchange,
     intent: Intent,
@@ -100,6 +114,7 @@ def claim_of(
     key: str,
     operation_id: Callable[[str, str, str], str],
     has_lookup: Callable[[str], bool],
+    secret: bytes | None = None,
 ) -> Claim:
     """The claim of a request, with ids that were never used before."""
     policy, parts = rules.policy, exchange.parts
@@ -112,7 +127,10 @@ def claim_of(
         identity.append(scope_part(endpoint))
     if policy.on_mismatch == "execute":
         # Without the secret's id: a new secret must not turn a retry into a new operation.
-        identity.append(intent.content_id())
+        content = intent.content_id()
+        identity.append(content if secret is None else keyed_part(secret, content))
+    if secret is not None:
+        identity.append(identity_mark(secret))
 
     def digest_as(version: str) -> bytes | None:
         # Usually the record was made by the same version, and the work is done already.

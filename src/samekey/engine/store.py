@@ -24,6 +24,7 @@ from ..stores.cached import identity
 from ..stores.keys import Keys
 from ..stores.protocols import Searching, Tending
 from ..stores.sql.effects import Effects
+from ..stores.sql.identity import agree
 from ..stores.sql.keys import SqlKeys
 from ..stores.sql.migrations import check, migrate
 from ..stores.sql.operator import Operator
@@ -58,6 +59,8 @@ class Store:
     tending: Tending
     check: Callable[[], Program[None]]
     """Raises a sentence where the store cannot be used as it is."""
+    agree: Callable[[str | None], Program[None]]
+    """Raises a sentence where the store holds keys of another identity secret."""
     migrate: Callable[[], Program[object]]
     """Makes the tables, or brings them up to date. Safe to run twice, and two at once."""
     transactional: Tables | None
@@ -165,6 +168,7 @@ def store_on(drivers: Drivers, schema: str = "samekey") -> Store:
         finding=operator,
         tending=Upkeep(keys),
         check=lambda: check(queries),
+        agree=lambda mark: agree(queries, mark),
         migrate=lambda: migrate(queries),
         transactional=Tables(queries, keys, operator, Effects(operator, queries)),
     )
@@ -174,6 +178,7 @@ def store_on(drivers: Drivers, schema: str = "samekey") -> Store:
 
 
 def _redis_store(drivers: Drivers) -> Store:
+    from ..stores.redis.check import agree as agree_redis
     from ..stores.redis.check import check as check_redis
     from ..stores.redis.finding import RedisFinding
     from ..stores.redis.scripts import RedisStatements
@@ -187,6 +192,7 @@ def _redis_store(drivers: Drivers) -> Store:
         finding=RedisFinding(statements),
         tending=RedisUpkeep(statements),
         check=lambda: _said_aloud(check_redis(statements)),
+        agree=lambda mark: agree_redis(statements, mark),
         migrate=lambda: check_redis(statements),  # there is nothing to make
         transactional=None,
     )
@@ -195,6 +201,7 @@ def _redis_store(drivers: Drivers) -> Store:
 def _dynamodb_store(drivers: Drivers) -> Store:
     from ..stores.dynamodb.finding import DynamoFinding
     from ..stores.dynamodb.statements import DynamoStatements
+    from ..stores.dynamodb.table import agree as agree_dynamodb
     from ..stores.dynamodb.table import check as check_dynamodb
     from ..stores.dynamodb.table import migrate as migrate_dynamodb
     from ..stores.dynamodb.upkeep import DynamoUpkeep
@@ -207,6 +214,7 @@ def _dynamodb_store(drivers: Drivers) -> Store:
         finding=DynamoFinding(statements),
         tending=DynamoUpkeep(statements),
         check=lambda: _said_aloud(check_dynamodb(statements)),
+        agree=lambda mark: agree_dynamodb(statements, mark),
         migrate=lambda: migrate_dynamodb(statements),
         transactional=None,
     )

@@ -50,6 +50,7 @@ _PLANS: Final[tuple[Callable[[Values, int], Plan], ...]] = (
     queues.list_keys,
     queues.overview,
     table.create_table,
+    table.note_identity,
     table.describe_table,
     table.forget_old,
 )

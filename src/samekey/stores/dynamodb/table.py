@@ -8,15 +8,19 @@ from typing import Any, Final
 
 from ...core.program import Program, Row
 from ...errors import SchemaMismatch, StoreUnavailable
+from ..identity import NOBODYS, must_agree
 from ..statements import Statements
+from .items import encode_item, value_of
 from .plans import BY_PROVIDER, one
 from .queues import DUE
-from .requests import Asking, Plan, Request, Values
+from .requests import Asking, Plan, Request, Values, get, insert, scan
 
 CREATED: Final = "ResourceInUseException"
 """How DynamoDB says that the table is there already."""
 MISSING: Final = "ResourceNotFoundException"
 FORGET: Final = "forget_after"
+IDENTITY: Final = "~identity"
+"""Where it stands whose keys these are. No record lies there: their places are digests."""
 
 PATIENCE: Final = 150
 """How often a new table is looked at, once in two seconds: making one takes ten of them, or a minute."""
@@ -84,6 +88,17 @@ def forget_old(p: Values, now: int) -> Plan:
     setting = {"TimeToLiveSpecification": {"Enabled": True, "AttributeName": FORGET}}
     yield from one(Request("UpdateTimeToLive", setting))
     return [[1]]
+
+
+def note_identity(p: Values, now: int) -> Plan:
+    """Whose keys these are, written down by whoever comes first to a new table. Gives what stands there."""
+    reply = yield from one(get(IDENTITY))
+    if "Item" not in reply:
+        if p["identity"] == NOBODYS or (yield from one(scan(Limit=1)))["Items"]:
+            return [[NOBODYS]]
+        yield from one(insert(encode_item({"pk": IDENTITY, "identity": p["identity"]})))
+        reply = yield from one(get(IDENTITY))
+    return [[str(value_of(reply["Item"], "identity"))]]
 
 
 def describe_table(p: Values, now: int) -> Plan:
@@ -155,6 +170,12 @@ def check(statements: Statements) -> Program[list[str]]:
             "key that is claimed in two regions at once would be run in both."
         ]
     return []
+
+
+def agree(statements: Statements, mark: str | None) -> Program[None]:
+    """Writes down whose keys these are where nobody has; ``SchemaMismatch`` if they are another's."""
+    rows = yield statements.statement("note_identity", _ANY_TIME, identity=mark or NOBODYS)
+    must_agree(str(rows[0][0]), mark)
 
 
 def _known(rows: Sequence[Row]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Final
 
 from ...core.program import Program
 from ...errors import ConfigurationError, SchemaMismatch
+from ..identity import NOBODYS, must_agree
 from .scripts import NOWHERE, RedisStatements
 
 OLDEST: Final = (7, 0)
@@ -132,6 +133,12 @@ def _persistence(server: str, found: Mapping[str, str]) -> Iterator[Weakness]:
 def _version(found: Mapping[str, str]) -> tuple[int, ...]:
     words = found.get("redis_version", "").split(".")
     return tuple(int(word) for word in words[:2] if word.isdecimal())
+
+
+def agree(statements: RedisStatements, mark: str | None) -> Program[None]:
+    """Writes down whose keys these are where nobody has; ``SchemaMismatch`` if they are another's."""
+    rows = yield statements.statement("note_identity", None, at=NOWHERE, identity=mark or NOBODYS)
+    must_agree(str(rows[0][1]), mark)
 
 
 def _check_layout(statements: RedisStatements, partitions: str) -> Program[None]:

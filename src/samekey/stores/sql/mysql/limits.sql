@@ -1,4 +1,4 @@
--- Limits per tenant on new keys.
+-- Limits per tenant on new keys; and whose keys these are.
 
 -- name: lock_limits
 -- A tenant's new keys come one after the other, until this transaction ends.
@@ -20,3 +20,12 @@ select cast(last_insert_id() as signed), {now}
 select count(*) from (
     select 1 from {keys} where scope >= :first_scope and scope < :last_scope limit :limit
 ) as counted
+
+-- name: identity
+select minute, used from {limits} where tenant = '!identity'
+
+-- name: note_identity
+-- Whoever comes first, unless the tables were used without one; no tenant has such a name.
+insert ignore into {limits} (tenant, minute, used)
+select '!identity', :first, :second from dual
+where not exists (select 1 from {keys}) and not exists (select 1 from {audit})

@@ -1,4 +1,4 @@
--- Limits per tenant on new keys.
+-- Limits per tenant on new keys; and whose keys these are.
 
 -- name: count_new_key
 -- One more new key in this minute; gives how many there are.
@@ -15,3 +15,13 @@ select {schema}.keep_place(
 
 -- name: leave_place
 delete from {limits} where tenant = :place::text
+
+-- name: identity
+select minute, used from {limits} where tenant = '!identity'
+
+-- name: note_identity
+-- Whoever comes first, unless the tables were used without one; no tenant has such a name.
+insert into {limits} (tenant, minute, used)
+select '!identity', :first::bigint, :second::bigint
+where not exists (select from {keys}) and not exists (select from {audit})
+on conflict (tenant) do nothing
