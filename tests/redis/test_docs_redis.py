@@ -41,7 +41,7 @@ def test_every_option_is_there_with_its_default() -> None:
 
 def test_every_kind_of_key_is_there() -> None:
     named = set(re.findall(r"^\| `samekey:\{p\d+\}:(\w+)", TEXT, re.MULTILINE))
-    assert named == {*INDEXES, "provider", "layout"}
+    assert named == {*INDEXES, "provider", "layout", "identity"}
     prelude = RedisStatements()["find"].rendered["lua"][0]
     assert "local MARGIN = 24 * 3600 * 1000" in prelude and "24 hours after its retention" in TEXT
 

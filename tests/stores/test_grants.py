@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from lab.servers.mariadb import NamedServer
-from samekey import ConfigurationError, Executed, Idempotency, Response
+from samekey import ConfigurationError, Executed, Idempotency, Response, ietf
 from tests.chosen import whole
 from tests.operator.command import samekey
 from tests.operator.world import DAY, World
@@ -72,7 +72,7 @@ def mariadb_roles(mariadb_server: NamedServer, mariadb_url: str) -> Iterator[Cal
 
 def everything(app_url: str, worker_url: str, operator_url: str) -> None:
     """A life of every kind of work, the commands that tend it, and those of an operator."""
-    app = World(app_url, migrates=False)
+    app = World(app_url, ietf(active_keys=100, new_keys_per_minute=100), migrates=False)
     app.engine.check()
     assert app.engine.once(tenant="t", key="a", run=lambda: {"n": 1}) == {"n": 1}
     assert app.engine.once(tenant="t", key="a", run=lambda: {"n": 2}) == {"n": 1}

@@ -49,6 +49,7 @@ def check(statements: RedisStatements) -> Program[list[str]]:
                 f"Redis {found.get('redis_version', '')} at {server} is too old: samekey needs Redis "
                 f"{OLDEST[0]}.{OLDEST[1]} or newer, or Valkey. Upgrade the server."
             )
+    yield from _check_rights(statements)
     yield from _check_layout(statements, settings["partitions"])
     weaknesses = list(weaknesses_of(facts))
     unsafe = settings["unsafe"]
@@ -139,6 +140,17 @@ def agree(statements: RedisStatements, mark: str | None) -> Program[None]:
     """Writes down whose keys these are where nobody has; ``SchemaMismatch`` if they are another's."""
     rows = yield statements.statement("note_identity", None, at=NOWHERE, identity=mark or NOBODYS)
     must_agree(str(rows[0][1]), mark)
+
+
+def _check_rights(statements: RedisStatements) -> Program[None]:
+    """A script that is refused half-way leaves half of what it writes: so all is asked for before."""
+    rows = yield statements.statement("missing_rights", 0, at=NOWHERE)
+    if rows:
+        lacking = " ".join(f"+{row[1]!s}" for row in rows)
+        raise ConfigurationError(
+            f"This user of Redis lacks rights that the scripts need: {lacking}. Grant them: ACL SETUSER name "
+            f"{lacking}. Nothing was written; docs/stores/redis.md has the whole list."
+        )
 
 
 def _check_layout(statements: RedisStatements, partitions: str) -> Program[None]:
