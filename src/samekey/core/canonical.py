@@ -71,7 +71,7 @@ def parse_json(data: bytes, max_depth: int) -> Document:
         raise NotCanonical("nested too deeply or too large")
     numbers = _Numbers()
     try:
-        value = numbers.decoder.decode(data.decode("utf-8"))
+        value = numbers.decoder().decode(data.decode("utf-8"))
     except NotCanonical:
         raise
     except ValueError as error:  # not UTF-8, not JSON
@@ -174,7 +174,10 @@ class _Numbers:
         self.plain = True
         self._odd = 0
         """How many were looked at one by one."""
-        self.decoder = json.JSONDecoder(
+
+    def decoder(self) -> json.JSONDecoder:
+        # Not kept: the two would hold each other, and wait for the garbage collector.
+        return json.JSONDecoder(
             parse_int=self._integer,
             parse_float=self._decimal,
             parse_constant=_constant,

@@ -179,7 +179,8 @@ def _value(raw: bytes, rules: KeyRules) -> str:
 def _string(raw: bytes) -> str:
     try:
         item = http_sf.parse(raw, tltype="item")
-    except Exception:  # a parser of hostile bytes: whatever it trips over, the value is at fault
+    except Exception as error:  # a parser of hostile bytes: whatever it trips over, the value is at fault
+        error.__traceback__ = None  # its frames hold it, and would wait for the garbage collector
         item = None
     # An Item comes as (value, parameters); parameters do not change the key (K2). Tokens and
     # display strings are other types, not str.

@@ -113,9 +113,10 @@ class Errand(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._moves:
-            self.rest = self._in_a_task(self._work)
-            yield from Waiting(self.rest).__await__()
-            return self.rest.result()
+            task = self.rest = self._in_a_task(self._work)
+            yield from Waiting(task).__await__()
+            self._forget(task)
+            return task.result()
         while True:
             try:
                 future = self._step()
@@ -134,6 +135,15 @@ class Errand(Generic[T]):
                     self.rest = self._in_a_task(self._carried_on(future))
                     raise
                 # What the future ended with: the work takes it from there.
+
+    def _forget(self, task: asyncio.Task[T]) -> None:
+        """A task knows its context, where somebody may know this errand: holding each other, they would wait
+        for the garbage collector."""
+        if not task.cancelled():
+            self._error = task.exception()
+            self._value = None if self._error is not None else task.result()
+            self.rest = None
+            self._end()
 
     def _in_a_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         token = caller.set(self._who)

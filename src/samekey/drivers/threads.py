@@ -169,7 +169,9 @@ class Lane:
         answer: asyncio.Future[T] = loop.create_future()
         result = _Result(undo)
 
-        def settle() -> None:
+        # Neither of them knows ``job`` but as an argument: it keeps them, and holding each other they would
+        # wait for the garbage collector.
+        def settle(job: Future[T]) -> None:
             if after is not None:
                 after()
             if not answer.done():
@@ -178,11 +180,11 @@ class Lane:
                 else:
                     answer.set_exception(StoreBusy("Its event loop had stopped. Retry with the same key."))
 
-        def tell(_: Future[T]) -> None:
+        def tell(job: Future[T]) -> None:
             if not loop.is_running():
                 result.expire_after(_COMES_BACK, loop, job)
             with suppress(RuntimeError):  # the event loop is closed, and nobody waits
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(settle, job)
 
         called_off = False
 

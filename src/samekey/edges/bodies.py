@@ -11,6 +11,7 @@ import asyncio
 import io
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
@@ -37,12 +38,20 @@ _IN_THE_LOOP: Final = (
 )
 
 
+def _weakly(source: Receive) -> Callable[[], Receive | None]:
+    try:
+        return weakref.ref(source)
+    except TypeError:
+        return lambda: source  # not every object can be referred to
+
+
 class _Sent:
     """What a client has sent so far, for everybody who reads it from the same source."""
 
     def __init__(self, source: Receive, most: int) -> None:
-        self.source = source
-        self.receive = from_outside(source)
+        # It stands in the scope, which the source most often knows: holding each other, they would wait for
+        # the garbage collector.
+        self._source = _weakly(source)
         self._most = most
         self._lock = asyncio.Lock()
         self.pieces: list[bytes] = []
@@ -55,12 +64,15 @@ class _Sent:
         """Whether there is nothing more to remember: it is whole, or larger than any handler takes."""
         return self.is_whole or self.size > self._most
 
-    async def more(self, known: int) -> None:
+    def is_from(self, source: Receive) -> bool:
+        return self._source() is source
+
+    async def more(self, known: int, receive: Receive) -> None:
         """Waits until there are more pieces than are known, or there will be none."""
         async with self._lock:
             if len(self.pieces) > known or self.client_left or self.passes:
                 return
-            message = await self.receive()
+            message = await receive()
             if message["type"] == "http.disconnect":
                 self.client_left = True
             else:
@@ -74,9 +86,11 @@ class AsgiBody:
 
     def __init__(self, scope: Scope, receive: Receive, most: int) -> None:
         sent = scope.get(_SENT)
-        if not isinstance(sent, _Sent) or sent.source is not receive or sent.size > most:
+        if not isinstance(sent, _Sent) or not sent.is_from(receive) or sent.size > most:
             sent = scope[_SENT] = _Sent(receive, most)
         self._sent = sent
+        self._source = receive
+        self._more = from_outside(receive)
         self._given = 0
         headers = [(name.lower(), value) for name, value in scope["headers"]]
         self._lengths = [value for name, value in headers if name == b"content-length" and value.isdigit()]
@@ -97,8 +111,8 @@ class AsgiBody:
             if sent.client_left:
                 return {"type": "http.disconnect"}
             if sent.passes:
-                return await sent.receive()
-            await sent.more(self._given)
+                return await self._more()
+            await sent.more(self._given, self._more)
 
     def is_larger(self, limit: int) -> bool:
         """Whether it is too large by what its client says."""
@@ -110,7 +124,7 @@ class AsgiBody:
         try:
             async with asyncio.timeout(policy.body_timeout.total_seconds()):
                 while not self._is_settled(limit):
-                    await sent.more(len(sent.pieces))
+                    await sent.more(len(sent.pieces), self._more)
         except TimeoutError:
             return _TOO_SLOW
         return self._result(limit)

@@ -187,7 +187,7 @@ class Held:
                 if isinstance(begun, Answer):
                     await self._deliver(begun)
                     return
-                _current.set(begun.operation)  # this task's own context: it ends with the request
+                _current.set(begun.operation)
                 begun.boundary.enter()
                 self._exchange.at_edge = True
             elif self._left_alone:
@@ -197,6 +197,7 @@ class Held:
         finally:
             self._exchange.over()
             current_exchange.reset(token)
+            _current.set(None)  # or the task's context and the operation hold each other
 
     async def _run_app(self) -> None:
         scope = self._scope
