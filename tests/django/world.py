@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -108,16 +108,18 @@ def world(
     urls: Callable[[Any], list[Any]],
     *,
     of_database: dict[str, Any] | None = None,
+    aliases: Mapping[str, str] | None = None,
     **changed: Any,
 ) -> Iterator[World]:
-    """``urls`` is given the project's ``idempotency`` and gives its URL patterns. ``changed``: settings;
-    those in lower case are of ``SAMEKEY``."""
+    """``urls`` is given the project's ``idempotency`` and gives its URL patterns. ``aliases``: URLs of more
+    databases. ``changed``: settings; those in lower case are of ``SAMEKEY``."""
     project()
     from samekey.django import conf
 
     samekey = {name.upper(): value for name, value in changed.items() if name.islower()}
     others = {name: value for name, value in changed.items() if name.isupper()}
     databases = {"default": {**database(url), **(of_database or {})}}
+    databases |= {alias: database(other) for alias, other in (aliases or {}).items()}
     module = ModuleType(f"tests.django.urls_{next(_numbers)}")
     sys.modules[module.__name__] = module
     before = connections.settings, connections._connections
@@ -129,7 +131,7 @@ def world(
         with override_settings(SAMEKEY=said, ROOT_URLCONF=module.__name__, **others):
             idempotency = conf.the_idempotency()
             module.urlpatterns = urls(idempotency)  # type: ignore[attr-defined]
-            _migrate()
+            _migrate(*databases)
             try:
                 yield World()
             finally:
@@ -141,12 +143,12 @@ def world(
         del sys.modules[module.__name__]
 
 
-def _migrate() -> None:
+def _migrate(*aliases: str) -> None:
     from django.core.management import call_command
-    from django.db import connection
 
     from tests.django.ledger.models import Entry
 
-    call_command("migrate", "samekey", verbosity=0)
-    with connection.schema_editor() as editor:
-        editor.create_model(Entry)
+    for alias in aliases:
+        call_command("migrate", "samekey", database=alias, verbosity=0)
+        with connections[alias].schema_editor() as editor:
+            editor.create_model(Entry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -58,7 +58,7 @@ class Definition:
         """Learns the shape of the route that a request has reached: its name, and its status."""
         shape = Shape.at(context)
         if shape is None:
-            return None, None
+            return None, _status_in_litestar(context)
         if not shape.filters:
             return None, shape.status
         self.shapes[endpoint] = shape
@@ -66,8 +66,10 @@ class Definition:
 
     def shaped(self, result: Any, shape: str | None, status: int | None) -> Answer:
         """What the function returned, as the route of its first request would have sent it."""
+        if shape is None and status is None:
+            return answer_of(_spelled(result))
         if shape is None:
-            plain = isinstance(result, Response | Answer) or status is None
+            plain = isinstance(result, Response | Answer)
             return answer_of(result if plain else Response(status or 200, result))
         found = self.shapes.get(shape) or self._found_shape(shape)
         if found is None:
@@ -92,6 +94,24 @@ class Definition:
     @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
+
+
+def _status_in_litestar(context: Any) -> int | None:
+    """Each of its handlers has one: 201 for a POST, unless it says otherwise. None for other routes."""
+    handler = context.get("route_handler") if isinstance(context, Mapping) else None
+    status = getattr(handler, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _spelled(result: Any) -> Any:
+    """Content, status and perhaps headers in a tuple are an answer, as everywhere in Flask."""
+    if type(result) is tuple:
+        match result:
+            case (content, int(status)) if 200 <= status <= 599:
+                return Response(status, content)
+            case (content, int(status), Mapping() as headers) if 200 <= status <= 599:
+                return Response(status, content, headers)
+    return result
 
 
 class Effect:
