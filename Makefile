@@ -5,7 +5,7 @@ BIN     := $(VENV)/bin
 # One more than there are cores: many tests wait for a lease or a process. More than four gain nothing.
 WORKERS ?= $(shell n=$$(($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)); [ "$$n" -gt 4 ] && n=4; echo $$n)
 
-.PHONY: demo test test-all test-rest torture check format docs bench dist walk peers mutants clean
+.PHONY: demo test test-all test-rest torture check dependencies format docs bench dist walk peers mutants clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -44,6 +44,10 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Whether the packages are the ones that they were, and whether any is known to be weak, where that can be asked.
+dependencies: $(VENV)/.installed
+	$(BIN)/python -m lab.dependencies
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
