@@ -546,6 +546,7 @@ RUN_HERE = {
 RUN_ELSEWHERE = {
     "check.md": "tests/check/test_reports.py",
     "clients.md": "tests/client/test_docs.py",
+    "cors.md": "tests/frames/test_cors.py",
     "coverage.md": "tests/ops/test_coverage.py",
     "deferred.md": "tests/outbox/test_docs_deferred.py",
     "fastapi.md": "tests/frames/test_docs_frames.py",
