@@ -266,3 +266,17 @@ def test_it_finds_on_sqlite(lite: World, plant: str, code: str) -> None:
     lite.sql(plant)
     ran = samekey("doctor", "--url", lite.url, "--json")
     assert [finding["code"] for finding in ran.json["findings"]] == [code]
+
+
+def test_room_that_is_empty_on_sqlite(lite: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_tables, "ROOM", 100_000)
+    lite.sql(
+        "with recursive n (i) as (select 1 union all select i + 1 from n where i < 500)"
+        " insert into samekey_inputs (operation_id, name, version, payload, created_at)"
+        " select 'op ' || i, 'x', 1, zeroblob(4000), 1 from n"
+    )
+    assert samekey("doctor", "--url", lite.url, "--json").json["findings"] == []
+    lite.sql("delete from samekey_inputs")
+    ran = samekey("doctor", "--url", lite.url, "--json")
+    assert [(finding["code"], finding["level"]) for finding in ran.json["findings"]] == [("room", "note")]
+    assert ran.code == 0

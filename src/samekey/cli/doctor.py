@@ -87,12 +87,23 @@ def _read(store: OperatorStore) -> Symptoms:
         return replace(
             symptoms,
             missing=store.ask(store.operator.missing_parts),
-            facts=store.ask(store.operator.server_facts),
+            facts=store.ask(store.operator.server_facts) | _transactions(store),
             durations=store.ask(lambda: store.operator.durations(limit=MEASURED)),
             unknown_endpoints=store.ask(store.operator.unknown_endpoints),
             evidence=store.ask(store.effects.to_see_to),
         )
     return _read_redis(store, symptoms) if dialect == "redis" else symptoms
+
+
+def _transactions(store: OperatorStore) -> dict[str, str]:
+    """The oldest transaction on MySQL, which not everybody is shown. PostgreSQL tells it with its facts."""
+    if store.drivers.dialect != "mysql":
+        return {}
+    try:
+        oldest = store.ask(store.operator.open_transaction)
+    except ConfigurationError:
+        return {"open_transactions": "not shown to this user, who lacks the right PROCESS"}
+    return {} if oldest is None else {"oldest_transaction": oldest}
 
 
 def _read_redis(store: OperatorStore, symptoms: Symptoms) -> Symptoms:
@@ -168,7 +179,7 @@ def _facts(symptoms: Symptoms) -> Iterator[tuple[str, str]]:
         )
     yield "clock", f"{symptoms.skew_ms:+} ms from this machine's"
     for name, value in sorted(symptoms.facts.items()):
-        if name.startswith(("dead_rows ", "live_rows ")):
+        if name.startswith(("dead_rows ", "live_rows ", "used_room ", "free_room ")):
             continue  # a finding tells of those that matter
         yield name.replace("_", " "), f"{int(value):,}" if name.endswith("_bytes") else value
 

@@ -13,6 +13,10 @@ TRIGGERS: Final = tuple(
 """How the names of triggers begin."""
 DEAD: Final = 100_000
 """Fewer dead rows are what vacuum comes for next."""
+HISTORY: Final = 1_000_000
+"""Changes that MySQL has not cleared away. Some thousands are ordinary."""
+ROOM: Final = 1 << 30
+"""Bytes that are empty, in a table or a file; less is not worth an operator's time."""
 LONG_TRANSACTION: Final = 15 * 60
 """Seconds. No request takes so long; and as long as it lasts, nothing that is deleted can be cleared away."""
 CROWDED: Final = 0.9
@@ -23,6 +27,7 @@ def check_tables(symptoms: Symptoms) -> Iterator[Diagnosis]:
     """What is wrong with the tables, and with those who use the database beside us."""
     yield from _missing(symptoms)
     yield from _bloat(symptoms)
+    yield from _room(symptoms)
     yield from _company(symptoms)
 
 
@@ -30,6 +35,7 @@ def _missing(symptoms: Symptoms) -> Iterator[Diagnosis]:
     triggers = [name for name in symptoms.missing if name.startswith(TRIGGERS)]
     indexes = [name for name in symptoms.missing if name not in triggers]
     mend = "samekey migrate --print-sql has its definition"
+    how = ": create index concurrently" if symptoms.dialect == "postgres" else ""
     if triggers:
         yield Diagnosis(
             "missing_trigger",
@@ -43,7 +49,7 @@ def _missing(symptoms: Symptoms) -> Iterator[Diagnosis]:
             "missing_index",
             "problem",
             f"Indexes are missing or not valid: {', '.join(indexes)}. Some statements read whole tables.",
-            f"{mend}: create index concurrently",
+            mend + how,
         )
 
 
@@ -71,16 +77,40 @@ def _bloat(symptoms: Symptoms) -> Iterator[Diagnosis]:
         )
 
 
-def _company(symptoms: Symptoms) -> Iterator[Diagnosis]:
+def _room(symptoms: Symptoms) -> Iterator[Diagnosis]:
+    """Where there is no vacuum: MySQL purges by itself, and neither it nor SQLite gives room back."""
     facts = symptoms.facts
+    waiting = int(facts.get("not_cleared", 0))
+    if waiting > HISTORY:
+        yield Diagnosis(
+            "bloat",
+            "problem",
+            f"{waiting:,} changes are not cleared away yet (the history list): reading gets slower.",
+            "see what holds purge up: an old transaction, in any database of this server",
+        )
+    for name in sorted(facts):
+        table = name.removeprefix("free_room ")
+        free, used = int(facts[name]) if table != name else 0, int(facts.get(f"used_room {table}", 0))
+        if free > max(ROOM, used // 2):
+            yield Diagnosis(
+                "room",
+                "note",
+                f"{free >> 20:,} MB of {table} are empty, since much was deleted. They are used again, but "
+                "not given back.",
+                f"optimize table {table}" if symptoms.dialect == "mysql" else "vacuum, while nobody writes",
+            )
+
+
+def _company(symptoms: Symptoms) -> Iterator[Diagnosis]:
+    facts, mysql = symptoms.facts, symptoms.dialect == "mysql"
     oldest = facts.get("oldest_transaction", "0 s")
     if int(oldest.partition(" ")[0]) >= LONG_TRANSACTION:
         yield Diagnosis(
             "long_transaction",
             "problem",
-            f"A transaction has been open for {oldest}. Until it ends nothing can be vacuumed, and migrations"
-            " wait.",
-            "end it: pg_terminate_backend(session), after asking whose it is",
+            f"A transaction has been open for {oldest}. Until it ends nothing can be "
+            f"{'purged' if mysql else 'vacuumed'}, and migrations wait.",
+            f"{'kill SESSION' if mysql else 'pg_terminate_backend(session)'}, after asking whose it is",
         )
     used, most = int(facts.get("connections", 0)), int(facts.get("max_connections", 0))
     if most and used >= CROWDED * most:

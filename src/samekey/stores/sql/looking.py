@@ -22,6 +22,7 @@ LOOKED_THROUGH: Final = 1_000_000
 time."""
 LAST: Final = "\x7f"
 """It sorts after every printable character."""
+_STATUS: Final = {"Threads_connected": "connections", "Innodb_history_list_length": "not_cleared"}
 MANY: Final = (None, str(State.COMPLETED), str(State.IN_PROGRESS))
 """States that are no help in a search: most records have one of them."""
 
@@ -269,8 +270,15 @@ class Looking:
 
     def server_facts(self) -> Program[dict[str, str]]:
         """The server's settings and sizes that matter to us."""
-        rows = yield self._queries.statement("server_facts", None)
-        return {str(name): str(value) for name, value in rows if value is not None}
+        rows = [*(yield self._queries.statement("server_facts", None))]
+        if "server_status" in self._queries:
+            rows += yield self._queries.statement("server_status", None)
+        return {_STATUS.get(str(name), str(name)): str(value) for name, value in rows if value is not None}
+
+    def open_transaction(self) -> Program[str | None]:
+        """The oldest one on MySQL: for how long, and whose. Refused without the right PROCESS."""
+        rows = yield self._queries.statement("open_transaction", None)
+        return str(rows[0][0]) if rows else None
 
     def missing_parts(self) -> Program[list[str]]:
         """Indexes and triggers that should be there and are not."""

@@ -14,13 +14,13 @@ from importlib.resources import files
 
 from ...core.program import BEGIN, Dialect, Program, Query, Statement
 from ...errors import ConfigurationError, SchemaMismatch, StoreBusy
-from .queries import Queries
+from .queries import SEES_TRIGGERS, Queries
 
 _COMPATIBLE = re.compile(r"^-- min_compatible: (\d+)$", re.MULTILINE)
 
 
 _PART = re.compile(
-    r"^(?:create (?:unique )?index|create trigger(?: if not exists)?|    (?:unique )?key) (\w+)", re.MULTILINE
+    r"^(create (?:unique )?index|create trigger(?: if not exists)?|    (?:unique )?key) (\w+)", re.MULTILINE
 )
 """What a migration makes beside tables; MySQL's indexes stand within them."""
 
@@ -138,7 +138,13 @@ def missing_parts(queries: Queries) -> Program[list[str]]:
     """Indexes and triggers that the migrations have made and that are gone, disabled or not valid."""
     rows = yield _statement(queries["parts_there"])
     there = {str(row[0]).lower() for row in rows}
-    made = [name for one in migrations(queries.dialect) for name in _PART.findall(one.sql)]
+    unseen = queries.dialect == "mysql" and SEES_TRIGGERS not in there
+    made = [
+        name
+        for one in migrations(queries.dialect)
+        for what, name in _PART.findall(one.sql)
+        if not (unseen and "trigger" in what)
+    ]
     return sorted(name for name in dict.fromkeys(made) if name.lower() not in there)
 
 

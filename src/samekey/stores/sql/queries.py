@@ -64,6 +64,8 @@ _DURABLE: Final = (
     " or set_config('synchronous_commit', 'on', true) is not null)"
 )
 
+SEES_TRIGGERS: Final = "may see triggers"
+"""Among the names of what is there: without it nobody can tell whether a trigger is missing on MySQL."""
 FEW: Final = 1000
 """Records past retention of which it is looked up whether they must stay."""
 _SAME: Final = (
@@ -281,6 +283,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         "open:v": _OPEN_WORD,
         "for_ever": str(LAST_TIME),
         "few": str(FEW),
+        "sees_triggers": SEES_TRIGGERS,
         "many": str(MANY),
         "nobodys": nobodys,
         "noted": f"case when state = '{State.IN_PROGRESS}' then attempt else {nobodys} end",

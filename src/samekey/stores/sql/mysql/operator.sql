@@ -325,9 +325,15 @@ where state = 'completed' and completed_at is not null and error_code is null
 limit :limit
 
 -- name: parts_there
--- The indexes and triggers that are there and in use, by name.
+-- The indexes and triggers that are there and in use, by name. Triggers are shown only to who has the right to make them:
+-- the last line says whether that is so.
 select index_name from information_schema.statistics where table_schema = database()
 union select trigger_name from information_schema.triggers where trigger_schema = database()
+union select '{sees_triggers}' from information_schema.user_privileges where privilege_type = 'TRIGGER'
+union select '{sees_triggers}' from information_schema.schema_privileges
+    where privilege_type = 'TRIGGER' and database() like table_schema
+union select '{sees_triggers}' from information_schema.table_privileges
+    where privilege_type = 'TRIGGER' and table_schema = database() and table_name = '{keys}'
 
 -- name: server_facts
 -- Settings and sizes that matter, as pairs.
@@ -338,11 +344,28 @@ union all select 'binlog_format', @@global.binlog_format
 union all select 'log_bin', cast(@@global.log_bin as char)
 union all select 'read_only', cast(@@global.read_only as char)
 union all select 'max_allowed_packet', cast(@@global.max_allowed_packet as char)
+union all select 'max_connections', cast(@@global.max_connections as char)
 union all select 'keys_bytes', (
     select cast(data_length + index_length as char) from information_schema.tables
-    where table_schema = database() and table_name = 'samekey_keys'
+    where table_schema = database() and table_name = '{keys}'
 )
 union all select 'audit_bytes', (
     select cast(data_length + index_length as char) from information_schema.tables
-    where table_schema = database() and table_name = 'samekey_audit'
+    where table_schema = database() and table_name = '{audit}'
 )
+union all select concat('used_room ', table_name), cast(data_length as char) from information_schema.tables
+    where table_schema = database() and table_name like 'samekey\\_%'
+union all select concat('free_room ', table_name), cast(data_free as char) from information_schema.tables
+    where table_schema = database() and table_name like 'samekey\\_%'
+
+-- name: server_status
+-- How busy it is, and how much of what was changed or deleted is not cleared away yet. These stand in no table that every
+-- version has.
+show global status where variable_name in ('Threads_connected', 'Innodb_history_list_length')
+
+-- name: open_transaction
+-- The oldest transaction that is open. Only who has the right PROCESS is shown it.
+select concat(
+    timestampdiff(second, convert_tz(trx_started, 'SYSTEM', @@session.time_zone), now()), ' s, session ',
+    trx_mysql_thread_id
+) from information_schema.innodb_trx where trx_mysql_thread_id <> connection_id() order by trx_started limit 1

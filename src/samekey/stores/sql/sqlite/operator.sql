@@ -316,3 +316,9 @@ union all select 'journal_mode', (select journal_mode from pragma_journal_mode)
 union all select 'keys_bytes', (
     select cast(page_count * page_size as text) from pragma_page_count, pragma_page_size
 )
+union all select 'used_room the file', (
+    select cast(page_count * page_size as text) from pragma_page_count, pragma_page_size
+)
+union all select 'free_room the file', (
+    select cast(freelist_count * page_size as text) from pragma_freelist_count, pragma_page_size
+)
