@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 from ..core.fingerprint import RequestParts
@@ -178,6 +179,8 @@ class AsgiMiddleware:
         try:
             await self._see_through(task, work)
         except asyncio.CancelledError:
+            if work.is_on_their_connection:
+                await self._outlast(task, work)
             work.is_alone = True
             # A cancelled connection does not cancel the operation: it runs on, and its record is written.
             # What passes straight to the client, or is nobody's to guard, has nothing to record.
@@ -202,6 +205,15 @@ class AsgiMiddleware:
         work.is_alone = True
         if work.is_recorded:
             task.cancel()  # an endless answer, which nobody will get
+
+    async def _outlast(self, task: asyncio.Task[None], work: Held) -> None:
+        """Whoever lent the connection gives it back when the request ends, so that must not come before the
+        transaction's end."""
+        while not (task.done() or work.passing or (work.running_out is not None and work.running_out.done())):
+            work.over = Waiting(task)
+            with suppress(asyncio.CancelledError):
+                await work.over
+                return
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """From time to time: whose longest run is over?"""

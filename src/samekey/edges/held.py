@@ -118,6 +118,13 @@ class Held:
         return self._exchange.running is not None
 
     @property
+    def is_on_their_connection(self) -> bool:
+        """Whether the handler's transaction is, or will be, on a connection of the application's."""
+        running = self._exchange.running
+        rules = self._exchange.rules if running is None else running.rules
+        return rules is not None and rules.connection is not None
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether a shutdown has to wait for it."""
         return not self.passing and (self.has_begun or not self._left_alone)

@@ -60,7 +60,7 @@ from ..stores.sql.queries import Queries
 from .about import about
 from .admission import Admitted, admitted
 from .breaker import Breaker
-from .errands import Errands
+from .errands import Errands, to_its_end
 from .events import Events
 from .evidence.asking import Asking
 from .evidence.desk import Lookup
@@ -395,14 +395,19 @@ class Engine:
         but cannot stop it or begin it anew.
         """
         if running.finishing is not None:
-            return await running.finishing.result()
-        if running.sync:
-            # In threads of our own: those of the event loop are the application's, and may all hang.
-            work = self._finishing.finish(lambda: self.finish(running, handled))
+            ending = running.finishing.result()
         else:
-            work = self._carry(self._course(self._finish(running, handled)))
-        running.finishing = Errand(work, moves=not running.sync and moves(self.drivers.aio))
-        return await self._errands.carry(running.finishing)
+            if running.sync:
+                # In threads of our own: those of the event loop are the application's, and may all hang.
+                work = self._finishing.finish(lambda: self.finish(running, handled))
+            else:
+                work = self._carry(self._course(self._finish(running, handled)))
+            running.finishing = Errand(work, moves=not running.sync and moves(self.drivers.aio))
+            ending = self._errands.carry(running.finishing)
+        if running.rules.connection is None:
+            return await ending
+        # What runs on the caller's own connection must have ended before the caller goes on with it.
+        return await to_its_end(running.finishing, ending)
 
     async def own(self, work: Coroutine[Any, Any, Finished]) -> Finished:
         """Awaits work of the engine's own: whoever is cancelled meanwhile does not stop it."""

@@ -34,12 +34,7 @@ class Errands:
         ``moves``: see ``Errand``.
         """
         errand = Errand(work, moves=moves)
-        try:
-            return await self.carry(errand)
-        except BaseException:
-            if errand.rest is not None:
-                await _to_its_end(errand.rest)
-            raise
+        return await to_its_end(errand, self.carry(errand))
 
     async def begin(
         self,
@@ -151,6 +146,16 @@ class Errands:
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # looked at, also where nobody waits for it any more
+
+
+async def to_its_end(errand: Errand[T], ending: Awaitable[T]) -> T:
+    """Awaits what an errand comes to. Whoever is cancelled meanwhile hears of it once the errand is over."""
+    try:
+        return await ending
+    except BaseException:
+        if errand.rest is not None:
+            await _to_its_end(errand.rest)
+        raise
 
 
 async def _to_its_end(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:

@@ -1,9 +1,30 @@
-"""How long a statement on an asyncpg connection may take. One timer watches over all that are under way."""
+"""How long a statement on an asyncpg connection may take, and how one is closed.
+
+One timer watches over all statements that are under way.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
+
+import asyncpg
+
+
+def is_over(connection: Any) -> bool:
+    """Closed, or given back to the pool that it is from: asyncpg takes it from the pool's proxy either way,
+    and rolls back before. From then on it is somebody else's, and nothing is said on it."""
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:
+        return True
+
+
+def hang_up(connection: Any) -> None:
+    """Closes it, so that the server rolls back. One that is over has nothing to close."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
 
 
 class bounded:  # noqa: N801 (used as a function is; a class costs half as much, on every statement)
@@ -21,12 +42,12 @@ class bounded:  # noqa: N801 (used as a function is; a class costs half as much,
 
     def give_up(self) -> None:
         self.late = True
-        self._connection.terminate()
+        hang_up(self._connection)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._bounds.under_way.pop(self, None)
         if error is not None and not isinstance(error, Exception):
-            self._connection.terminate()
+            hang_up(self._connection)
         elif error is not None and self.late:
             raise TimeoutError("the server did not answer in time") from error
 

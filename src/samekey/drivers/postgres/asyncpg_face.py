@@ -21,6 +21,7 @@ from asyncpg.transaction import Transaction
 from ...errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
 from ..loan import INTERRUPTED
 from ..sqltext import CLOSE_REFUSED, leaves_traces, may_change_role
+from .asyncpg_bounds import is_over
 
 _OURS: Final = frozenset(
     {"text", "int8", "bytea", "bool", "int4", "varchar", "_text", "_int8", "_bytea", "name", "unknown"}
@@ -238,7 +239,7 @@ class AsyncpgFace(_ConnectionProxy):  # type: ignore[misc] # so that isinstance(
     def __init__(self, target: Any, lent: AsyncpgLoan) -> None:
         self._target = target
         self._lent = lent
-        lent.stands = lambda: target.is_closed() or target.is_in_transaction()
+        lent.stands = lambda: is_over(target) or target.is_in_transaction()
 
     def __getattr__(self, name: str) -> Any:
         """Whatever needs no watching beyond that the operation has not ended."""
@@ -249,7 +250,7 @@ class AsyncpgFace(_ConnectionProxy):  # type: ignore[misc] # so that isinstance(
         return f"<connection lent by samekey{', cut' if self._lent.cut else ''}: {self._target!r}>"
 
     def is_closed(self) -> bool:
-        return self._lent.cut or bool(self._target.is_closed())
+        return self._lent.cut or is_over(self._target)
 
     def _text(self, query: Any) -> None:
         """Refuses a text that would end the transaction."""

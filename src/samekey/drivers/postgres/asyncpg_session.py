@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -35,7 +36,7 @@ from ..homes import end_elsewhere
 from ..loan import INTERRUPTED
 from ..pool import AsyncPool
 from ..spelled import Prepared, rows_in, spelled
-from .asyncpg_bounds import bounded
+from .asyncpg_bounds import bounded, hang_up, is_over
 from .asyncpg_face import AsyncpgFace, AsyncpgLoan
 from .sqlstate import (
     COMMIT_ROLLED_BACK,
@@ -50,6 +51,8 @@ from .sqlstate import (
 )
 
 T = TypeVar("T")
+
+_TAKEN_AWAY = "The connection that was given for atomic work was closed or given back to its pool."
 
 CONNECTION_ERRORS = (
     asyncpg.InterfaceError,
@@ -91,7 +94,7 @@ class AsyncpgSession:
 
     @classmethod
     async def begin(cls, connection: Any, *, bound: float, pool: AsyncPool[Any] | None) -> AsyncpgSession:
-        if connection.is_closed():
+        if is_over(connection):
             raise ConnectionLost("The connection that was given for atomic work is closed.")
         if connection.is_in_transaction() or connection._top_xact is not None:
             raise OpenTransaction
@@ -113,7 +116,7 @@ class AsyncpgSession:
             with bounded(self._connection, self._bound):
                 answer: str = await self._bare.execute(begin + along)
         except Exception as error:
-            self._connection.terminate()  # asyncpg takes it for begun, and the next one for nested
+            hang_up(self._connection)  # asyncpg takes it for begun, and the next one for nested
             raise translate(error) from error
         return answer
 
@@ -158,7 +161,11 @@ class AsyncpgSession:
         return self._lent.sent
 
     def in_transaction(self) -> bool:
-        return self._ended is None and bool(self._connection.is_in_transaction())
+        return (
+            self._ended is None
+            and not is_over(self._connection)
+            and bool(self._connection.is_in_transaction())
+        )
 
     def expire_after(self, seconds: float, then: Callable[[], None]) -> None:
         """Gives the connection up if the handler has not ended by then. By a thread, since the event loop
@@ -166,8 +173,10 @@ class AsyncpgSession:
 
         def expire() -> None:
             if self._ended is None:
-                self._end(RAN_TOO_LONG, keep=False)
-                then()
+                try:
+                    self._end(RAN_TOO_LONG, keep=False)
+                finally:
+                    then()
 
         self._longest = ALARM.after(seconds, expire)
 
@@ -216,7 +225,7 @@ class AsyncpgSession:
         self._bare._top_xact = None
         try:
             with bounded(self._connection, self._bound):
-                answer = await _uncancelled(self._bare.execute(commit), self._connection.terminate)
+                answer = await _uncancelled(self._bare.execute(commit), partial(hang_up, self._connection))
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             self._end(SESSION_ENDED, keep=False)
             raise CommitUncertain(f"The acknowledgement of COMMIT was lost: {error}") from error
@@ -246,7 +255,7 @@ class AsyncpgSession:
         if self._ended is not None:
             return
         interrupted = self._pool is not None and self._lent.interrupted
-        if self._lent.under_way or interrupted or self._connection.is_closed():
+        if self._lent.under_way or interrupted or is_over(self._connection):
             # Closing the connection makes the server roll back for certain.
             self._end(SESSION_ENDED, keep=False)
             return
@@ -278,6 +287,8 @@ class AsyncpgSession:
     def _check(self) -> None:
         if self._ended is not None:
             raise ConnectionLost(self._ended)
+        if self._pool is None and is_over(self._connection):
+            raise ConnectionLost(_TAKEN_AWAY)
 
     async def _leave(self) -> None:
         """After the transaction: what a handler set must not meet the next, who may be another tenant."""
@@ -304,12 +315,13 @@ class AsyncpgSession:
             self._give_back(keep)
         else:
             # Its event loop is held up, or has stopped; the server rolls back in any case.
-            end_elsewhere(self._connection, self._loop, lambda: self._give_back(keep=False))
+            with suppress(AttributeError, asyncpg.InterfaceError):  # one that is over has no line to shut
+                end_elsewhere(self._connection, self._loop, lambda: self._give_back(keep=False))
 
     def _give_back(self, keep: bool) -> None:
         try:
             if not keep:
-                self._connection.terminate()
+                hang_up(self._connection)
         finally:
             if self._pool is not None:
                 self._pool.give_back(self._connection)

@@ -311,8 +311,8 @@ class LockedAtomic(_Atomic):
             self._cut(running)
             return (yield from super().finish(running, handled))
         finally:
-            running.session.give_up()  # on every way out; it has ended already on the ordinary ones
             self._leave(running)
+            running.session.give_up()  # on every way out; it has ended already on the ordinary ones
 
     def _cut(self, running: Running) -> None:
         try:
