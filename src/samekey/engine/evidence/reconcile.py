@@ -176,6 +176,7 @@ class NotingResolver:
         match verdict:
             case TooLate():
                 yield from self._note(said, record, now, aftermath(word, record, effects))
+                yield from self._effects.go_on_undisputed(record.id, said.actor)
                 return Resolution.TOO_LATE
             case Keep() | Unplaced():
                 yield from self._note(said, record, now, "waiting")
@@ -220,6 +221,7 @@ class NotingResolver:
             for event in (kept_as(word), used):
                 yield from self._effects.mark(event, "used")
             return True
+        yield from self._effects.go_on_undisputed(operation_id, Actor("webhook", "what it said was late"))
         yield from self._effects.looked_at(operation_id)
         return False
 

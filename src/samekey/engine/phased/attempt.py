@@ -58,7 +58,7 @@ from ..flow import Commit, Flow, Open, Rollback, ask, ask_in
 from ..handler import raised
 from ..modes.mode import Finished, Handled, keep, unavailable, with_expiry
 from ..operation import MOMENTS
-from .definition import Definition, Effect, EffectRules, NotSettled, max_run_ms
+from .definition import Definition, Effect, EffectRules, NotSettled, StoppedByWord, max_run_ms
 from .input import Captured
 from .steps import Steps
 
@@ -273,7 +273,7 @@ class PhasedRun:
         if found is not None and isinstance(found.evidence, Executed):
             return found
         self._resumable = False
-        raise OutcomeUnknown(
+        raise StoppedByWord(
             f"{name!r} was not called: a provider says that something of this operation happened, which has "
             "no place in it. See samekey evidence list."
         )

@@ -30,6 +30,11 @@ class _NotFound:
 NOT_FOUND = _NotFound()
 
 
+class StoppedByWord(OutcomeUnknown):
+    """Nothing more is sent while a provider says that something happened which has no place. Its name is
+    what the record is stopped with: see ``stores/sql/effects.py``."""
+
+
 class NotSettled(OutcomeUnknown):
     """ "Not found" does not count yet: whoever tried first may still be calling."""
 

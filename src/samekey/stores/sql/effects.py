@@ -45,6 +45,8 @@ class ProviderEvent:
     """Whether it is known to be about this life of the key, all of which have the same downstream keys."""
 
 
+STOPPED_BY_WORD: Final = "StoppedByWord"
+"""The error code of phased work that sends nothing more because of a word that has no place in it."""
 OVER: Final = ("used", "late", "conflict")
 """States of an event that changes nothing any more."""
 
@@ -204,6 +206,7 @@ class Effects:
         said = " and ".join(sorted({one.says for one in told}))
         reason = f"dismissed event {event_id} of {source}, which said {said}: {actor.reason}"
         yield from self._operator.note_act(operation_id, Actor(actor.name, reason))
+        yield from self.go_on_undisputed(operation_id, Actor(actor.name, reason))
         return True
 
     # What was found out about one effect
@@ -265,6 +268,16 @@ class Effects:
         moved = yield self._queries.statement("go_on", now, operation_id=record.id, attempt=record.attempt)
         yield from act_end(self._queries)
         return bool(moved)
+
+    def go_on_undisputed(self, operation_id: str, actor: Actor) -> Program[None]:
+        """Phased work that nothing but a provider's word had stopped goes on, once no such word is left: what
+        may be called again is said by its effects' own rules."""
+        found = yield from self.locked(operation_id)
+        if found is None or found[1].state is not State.UNKNOWN or found[1].error_code != STOPPED_BY_WORD:
+            return
+        left = yield from self.unsettled(operation_id)
+        if not any(event.says == Says.EXECUTED for event in left):
+            yield from self.go_on(found[1], actor)
 
     def not_sent_phase(
         self, record: Record, effect: KnownEffect | None, actor: Actor, *, now: int | None = None
