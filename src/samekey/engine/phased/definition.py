@@ -14,7 +14,7 @@ from ...core.provider import StoredText
 from ...core.record import Answer
 from ...core.texts import checked_text
 from ...errors import DefinitionChanged, OutcomeUnknown
-from ...response import Response, answer_of
+from ...response import Response, answer_of, of_framework
 from ..handler.rules import Rules
 from ..handler.shape import Shape, known_shapes
 from .extras import Extras
@@ -71,6 +71,9 @@ class Definition:
 
     def shaped(self, result: Any, shape: str | None, status: int | None) -> Answer:
         """What the function returned, as the route of its first request would have sent it."""
+        made = of_framework(result)
+        if made is not None:
+            return made
         if shape is None and status is None:
             return answer_of(_spelled(result))
         if shape is None:

@@ -1,0 +1,69 @@
+"""Phased functions may return what their framework's other handlers return: a response of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import werkzeug.test
+from fastapi import FastAPI
+from flask import Flask, make_response
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
+
+from samekey import Idempotency, Input
+from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
+from samekey.response import of_framework
+from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
+
+
+def of_fastapi(idempotency: Idempotency, charges: list[str]) -> Any:
+    app = FastAPI()
+    app.add_middleware(AsgiMiddleware, idempotency=idempotency, tenant=lambda _scope: "acme")
+
+    @app.post("/rides")
+    @idempotency.phased("ride", version=1)
+    async def ride(op: Any, input: Input) -> Any:
+        async def charge(_effect: Any) -> str:
+            charges.append(op.id)
+            return "ch_1"
+
+        charged = await op.effect("charged", charge, source="acme")
+        return JSONResponse({"charge": charged}, 201, {"x-ride": "7"})
+
+    return TestClient(app)
+
+
+def of_flask(idempotency: Idempotency, charges: list[str]) -> Any:
+    app = Flask("rides")
+
+    @app.post("/rides")
+    @idempotency.phased("ride", version=1)
+    def ride(op: Any, input: Input) -> Any:
+        def charge(_effect: Any) -> str:
+            charges.append(op.id)
+            return "ch_1"
+
+        charged = op.effect("charged", charge, source="acme")
+        return make_response({"charge": charged}, 201, {"x-ride": "7"})
+
+    return werkzeug.test.Client(WsgiMiddleware(app, idempotency=idempotency, tenant=lambda _environ: "acme"))
+
+
+@pytest.mark.parametrize("made", [of_fastapi, of_flask])
+def test_it_is_the_answer_first_and_replayed(made: Any, sqlite_url: str) -> None:
+    idempotency = Idempotency(sqlite_url)
+    charges: list[str] = []
+    client = made(idempotency, charges)
+    for replayed in (None, "true"):
+        got = client.post("/rides", json={}, headers={"Idempotency-Key": "k"})
+        body = got.json if made is of_flask else got.json()
+        assert (got.status_code, body) == (201, {"charge": "ch_1"})
+        assert got.headers["x-ride"] == "7" and got.headers.get("idempotent-replayed") == replayed
+    assert len(charges) == 1
+    idempotency.close()
+
+
+@pytest.mark.parametrize("value", [None, {"status_code": 1}, "text", 7, object()])
+def test_nothing_else_is_taken_for_one(value: Any) -> None:
+    assert of_framework(value) is None
