@@ -64,7 +64,7 @@ def of_framework(result: Any) -> Answer | None:
         body = result.get_data()  # Flask's
     elif body is None:
         body = getattr(result, "content", None)  # Django's
-    headers = getattr(result, "headers", None)
+    headers: Any = getattr(result, "headers", None)
     if not isinstance(body, bytes) or not hasattr(headers, "items"):
         return None
     named = ((str(name).lower().encode("latin-1"), str(value)) for name, value in headers.items())

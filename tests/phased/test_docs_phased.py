@@ -46,7 +46,7 @@ class Provider:
             raise TimeoutError
         return made
 
-    async def find(self, key: str) -> Any:
+    async def find(self, key: str, made_after: Any) -> Any:
         return self.charges.get(key)
 
 

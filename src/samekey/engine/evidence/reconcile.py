@@ -247,13 +247,20 @@ class NotingResolver:
             return None  # it keeps its operation from sending all the same
         return FoundWord(finding_of(chosen), kept_as(chosen))
 
-    def is_former(self, operation_id: str, provider_id: str) -> Program[bool]:
-        """Whether a former life of the operation's key has made this, and this one has not."""
+    def is_former(self, operation_id: str, provider_id: str | None) -> Program[bool | None]:
+        """Whether a former life of the operation's key has made this, and this one has not. None: nobody can
+        tell, since it is not named, or what former lives have made is forgotten."""
         found = yield from self._effects.locked(operation_id)
         if found is None:
             return False
-        past = (yield from self._past(found[1]))[1]
-        return is_past(provider_id, found[1], (yield from self._effects.of(operation_id)), past)
+        record, past = yield from self._past(found[1])
+        if record.life == 1:
+            return False
+        effects = yield from self._effects.of(operation_id)
+        if is_past(provider_id, record, effects, past):
+            return True
+        its_own = provider_id is not None and not is_past(provider_id, record, effects, (provider_id,))
+        return None if not its_own and (provider_id is None or None in past) else False
 
     def told_about(self, operation_id: str, about: str) -> Program[Executed | Declined | None]:
         """What is known of a job that is about to run, and that it need not send any more: what settled it

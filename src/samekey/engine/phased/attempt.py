@@ -285,17 +285,17 @@ class PhasedRun:
         return (yield from self.record(position, name, effect, value_in(found.evidence), found.event))
 
     def looked_up(self, position: int, name: str, effect: Effect, result: Any) -> Flow[Any]:
-        """What its lookup has found is the result, unless it is a former life's."""
+        """What its lookup has found is the result, unless it is a former life's, or may be."""
         found = effect.provider_id
-        if found is not None and (
-            yield from ask(lambda: self.ways.resolver.is_former(self.operation_id, found))
-        ):
+        former = yield from ask(lambda: self.ways.resolver.is_former(self.operation_id, found))
+        if former or (former is None and not effect.has_looked_since):
             effect.provider_id = None
             self._resumable = False
+            named = "something" if found is None else repr(found)
             raise OutcomeUnknown(
-                f"The lookup of {name!r} found {found!r}, which a former life of the key has made. This is "
-                "another operation, so nobody can tell whether it happened. Have the lookup look for nothing "
-                "older than the operation."
+                f"The lookup of {name!r} found {named}, which a former life of the key "
+                f"{'has' if former else 'may have'} made. This is another operation, so nobody can tell "
+                "whether it happened. Have the lookup look for nothing older than effect.since."
             )
         return (yield from self.record(position, name, effect, result))
 
