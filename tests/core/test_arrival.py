@@ -169,7 +169,7 @@ def test_a_mail_server_that_leaves_after_the_letter_may_have_it() -> None:
         connection, _ = listening.accept()
         with connection, connection.makefile("rwb", 0) as talk:
             talk.write(b"220 x\r\n")
-            while line := talk.readline():
+            while line := talk.readline().upper():
                 talk.write(b"354 go\r\n" if line.startswith(b"DATA") else b"250 ok\r\n")
                 if line.startswith(b"DATA"):
                     while talk.readline() not in (b".\r\n", b""):
