@@ -70,7 +70,7 @@ def hang_up() -> None:
 
 def clear(url: str) -> None:
     """Empties the tables. Deleting a few rows is faster than truncating."""
-    for table in ("samekey.keys", "samekey.inputs", "samekey.phases", "rides", "receipts"):
+    for table in ("samekey.keys", "samekey.audit", "samekey.inputs", "samekey.phases", "rides", "receipts"):
         execute(url, f"delete from {table}")
 
 
