@@ -92,7 +92,7 @@ def test_the_page_on_phases(names: dict[str, Any]) -> None:
     assert execute("select ride, charge from receipts") == [(1, "ch_1"), (3, "ch_2")]
     assert names["idempotency"].find(provider_id="ch_2", tenant="ann") is not None
     assert {("book_room", 1), ("book_room", 2)} < names["idempotency"].engine.phases.definitions.keys()
-    effect = type("Effect", (), {"key": "unheard of"})()
+    effect = type("Effect", (), {"key": "unheard of", "since": None})()
     assert asyncio.run(names["find_charge"](effect, "4242")) is names["NOT_FOUND"]
 
 
