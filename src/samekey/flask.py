@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -28,6 +29,8 @@ from .idempotency import Idempotency
 from .openapi import describe
 
 __all__ = ["Samekey"]
+
+logger = logging.getLogger("samekey")
 
 _PREFIX = "SAMEKEY_"
 
@@ -87,7 +90,7 @@ class Samekey:
                 "tenant=lambda: g.account, or set SAMEKEY_TENANT."
             )
         app.extensions["samekey"] = self
-        guard = WsgiMiddleware(app.wsgi_app, idempotency=self.idempotency, **options)
+        guard = _Guard(app, app.wsgi_app, idempotency=self.idempotency, **options)
         app.wsgi_app = guard  # type: ignore[method-assign]
         if "flask-smorest" in app.extensions:
             describe(app, self.idempotency)
@@ -105,6 +108,35 @@ class Samekey:
                 "others belong to the Idempotency."
             )
         return {**found, **{name: value for name, value in self._said.items() if value is not None}}
+
+
+class _Guard(WsgiMiddleware):
+    """Looks, at the first request, whether something would have no effect on what samekey answers itself."""
+
+    def __init__(self, flask: Flask, app: Any, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._unseen: Flask | None = flask
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        flask, self._unseen = self._unseen, None
+        if flask is not None and any(_is_cors(one) for all_of in _after(flask) for one in all_of):
+            logger.warning("%s", _CORS)
+        return super().__call__(environ, start_response)
+
+
+_CORS = (
+    "flask-cors sets its headers inside of samekey: what samekey refuses has none of them, so that a browser "
+    "shows it to no page, and a replay has those of the first request's origin. Set them around app.wsgi_app "
+    "in its place: docs/cors.md has the lines."
+)
+
+
+def _after(app: Flask) -> list[list[Any]]:
+    return list(app.after_request_funcs.values())
+
+
+def _is_cors(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("flask_cors")
 
 
 def _is_ours(name: str) -> bool:

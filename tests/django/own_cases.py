@@ -1,9 +1,10 @@
 """A project's own tests, of each kind that Django has."""
 
 from typing import Any
+from urllib.request import Request, urlopen
 
 from django.core.management import call_command
-from django.test import TestCase, TransactionTestCase
+from django.test import LiveServerTestCase, TestCase, TransactionTestCase
 
 from tests.django.ledger.models import Entry
 from tests.django.own_urls import called
@@ -104,3 +105,25 @@ class Flushed(Anew, TransactionTestCase):  # type: ignore[misc]
         self.pay()
         call_command("flush", interactive=False, verbosity=0)
         self.pay()
+
+
+class Served(LiveServerTestCase):  # type: ignore[misc]
+    """By a server in a thread of this process, over a socket."""
+
+    def pay(self) -> Any:
+        request = Request(f"{self.live_server_url}/pay", b"", {**KEY, "Content-Type": "text/plain"})
+        return urlopen(request, timeout=30)
+
+    def test_a_retry(self) -> None:
+        with self.pay() as first, self.pay() as again:
+            assert (first.status, again.status) == (201, 201)
+            assert (first.headers["Idempotent-Replayed"], again.headers["Idempotent-Replayed"]) == (
+                None,
+                "true",
+            )
+        assert Entry.objects.count() == 1
+
+    def test_the_same_key_in_another_test(self) -> None:
+        with self.pay() as first:
+            assert first.headers["Idempotent-Replayed"] is None
+        assert Entry.objects.count() == 1

@@ -18,4 +18,4 @@ def test_a_project_runs_its_own_tests(store: str, request: pytest.FixtureRequest
     done = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.returncode, "Ran 17 tests" in done.stderr) == (0, True), done.stdout + done.stderr
+    assert (done.returncode, "Ran 19 tests" in done.stderr) == (0, True), done.stdout + done.stderr

@@ -130,3 +130,15 @@ def test_the_page_is_right_for_django(sqlite_url: str) -> None:
     with world(sqlite_url, urls, MIDDLEWARE=above):
         client = Client()
         check(lambda method, headers, body: client.generic(method, "/orders", body, headers=headers))
+
+
+def test_flask_cors_is_said_to_stand_inside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import flask_cors
+
+    idempotency, app = Idempotency(f"sqlite:///{tmp_path / 'cors.db'}"), Flask("shop")
+    Samekey(idempotency, app, tenant=single_tenant(), undecorated="pass")
+    flask_cors.CORS(app)
+    for _ in range(2):
+        assert app.test_client().post("/nothing").status_code == 404
+    assert caplog.text.count("docs/cors.md has the lines") == 1
+    idempotency.close()
