@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -199,8 +199,8 @@ def digest(*parts: str) -> str:
 
 
 @contextmanager
-def serving(server: Server, *, version: str = "HTTP/1.0") -> Iterator[str]:
-    """The address of the server, for as long as it runs."""
+def serving(server: Server, *, version: str = "HTTP/1.0", threads: bool = True) -> Iterator[str]:
+    """The address of the server, for as long as it runs; without threads it serves one at a time."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = version
@@ -235,7 +235,7 @@ def serving(server: Server, *, version: str = "HTTP/1.0") -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    class Quiet(ThreadingHTTPServer):
+    class Quiet(ThreadingHTTPServer if threads else HTTPServer):  # type: ignore[misc]
         daemon_threads = True
         request_queue_size = 64
 

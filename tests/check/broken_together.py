@@ -61,6 +61,29 @@ class LocksTheBodyToo(Server):
         return reply
 
 
+@leads_to("misuse.body")
+class WaitsWithoutComparing(Server):
+    """Whoever meets a running request waits for its answer, whatever its own body says."""
+
+    def claim(self, scope: Any, fingerprint: str) -> Record | None:
+        with self.lock:
+            found = self.records.get(scope)
+            if found is not None and found.reply is None:
+                return found
+        return super().claim(scope, fingerprint)
+
+    def meet(self, record: Record, asked: Asked) -> Reply:
+        for _ in range(1000):
+            if record.reply is not None:
+                break
+            time.sleep(0.005)
+        return super().meet(record, asked)
+
+    def attempt(self, scope: Any, document: Any, tenant: str) -> Reply:
+        time.sleep(0.1)
+        return super().attempt(scope, document, tenant)
+
+
 @leads_to("concurrency.failed")
 class LetsTheConstraintThrough(Server):
     def meet(self, record: Record, asked: Asked) -> Reply:
@@ -202,6 +225,16 @@ class ConflictAfterARefusal(Server):
         if scope in self.records and self.records[scope].reply is None:
             return problem(409, "outstanding")
         return super().guarded(asked, tenant, key)
+
+
+@leads_to("errors.stuck")
+class ConflictAfterAFailure(Server):
+    """An exception leaves the record as it is: in progress, for ever."""
+
+    fails_every = 5
+
+    def finish(self, scope: Any, reply: Reply) -> Reply:
+        return reply if reply.status >= 500 else super().finish(scope, reply)
 
 
 @leads_to("errors.validation")

@@ -109,7 +109,15 @@ class KeepsWhatItCannotTell(Server):
         return super().fail(document, tenant)
 
     def finish(self, scope: Any, reply: Reply) -> Reply:
-        return reply if reply.status >= 500 else super().finish(scope, reply)
+        if reply.status >= 500:
+            self.__dict__.setdefault("unknown", set()).add(id(self.records[scope]))
+            return reply
+        return super().finish(scope, reply)
+
+    def meet(self, record: Record, asked: Asked) -> Reply:
+        if id(record) in self.__dict__.get("unknown", ()):
+            return problem(409, "The outcome is unknown")
+        return super().meet(record, asked)
 
 
 class FailsOnNonsense(Server):

@@ -106,6 +106,8 @@ class Bench:
     """Two that were carried out at the beginning."""
     compared: Any = None
     """A leaf of the body whose change is noticed."""
+    serial: bool = False
+    """It serves one request at a time: nothing is ever at the same moment."""
     _due: float = 0.0
     _last: RawExchange | None = None
 

@@ -31,6 +31,15 @@ class Variation:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Another endpoint of the same server, where a key of this one must mean nothing."""
+
+    url: str
+    method: str = "POST"
+    body: Any = ABSENT
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One endpoint."""
 
@@ -49,6 +58,8 @@ class Endpoint:
     retention: float | None = None
     """Seconds after which a key is forgotten; given, the check waits for it."""
     name: str = ""
+    elsewhere: tuple[Place, ...] = ()
+    """Other endpoints, at which the keys of this one are tried."""
     secret_values: frozenset[str] = field(default=frozenset(), repr=False)
     """What else must not be shown: what a plan took from the environment."""
 
@@ -56,6 +67,8 @@ class Endpoint:
         check_url(self.url)
         if self.count_url is not None:
             check_url(self.count_url)
+        for place in self.elsewhere:
+            check_url(place.url)
         if not self.method.isalpha():
             raise ConfigurationError(f"{self.method!r} is no HTTP method.")
 
@@ -70,6 +83,7 @@ class Endpoint:
         variations = [variation for variation in (self.slow, self.failing) if variation is not None]
         headers = [*self.headers, *self.other_headers, *(pair for row in variations for pair in row.headers)]
         urls = [url for url in (self.url, self.count_url) if url is not None]
+        urls += [place.url for place in self.elsewhere]
         return secrets_of(headers, urls, self.secret_values)
 
     @property

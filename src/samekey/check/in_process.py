@@ -15,6 +15,8 @@ from ..errors import ConfigurationError
 
 START = 30.0
 """Seconds for an application to start."""
+STOP = 2
+"""Seconds for handlers to end: one that hangs for ever must not keep the test."""
 
 
 @contextmanager
@@ -25,7 +27,9 @@ def serving_asgi(app: Any) -> Iterator[str]:
     except ModuleNotFoundError:
         raise ConfigurationError("An ASGI application is served by uvicorn: pip install uvicorn.") from None
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="auto"))
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", lifespan="auto", timeout_graceful_shutdown=STOP)
+        )
 
         def run() -> None:
             try:
@@ -45,7 +49,9 @@ def serving_asgi(app: Any) -> Iterator[str]:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(STOP + 1)
+            server.force_exit = True
+            thread.join(STOP)  # a thread of its pool cannot be ended; this one is a daemon
 
 
 class _Server(ThreadingMixIn, WSGIServer):

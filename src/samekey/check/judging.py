@@ -60,6 +60,12 @@ def is_marked(answer: RawAnswer | None) -> bool:
     return any(value is not None and value.strip().lower() in ("true", "1", "yes", "?1") for value in values)
 
 
+def is_of_unknown_outcome(answer: RawAnswer | None) -> bool:
+    """Whether the answer says that nobody knows what became of the operation."""
+    said = answer.body.lower() if answer is not None else b""
+    return b"unknown" in said or b"not known" in said
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Where two operations' answers differ, so that one operation can be told from another."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError
-from .endpoint import ABSENT, Endpoint, Headers, Variation, body_of, header_of, over
+from .endpoint import ABSENT, Endpoint, Headers, Place, Variation, body_of, header_of, over
 
 _TENANTS = frozenset({"headers", "other_headers"})
 _ENDPOINT = _TENANTS | {"name", "url", "method", "body", "count_url", "same", "slow", "failing", "retention"}
@@ -43,8 +44,9 @@ def read_plan(path: Path, environment: Mapping[str, str] = os.environ) -> Plan:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ConfigurationError(f"The plan {path} has no endpoint: write [[endpoint]] and its url.")
     shared = {name: _headers(name, found.get(name, {}), environment) for name in _TENANTS}
+    endpoints = [replace(_endpoint(row, shared, environment), secret_values=used) for row in rows]
     return Plan(
-        tuple(replace(_endpoint(row, shared, environment), secret_values=used) for row in rows),
+        tuple(replace(endpoint, elsewhere=_beside(endpoint, endpoints)) for endpoint in endpoints),
         _typed("profile", found.get("profile"), str),
         _typed("strict", found.get("strict"), bool) or False,
     )
@@ -76,6 +78,20 @@ def _endpoint(
         _variation("failing", row.get("failing"), environment),
         retention,
         _typed("name", row.get("name"), str) or "",
+    )
+
+
+def _beside(endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> tuple[Place, ...]:
+    """The other endpoints of the plan on the same server."""
+
+    def server(url: str) -> tuple[str, str]:
+        return urlsplit(url)[:2]
+
+    return tuple(
+        Place(other.url, other.method, other.body)
+        for other in endpoints
+        if urlsplit(other.url).path != urlsplit(endpoint.url).path
+        and server(other.url) == server(endpoint.url)
     )
 
 

@@ -110,7 +110,9 @@ def check(
     rules = profile_of(profile)
     report = _report(endpoint, profile, strict)
     if not mine and not all(
-        is_loopback(url) for url in (endpoint.url, endpoint.count_url) if url is not None
+        is_loopback(url)
+        for url in (endpoint.url, endpoint.count_url, *(place.url for place in endpoint.elsewhere))
+        if url is not None
     ):
         raise ConfigurationError(
             f"{shown_url(endpoint.url, report.secrets)} is not on this machine. A check carries out "

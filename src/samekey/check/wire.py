@@ -231,6 +231,17 @@ def leave_half_way(request: RawRequest, timeout: float) -> None:
         link.close()
 
 
+def beside_half(half: RawRequest, request: RawRequest, timeout: float) -> RawExchange:
+    """The request, sent while another one has come only half-way: whoever serves one at a time is silent."""
+    link = connect(half.url, timeout)
+    with link:
+        try:
+            link.sendall(half.whole()[: len(half.whole()) - len(half.body or b"") // 2 - 1])
+        except OSError:
+            pass
+        return send(request, timeout)
+
+
 def together(requests: Sequence[RawRequest], timeout: float) -> list[RawExchange]:
     """All at the same moment: everything but the last byte is sent first, then the last byte of each."""
     links: list[socket.socket | None] = []

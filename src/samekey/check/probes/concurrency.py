@@ -10,7 +10,7 @@ from ..bench import Bench
 from ..endpoint import ABSENT, over
 from ..judging import alike
 from ..variants import Leaf, changed, encoded
-from ..wire import RawExchange, together
+from ..wire import RawExchange, Unreachable, beside_half, together
 
 FINE = frozenset({200, 201, 202, 204, 409, 423, 425, 429, 503})
 """What a request may get that meets another one with its key."""
@@ -23,10 +23,14 @@ RULES = (
 )
 
 
+ONE_AT_A_TIME = "the server handles one request at a time here, so nothing was at the same moment"
+
+
 def identical(bench: Bench) -> None:
     """A burst of one request, several times: a race is not lost each time."""
     failures: list[RawExchange] = []
     rounds = 0
+    bench.serial = _is_serial(bench)
 
     def same() -> list[RawExchange]:
         request = bench.request(bench.spelled(bench.new_key()), body=bench.body(bench.document()))
@@ -34,14 +38,14 @@ def identical(bench: Bench) -> None:
 
     for _ in range(_rounds(bench, 3)):
         answers, effects = _burst(bench, same)
-        if _by_the_way(bench, answers):
-            continue
-        rounds += 1
         if (effects or 0) > 1 or _different(bench, answers):
             many = f"{effects} effects" if effects is not None else "more than one result"
             said = f"{bench.budget.burst} identical requests at once had {many}."
             bench.report.find("concurrency.ran-twice", said, _two(bench, answers))
             return
+        if _by_the_way(bench, answers):
+            continue
+        rounds += 1
         last = answers[-1]
         if not last.succeeded:
             said = f"After identical requests at once, a retry gets {last.status or last.silence}."
@@ -59,6 +63,9 @@ def identical(bench: Bench) -> None:
     if not rounds:
         bench.report.cannot_tell("requests fail here by the way, with 5xx", *RULES)
         return
+    if bench.serial:
+        bench.report.cannot_tell(ONE_AT_A_TIME, *RULES)
+        return
     if not bench.can_tell:
         bench.report.cannot_tell(bench.untold, "concurrency.ran-twice")
     bench.report.hold(*(rule for rule in RULES if rule not in bench.report.not_proven))
@@ -70,9 +77,7 @@ def mixed(bench: Bench) -> None:
     if bench.report.found("concurrency", "misuse") or not isinstance(leaf, Leaf):
         bench.report.cannot_tell("an earlier finding comes first", "concurrency.mixed")
         return
-    if not bench.can_tell:
-        bench.report.cannot_tell(bench.untold, "concurrency.mixed")
-        return
+    rounds = 0
 
     def two_kinds() -> list[RawExchange]:
         key, document = bench.spelled(bench.new_key()), bench.document()
@@ -82,13 +87,41 @@ def mixed(bench: Bench) -> None:
 
     for _ in range(_rounds(bench, 2)):
         answers, effects = _burst(bench, two_kinds)
-        if _by_the_way(bench, answers):
-            continue
         if (effects or 0) > 1 or _different(bench, answers):
             said = "Two different requests with one key, at once, were both carried out."
             bench.report.find("concurrency.mixed", said, _two(bench, answers))
             return
-    bench.report.hold("concurrency.mixed")
+        if _answers_another(bench, answers[::2], answers[1::2]):
+            return
+        rounds += not _by_the_way(bench, answers)
+    if not rounds:
+        bench.report.cannot_tell("requests fail here by the way, with 5xx", "concurrency.mixed")
+    elif bench.serial or not bench.can_tell:
+        bench.report.cannot_tell(ONE_AT_A_TIME if bench.serial else bench.untold, "concurrency.mixed")
+    else:
+        bench.report.hold("concurrency.mixed")
+
+
+def _answers_another(bench: Bench, ones: list[RawExchange], others: list[RawExchange]) -> bool:
+    """Whether requests of two bodies with one key got a success each: one of them has the other's answer."""
+    own = [exchange for exchange in ones if exchange.succeeded and exchange.status != 202]
+    wrong = [exchange for exchange in others if exchange.succeeded and exchange.status != 202]
+    if own and wrong:
+        said = "A key with another body, while the first request ran, got the answer of the first."
+        bench.report.find("misuse.body", said, [own[0], wrong[0]])
+    return bool(own and wrong)
+
+
+def _is_serial(bench: Bench) -> bool:
+    """Whether a request is not served while another one is on its way: then a burst shows nothing."""
+    half, whole = (
+        bench.request(bench.spelled(bench.new_key()), body=bench.body(bench.document())) for _ in range(2)
+    )
+    bench.spend(2)
+    try:
+        return beside_half(half, whole, min(bench.patience, bench.budget.timeout)).answer is None
+    except Unreachable:
+        return True
 
 
 def slow(bench: Bench) -> None:
@@ -120,6 +153,8 @@ def slow(bench: Bench) -> None:
     if _different(bench, answers) or (bench.stands(effects, 1) or 0) > 1:
         said = "A request that came during a slow one with its key was carried out as well."
         bench.report.find("concurrency.ran-twice", said, answers)
+    elif len(answers) > 2:
+        _answers_another(bench, answers[-1:], answers[1:2])
     _status(bench, answers[:1])
 
 
@@ -135,7 +170,9 @@ def _rounds(bench: Bench, most: int) -> int:
 def _burst(bench: Bench, act: Callable[[], list[RawExchange]]) -> tuple[list[RawExchange], int | None]:
     """A burst of its own key, and its effects, as far as the count can be believed."""
     answers, effects = bench.counted(act)
-    if not _different(bench, answers) and not _by_the_way(bench, answers):
+    if _by_the_way(bench, answers):
+        return answers, None  # a failure may have had its effect, which is told elsewhere
+    if not _different(bench, answers):
         effects = bench.stands(effects, 1, lambda: bench.counted(act)[1], contradicted=bool(bench.identity))
     return answers, effects
 

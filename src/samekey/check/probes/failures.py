@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..bench import Bench, Incident
+from ..bench import BUSY, Bench, Incident
 from ..endpoint import ABSENT, over
-from ..judging import alike
+from ..judging import alike, is_of_unknown_outcome
+from ..wire import RawExchange
 
 RULES = ("errors.remembered-5xx", "errors.forgotten-5xx", "errors.ran-twice")
 
@@ -12,7 +13,7 @@ RULES = ("errors.remembered-5xx", "errors.forgotten-5xx", "errors.ran-twice")
 def incidents(bench: Bench) -> None:
     """What became of valid requests that got a 5xx by the way."""
     for incident in bench.incidents:
-        if not bench.report.found("errors.remembered-5xx", "errors.ran-twice"):
+        if not bench.report.found("errors.remembered-5xx", "errors.ran-twice", "errors.stuck"):
             _judge(bench, incident, once=True)
 
 
@@ -37,9 +38,14 @@ def failing(bench: Bench) -> None:
 
 
 def _judge(bench: Bench, incident: Incident, *, once: bool) -> None:
-    """``once``: the cause is known to pass, so that a 5xx that stays is a remembered one."""
+    """``once``: the cause is known to pass, so that a 5xx that stays is a remembered one.
+
+    Only a success shows that a key can succeed later: one that is busy is waited for, as a client does.
+    """
     report = bench.report
     first, last = incident.exchanges[0], incident.exchanges[-1]
+    if not last.failed and last.status in BUSY:
+        last = bench.answered(incident.request)
     effects = bench.stands(incident.effects, 1)
     if effects is not None:
         if effects > 1:
@@ -52,12 +58,30 @@ def _judge(bench: Bench, incident: Incident, *, once: bool) -> None:
             report.find(
                 "errors.forgotten-5xx", f"A 500 was not kept: its retry got {last.status}.", [first, last]
             )
-        elif first.status == 500:
+        elif first.status == 500 and alike(first, last):
             report.hold("errors.forgotten-5xx")
+        elif last.status in BUSY and not last.failed:
+            _stuck(bench, first, last)
     elif last.failed and once:
         _remembered(bench, incident)
-    elif not last.failed:
+    elif last.succeeded:
         report.hold("errors.remembered-5xx")
+    elif last.status in BUSY and not last.failed:
+        _stuck(bench, first, last)
+    else:
+        why = f"what had failed was answered {last.status or last.silence} afterwards"
+        report.cannot_tell(why, "errors.remembered-5xx")
+
+
+def _stuck(bench: Bench, first: RawExchange, last: RawExchange) -> None:
+    """A key in conflict for ever; not a fault if the server says that it does not know what was done."""
+    said = f"After {first.status or first.silence}, the key gets {last.status} for {bench.patience:.0f} s"
+    if is_of_unknown_outcome(last.answer):
+        why = f"{said}: the server says that the outcome is unknown"
+        bench.report.cannot_tell(why, "errors.remembered-5xx", "errors.forgotten-5xx")
+        return
+    bench.report.find("errors.stuck", f"{said}.", [first, last])
+    bench.report.cannot_tell("the key stays in conflict", "errors.remembered-5xx", "errors.forgotten-5xx")
 
 
 def _remembered(bench: Bench, incident: Incident) -> None:
