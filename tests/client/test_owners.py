@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from io import StringIO
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 import requests
@@ -16,7 +19,7 @@ from psycopg.rows import dict_row
 from urllib3.poolmanager import PoolManager
 
 from samekey.client import STRIPE, FileJournal, Keyed, MemoryJournal, TableJournal, operation
-from samekey.client.errors import OperationChanged, Unsettled
+from samekey.client.errors import JournalFailed, OperationChanged, Unsettled
 from samekey.client.httpx import Client
 from samekey.client.requests import KeyedAdapter, Session
 from tests.client.scripted import Cut, Say, problem, scripted
@@ -30,8 +33,11 @@ Opened = Callable[..., Client]
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
+    """Clients whose connections end with each answer, so that none outlives its server."""
     with ExitStack() as stack:
-        yield lambda settings, **more: stack.enter_context(Client(keyed=settings, trust_env=False, **more))
+        yield lambda settings, **more: stack.enter_context(
+            Client(keyed=settings, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0), **more)
+        )
 
 
 def _begin(client: Any, url: str, name: str = "pay 17") -> None:
@@ -204,18 +210,14 @@ def test_an_own_journal_that_fails_costs_no_answer(opened: Opened) -> None:
             raise TypeError("somebody's own")
 
     with scripted(Say()) as server:
-        client = Client(keyed=keyed(journal=Fails()), trust_env=False)
+        client = opened(keyed(journal=Fails()))
         assert client.post(f"{server.url}/payments", json=BODY).status_code == 201
 
 
-def test_a_body_that_is_a_text_file(tmp_path: Any) -> None:
-    (tmp_path / "order.json").write_text('{"amount": 5}')
-    with (
-        scripted(Say()) as server,
-        Session(keyed=keyed()) as session,
-        (tmp_path / "order.json").open() as file,
-    ):
-        assert session.post(f"{server.url}/payments", data=file).status_code == 201
+def test_a_body_that_is_read_as_text() -> None:
+    with scripted(Say()) as server, Session(keyed=keyed()) as session:
+        session.trust_env = False
+        assert session.post(f"{server.url}/payments", data=StringIO('{"amount": 5}')).status_code == 201
     assert server.seen[0].body == b'{"amount": 5}'
 
 
@@ -224,3 +226,62 @@ def test_a_408_is_no_proof_that_nothing_was_done(opened: Opened) -> None:
         client = opened(keyed(attempts=2))
         _begin(client, server.url)
         assert len(client.pending()) == 1
+
+
+class Signs(httpx.Auth):
+    """Sends a copy of the request: with a header more, or with a signature in its URL."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:  # type: ignore[override]
+        url = request.url.copy_add_param("sig", "1") if self.where == "url" else request.url
+        yield httpx.Request(
+            request.method, url, headers={**request.headers, "X-Sig": "1"}, content=request.content
+        )
+
+
+@pytest.mark.parametrize("where", ["header", "url"])
+def test_a_copy_that_an_auth_flow_sends_is_the_operation(where: str, opened: Opened) -> None:
+    """A payment never goes out without its key."""
+    journal = MemoryJournal()
+    with scripted(Cut()) as server:
+        _begin(opened(keyed(attempts=1, journal=journal), auth=Signs(where)), server.url)
+        server.script[:] = [Say()]
+        with operation("pay 17"):
+            client = opened(keyed(journal=journal), auth=Signs(where))
+            assert client.post(f"{server.url}/payments", json=BODY).status_code == 201
+    assert len(server.seen) == 2 and len(server.keys) == 1 and None not in server.keys
+
+
+def test_what_outlives_its_name_does_not_go_out_under_it(opened: Opened) -> None:
+    with scripted(Say()) as server:
+        client = opened(keyed())
+        with operation("pay 17"):
+            context = contextvars.copy_context()
+            client.post(f"{server.url}/payments", json=BODY)
+        with pytest.raises(OperationChanged, match="has ended"):
+            context.run(client.post, f"{server.url}/payments", json=BODY)
+    assert len(server.seen) == 1
+
+
+def test_a_journal_that_fails_after_it_has_saved(opened: Opened) -> None:
+    """Whoever is told that nothing was sent sends it anew: what was saved must not be finished later."""
+
+    class Loses(MemoryJournal):
+        lost = False
+
+        def begin(self, entry: Any) -> Any:
+            found = super().begin(entry)
+            if not self.lost:
+                self.lost = True
+                raise JournalFailed("the acknowledgement was lost")
+            return found
+
+    journal = Loses()
+    with scripted(Say()) as server:
+        client = opened(keyed(journal=journal))
+        with pytest.raises(JournalFailed):
+            client.post(f"{server.url}/payments", json=BODY)
+        assert client.post(f"{server.url}/payments", json=BODY).status_code == 201
+        assert client.pending() == []

@@ -80,23 +80,27 @@ class Keyed:
         said = current()
         if ENTRY in carrier or SAID in carrier or not isinstance(said, Sending):
             return True
-        return _again(said, request) is not None
+        return _again(said, request) is not None or said.is_for(request.url)
 
     def acts(self, request: Request, carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
         """One request object is one operation: whoever adds credentials and sends it once more (an auth flow
         after a 401) does not begin another. So it carries its operation along."""
         going: Underway | None = carrier.get(ENTRY)
         said: Said = carrier[SAID] if SAID in carrier else current()
+        meant = carrier
         if isinstance(said, Sending):
-            going, said = going or _again(said, request), None
+            # A copy of the request that was meant: what was said of that one, and is known of it, is its own.
+            meant, going = said.carrier, going or _again(said, request)
+            said = meant.get(SAID)
         if isinstance(said, Named):
             said.taken = True
-            if SAID not in carrier:
+            if SAID not in meant:
                 said.check_first(request)
         if going is None:
-            going = begin(self, request, said, carrier.get(DEFAULTS, ()))
+            assert not isinstance(said, Sending)
+            going = begin(self, request, said, meant.get(DEFAULTS, ()))
         going.entry.check_same(request)
-        carrier[ENTRY] = going
+        carrier[ENTRY] = meant[ENTRY] = going
         return carriage(self, request, going)
 
 
@@ -215,7 +219,12 @@ def kept(
     keyed.check_size(request.body)
     keyed.dialect.put(request, entry.key)  # what can carry no key is refused before anything is saved
     begun = entry
-    found = yield Call(lambda: journal.join(begun) if listed else journal.begin(begun))
+    try:
+        found = yield Call(lambda: journal.join(begun) if listed else journal.begin(begun))
+    except Exception:
+        # It may have been saved all the same, and whoever is told that nothing was sent sends it anew.
+        yield Call(lambda: _afterwards(lambda: None if listed else journal.drop(begun)))
+        raise
     if listed and found is None:
         raise OperationGone(
             "The operation was finished or discarded by somebody else since pending() listed it. Nothing was "

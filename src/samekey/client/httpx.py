@@ -42,7 +42,7 @@ class Client(httpx.Client):
         wrap(self, lambda inner: KeyedTransport(inner, self._keyed))
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        with sending(request.extensions, header_pairs(self.headers)):
+        with sending(request.extensions, header_pairs(self.headers), str(request.url)):
             return super().send(request, **options)
 
     def pending(self) -> list[Pending[httpx.Response]]:
@@ -59,7 +59,7 @@ class AsyncClient(httpx.AsyncClient):
         wrap(self, lambda inner: AsyncKeyedTransport(inner, self._keyed))
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        with sending(request.extensions, header_pairs(self.headers)):
+        with sending(request.extensions, header_pairs(self.headers), str(request.url)):
             return await super().send(request, **options)
 
     def pending(self) -> list[Pending[Awaitable[httpx.Response]]]:

@@ -42,7 +42,7 @@ class Client(httpx2.Client):
         wrap(self, lambda inner: KeyedTransport(inner, self._keyed))
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        with sending(request.extensions, header_pairs(self.headers)):
+        with sending(request.extensions, header_pairs(self.headers), str(request.url)):
             return super().send(request, **options)
 
     def pending(self) -> list[Pending[httpx2.Response]]:
@@ -59,7 +59,7 @@ class AsyncClient(httpx2.AsyncClient):
         wrap(self, lambda inner: AsyncKeyedTransport(inner, self._keyed))
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        with sending(request.extensions, header_pairs(self.headers)):
+        with sending(request.extensions, header_pairs(self.headers), str(request.url)):
             return await super().send(request, **options)
 
     def pending(self) -> list[Pending[Awaitable[httpx2.Response]]]:

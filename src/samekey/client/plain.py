@@ -12,7 +12,7 @@ from .carry import Finished, Keyed, Underway, begin, carriage, run, run_async
 from .course import Failed, Moment
 from .entry import Entry
 from .pending import Pending, listed
-from .scope import Listed, Named
+from .scope import Listed, Named, current
 from .wire import Answer, Pairs, Request
 
 Send = Callable[[Request, float], Answer]
@@ -64,6 +64,10 @@ def pending_async(send: SendAsync, *, keyed: Keyed) -> list[Pending[Awaitable[Fi
 
 
 def _named(name: str | None) -> Named | None:
+    said = current()
+    if name is None and isinstance(said, Named):
+        said.taken = True
+        return said
     return None if name is None else Named(name)
 
 

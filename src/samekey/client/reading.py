@@ -129,11 +129,12 @@ def is_about_the_key(answer: Answer, dialect: Dialect) -> bool:
     if answer.status not in _ABOUT_KEYS:
         return False
     body = answer.body.decode("utf-8", "replace").lower()
-    return "idempoten" in body or dialect.header.lower() in body or _code(answer) == "reused"
+    name = (dialect.member or dialect.header).lower()
+    return "idempoten" in body or name in body or code_of(answer) == "reused"
 
 
 def _conflict(answer: Answer) -> Meaning:
-    code = _code(answer)
+    code = code_of(answer)
     if code == "outcome_unknown":
         return Meaning.UNKNOWN
     if code in _IN_USE or _content(answer).get("title") == _TITLE_IN_USE:
@@ -152,7 +153,7 @@ def _content(answer: Answer) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _code(answer: Answer) -> str | None:
+def code_of(answer: Answer) -> str | None:
     """The machine-readable code of a problem document, or of Stripe's envelope."""
     content = _content(answer)
     error = content.get("error")

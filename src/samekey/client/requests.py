@@ -44,8 +44,9 @@ class Adapter(requests.adapters.HTTPAdapter):
         proxies: Any = None,
     ) -> Any:
         seen = request.body.encode() if isinstance(request.body, str) else request.body
+        whole = bytes(seen) if isinstance(seen, bytes | bytearray | memoryview) else b""
         carrier = _carrier(request)
-        if not self._way.takes(_ours(request, seen if isinstance(seen, bytes) else b""), carrier):
+        if not self._way.takes(_ours(request, whole), carrier):
             return super().send(request, stream, timeout, verify, cert, proxies)
         acts = self._way.acts(_ours(request, self._body(request)), carrier)
         attempt = Attempt(0.0)
@@ -88,7 +89,7 @@ class Adapter(requests.adapters.HTTPAdapter):
             return b""
         if isinstance(body, str):
             body = body.encode()
-        if not isinstance(body, bytes | bytearray):
+        if not isinstance(body, bytes | bytearray | memoryview):
             read = getattr(body, "read", None)
             parts = bytearray()
             pieces = body if read is None else iter(lambda: read(64 * 1024) or None, None)
@@ -130,7 +131,7 @@ class Session(requests.Session):
             self.mount(scheme, KeyedAdapter(self._keyed))
 
     def send(self, request: Any, **options: Any) -> Any:
-        with sending(_carrier(request), tuple(_texts(self.headers))):
+        with sending(_carrier(request), tuple(_texts(self.headers)), request.url):
             return super().send(request, **options)
 
     def pending(self) -> list[Pending[Any]]:

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError
 from .entry import Entry, digest_of
 from .errors import OperationChanged
-from .wire import Pairs, Request
+from .wire import Pairs, Request, origin_of
 
 logger = logging.getLogger("samekey")
 
@@ -33,6 +34,8 @@ class Named:
     name: str
     taken: bool = False
     """A request was sent under it."""
+    over: bool = False
+    """Its block has ended. What was started inside, and goes on, is another operation."""
     _first: Request | None = field(default=None, repr=False)
 
     def check_first(self, request: Request) -> None:
@@ -60,6 +63,12 @@ class Sending:
     """A client of ours is sending the request that has this carrier."""
 
     carrier: MutableMapping[str, Any]
+    url: str
+
+    def is_for(self, url: str) -> bool:
+        """Whether a request is this one, in whatever form an auth flow has sent it: a copy with a signature.
+        What goes elsewhere, such as a request for a token, is sent on its behalf."""
+        return _place(url) == _place(self.url)
 
 
 Said = Named | Listed | Sending | None
@@ -86,8 +95,11 @@ def operation(name: str) -> Iterator[None]:
     if not name or not isinstance(name, str):
         raise ConfigurationError(f"An operation's name is a text that is not empty, not {name!r}.")
     named = Named(name)
-    with _saying(named):
-        yield
+    try:
+        with _saying(named):
+            yield
+    finally:
+        named.over = True
     if not named.taken:
         logger.warning(
             "No request with a key was sent inside operation(%r). What a thread sends that was started "
@@ -104,11 +116,11 @@ def going_on_with(entry: Entry) -> Iterator[None]:
 
 
 @contextmanager
-def sending(carrier: MutableMapping[str, Any], defaults: Pairs) -> Iterator[None]:
+def sending(carrier: MutableMapping[str, Any], defaults: Pairs, url: str) -> Iterator[None]:
     """The request that carries this is the one that was meant, and nothing else that goes out meanwhile.
     ``defaults``: the client's own headers."""
     carrier[SAID], carrier[DEFAULTS] = current(), defaults
-    with _saying(Sending(carrier)):
+    with _saying(Sending(carrier, url)):
         yield
 
 
@@ -121,4 +133,15 @@ def nothing_said() -> Iterator[None]:
 
 def current() -> Said:
     """What the next request was said to be."""
-    return _current.get()
+    said = _current.get()
+    if isinstance(said, Named) and said.over:
+        raise OperationChanged(
+            f"operation({said.name!r}) has ended, and what was started inside of it goes on under its name. "
+            "Nothing was sent. Start it outside of the block, or with a context of its own."
+        )
+    return said
+
+
+def _place(url: str) -> tuple[object, ...]:
+    parts = urlsplit(url)
+    return (*origin_of(url), parts.path or "/")

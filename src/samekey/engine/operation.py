@@ -68,6 +68,8 @@ class Operation:
         """Whether the handler has it in its hands, and may have told others its id."""
         self.tried_before = False
         """An earlier run may have called providers, and was repeated without proof that it had not."""
+        self.age = 0.0
+        """Seconds since it was begun first, where it may have been tried before."""
 
     @property
     def provider_id(self) -> str | None:
@@ -156,6 +158,17 @@ class Operation:
         elif self.source is not None:
             self._sent[step] = replace(known, source=self.source)  # it is sent once more, perhaps elsewhere
         return key
+
+    def call_goes_out(self, key: str) -> bool:
+        """A call under this key: until its end is known, nothing that the handler says frees its own. False
+        if there is one already whose end is not known."""
+        new = key not in self._boundary.open_calls
+        self._boundary.open_calls.add(key)
+        return new
+
+    def call_ended(self, key: str) -> None:
+        """Its end is known."""
+        self._boundary.open_calls.discard(key)
 
     def acts(self) -> None:
         """A call goes out now: from here on something may have happened, whatever block it stands in."""

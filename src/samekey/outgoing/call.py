@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, assert_never
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from ..client.carry import Act, Finished, Keyed, kept
@@ -22,7 +23,7 @@ from ..client.course import SAFE_PART, NeverSent, Patience
 from ..client.entry import Entry
 from ..client.errors import BodyRefused, KeyExpired, OperationChanged, RedirectRefused, Unsettled
 from ..client.journal import MemoryJournal
-from ..client.reading import DEFINITE_5XX, is_about_the_key
+from ..client.reading import DEFINITE_5XX, code_of, is_about_the_key
 from ..client.wire import Answer, Request
 from ..core.pointer import find, parse_pointer
 from ..engine.events import Events
@@ -39,6 +40,11 @@ _CHANGES: Final = frozenset({"POST", "PATCH"})
 """Methods that change something each time. PUT and DELETE sent twice do what one of them does."""
 _IN_TRANSACTION: Final = frozenset({"atomic", "deferred"})
 _NOT_LOOKED_AT: Final = frozenset({425, 429})
+
+_OWN_KEY: Final = (
+    "Have the SDK send current_operation().downstream_key(), or the key of the job or effect, and switch off "
+    "its own retries; or say own_keys='trust', if it is the same at every attempt."
+)
 
 _step: ContextVar[str] = ContextVar("samekey_step", default="")
 
@@ -63,7 +69,8 @@ class KeylessCall(CallRefused):
 @contextmanager
 def step(name: str) -> Iterator[None]:
     """Names the calls inside, in a leased handler that makes several: each step has a key of its own."""
-    token = _step.set(name)
+    outer = _step.get()
+    token = _step.set(f"{outer}/{name}" if outer else name)
     try:
         yield
     finally:
@@ -79,6 +86,9 @@ class Outgoing:
     """Where an answer has the provider's own id: a JSON Pointer, or a function. None: as in the profile."""
     keys: Literal["add", "check"] = "add"
     """``check``: your own code sets the key. Where it forgot, that is reported, and the key is added."""
+    own_keys: Literal["report", "trust"] = "report"
+    """A key that your code or an SDK has set, and that is none of the operation's: an SDK makes a new one for
+    each attempt. ``trust``: yours are the same at every attempt."""
     strict: bool = False
     """Refuses what would be reported."""
     events: Events | None = None
@@ -105,7 +115,7 @@ class Outgoing:
 
     def takes(self, request: Request, _carrier: MutableMapping[str, Any]) -> bool:
         """Only what changes something, and is sent from inside an operation."""
-        if request.method not in _CHANGES | self.profile.methods:
+        if request.method not in _CHANGES | self.profile.methods or self._fetches_a_token(request):
             return False
         if sender() is None:
             if self.profile.dialect.own_key(request) is None:
@@ -117,6 +127,12 @@ class Outgoing:
                 )
             return False
         return True
+
+    def _fetches_a_token(self, request: Request) -> bool:
+        """Whether it is an auth flow's (RFC 6749): it changes nothing, and is not the operation's call."""
+        path = urlsplit(request.url).path
+        form = (request.header("content-type") or "").startswith("application/x-www-form-urlencoded")
+        return path in self.profile.untouched or (form and b"grant_type=" in request.body)
 
     def acts(self, request: Request, _carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
         who = sender()
@@ -139,11 +155,15 @@ class Outgoing:
 
     def _call(self, who: Sender, calls: _Calls, request: Request) -> Generator[Act, Any, Finished]:
         name, dialect = _step.get(), self.profile.dialect
-        own = dialect.own_key(request)
+        own = dialect.own_key(request) or None  # an empty one is none
         key = self._key(who, name, request, own)
         self._check_window(who)
         # A 202 is the provider's answer: what comes of it is the handler's to follow.
         patience = replace(self.patience, follow=False)
+        if request.method not in self.profile.methods:
+            patience = replace(patience, attempts=1)  # its key protects nothing
+            how = f"by {request.method}, for which {self.profile.name} takes no key"
+            self._report("method", how, request)
         if isinstance(who, Effect) and who.timeout > 0:
             patience = replace(patience, deadline=min(patience.deadline, timedelta(seconds=who.timeout)))
         if own is not None:  # it is left as it is, whatever its length
@@ -151,11 +171,26 @@ class Outgoing:
         keyed = Keyed(dialect=dialect, patience=patience, journal=calls, max_body=self.max_body)
         # A call is known by its key, whoever has set it: one key, one call.
         entry = Entry.of(request, key, key, time.time())
+        new = False
         if isinstance(who, Operation):
             who.acts()
-        finished = yield from self._said(kept(keyed, request, entry), name, calls)
-        self._note_id(who, name if own is None else self._step_of(who, own), finished.answer)
+            new = who.call_goes_out(key)
+        try:
+            finished = yield from self._said(kept(keyed, request, entry), name, calls)
+        except (NotExecuted, ConfigurationError, BodyRefused):  # nothing of this one was sent
+            if new:
+                self._ended(who, key)
+            raise
+        noted = self._note_id(who, name if own is None else self._step_of(who, own), finished.answer)
+        if noted or finished.answer.status >= 300:
+            self._ended(who, key)
         return finished
+
+    def _ended(self, who: Sender, key: str) -> None:
+        """A call whose end is known: by its answer, by the provider's id, or by proof that it was not made.
+        Until then nothing that its handler says frees the key."""
+        if isinstance(who, Operation):
+            who.call_ended(key)
 
     def _key(self, who: Sender, name: str, request: Request, own: str | None) -> str:
         if isinstance(who, Operation):
@@ -169,6 +204,7 @@ class Outgoing:
                 "key. Nothing was sent. Give each call an effect or a job of its own."
             )
         if own is not None:
+            self._check_own(who, request, own)
             return own
         if self.keys == "check":
             self._report("forgotten", f"without {self._where()}", request)
@@ -184,6 +220,19 @@ class Outgoing:
             case _:
                 assert_never(who)
 
+    def _check_own(self, who: Sender, request: Request, own: str) -> None:
+        """A key that is not the operation's may be another one at each attempt, as SDKs make them."""
+        keys = [one.downstream_key for one in who.sent().steps] if isinstance(who, Operation) else [who.key]
+        ours = [key for key in keys if key is not None]
+        if self.own_keys == "trust" or any(own in (key, self.profile.sent_key(key)) for key in ours):
+            return
+        self._report("foreign_key", f"under a key that is not its operation's ({_OWN_KEY})", request)
+        if who.tried_before:
+            raise ProviderUnclear(
+                f"An earlier attempt may have reached {self.profile.name} under another key than this one's, "
+                f"which is not the operation's own: a call now could be a second one. {_OWN_KEY}"
+            )
+
     def _check_window(self, who: Sender) -> None:
         """The provider must still know the key, if it may have had it before."""
         window = self.profile.window
@@ -195,9 +244,9 @@ class Outgoing:
                 f"The effect's provider_window is {who.window:g} s, but {self.profile.name} knows a key for "
                 f"{longest:g} s. Nothing was sent. Give op.effect a provider_window that is no longer."
             )
-        if isinstance(who, JobContext) and who.tried_before and who.age >= longest * SAFE_PART:
+        if not isinstance(who, Effect) and who.tried_before and who.age >= longest * SAFE_PART:
             raise ProviderUnclear(
-                f"An earlier attempt at this job may have reached {self.profile.name}, which does not know "
+                f"An earlier attempt at this call may have reached {self.profile.name}, which does not know "
                 f"its key any more after {longest:g} s: a call now could be a second one. Nothing was sent."
             )
 
@@ -239,6 +288,8 @@ class Outgoing:
     def _doubt(self, finished: Finished, calls: _Calls) -> str | None:
         """Why an answer, although the provider will give no other, does not say what became of the call."""
         answer, told = finished.answer, finished.told
+        if code_of(answer) == "result_unavailable":
+            return "it was done, and its answer cannot be given again. Look it up by its key."
         if answer.status >= 500 and answer.status not in DEFINITE_5XX:
             return f"it failed ({answer.status}), perhaps after it had done the work."
         if not told.settled or (calls.tried_before and not finished.proven):
@@ -253,13 +304,13 @@ class Outgoing:
             )
         return None
 
-    def _note_id(self, who: Sender, name: str | None, answer: Answer) -> None:
+    def _note_id(self, who: Sender, name: str | None, answer: Answer) -> bool:
         """Before the handler goes on: if it fails now, what the provider made can be found by this."""
         if not 200 <= answer.status < 300:
-            return
+            return False
         place = self.provider_id or self.profile.provider_id
         if place is None:
-            return
+            return False
         try:
             found = place(answer) if callable(place) else _at(place, answer.body)
             if found is None:
@@ -268,8 +319,10 @@ class Outgoing:
                 who.note_provider_id(found, name)
             else:
                 who.provider_id = found
+            return found is not None
         except Exception as error:  # it has happened: what is wrong with its id must not hide that
             logger.error("The id that %s gave could not be noted: %s", self.profile.name, error)
+            return False
 
     def _where(self) -> str:
         dialect = self.profile.dialect
@@ -297,6 +350,12 @@ class _Calls(MemoryJournal):
 
     def begin(self, entry: Entry) -> Entry | None:
         found = super().begin(entry)
+        if found is not None and found.finished_at is not None and not found.refused:
+            raise ConfigurationError(
+                "This operation has made this very call before, and it was answered: under the same key it "
+                "would be done once, and you would be given that answer twice. The second was not sent. Name "
+                'each: with step("line 2"): …; in phased work and jobs, give each an effect or a job.'
+            )
         # What never left may be tried again where its operation was declared to be repeatable.
         return entry if found is None and self.tried_before and not self._may_repeat else found
 

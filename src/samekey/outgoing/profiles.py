@@ -23,6 +23,8 @@ class Profile:
     """Those with which it takes a key."""
     provider_id: str | None = "/id"
     """Where an answer has its own id: a JSON Pointer."""
+    untouched: tuple[str, ...] = ()
+    """Paths of requests that only fetch a token: they go out as they are."""
 
     def sent_key(self, downstream_key: str) -> str:
         """A downstream key as this provider sees it: for lookups, where a long one is sent as its digest."""
@@ -37,7 +39,10 @@ ADYEN: Final = Profile(
     "adyen", Dialect(quoted=False, longest=64), timedelta(days=7), provider_id="/pspReference"
 )
 PAYPAL: Final = Profile(
-    "paypal", Dialect(header="PayPal-Request-Id", quoted=False, longest=108), timedelta(hours=3)
+    "paypal",
+    Dialect(header="PayPal-Request-Id", quoted=False, longest=108),
+    timedelta(hours=3),
+    untouched=("/v1/oauth2/token",),
 )
 SQUARE: Final = Profile(
     "square", Dialect(quoted=False, member="idempotency_key", longest=45), provider_id="/payment/id"

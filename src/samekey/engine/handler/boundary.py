@@ -63,6 +63,8 @@ class Boundary:
         self.sent_all = False
         """A bare ASGI application has sent its whole answer, and may still run."""
         self.unsure = False
+        self.open_calls: set[str] = set()
+        """The keys of calls to providers that went out, and whose end is not known."""
         self._parts = 0
         """A guarded function that the handler called ended in a way that would not free its own key."""
         self.wrapped = False
@@ -119,7 +121,7 @@ class Boundary:
     @property
     def is_unsure(self) -> bool:
         """Whether nothing that is said in the end frees the key."""
-        return self.unsure or self.wrapped or self._parts > 0
+        return self.unsure or self.wrapped or self._parts > 0 or bool(self.open_calls)
 
     def may_act(self) -> None:
         """The handler asks for what it needs to act: a key for a provider, a place for the provider's id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,7 @@ class Leased:
             running.expires_at = record.expires_at
             running.attempts = record.attempts
             running.operation.tried_before = claim.mode is Mode.REPEATABLE and record.attempts > 1
+            running.operation.age = max(0.0, time.time() - record.created_at / 1000)
             running.reused = decision.reused
             return running
         except BaseException:
