@@ -147,45 +147,105 @@ def test_with_neither_a_crash_between_intent_and_result_is_unknown(
 # ------------------------------------------------------------------ words about another effect
 
 
-def test_a_word_that_names_what_an_effect_has_made_is_about_that_effect(world: World) -> None:
-    """The charge is done and recorded, and its own event comes by the operation's id while the mail is under
-    way, which must be sent once more."""
+@pytest.mark.parametrize(
+    ("named", "source", "safe"),
+    [
+        ("operation_id", "cards", "lookup"),
+        ("provider_id", "cards", "window"),
+        ("operation_id", None, "window"),
+    ],
+)
+def test_a_word_about_what_is_done_does_not_stop_what_is_safe_to_send_again(
+    world: World, named: str, source: str | None, safe: str
+) -> None:
+    """The charge is done and recorded, and its own event comes while the transfer is under way, at the same
+    provider or at one that the code does not name. The transfer's reply is lost, and it must be sent once
+    more."""
     told: list[Any] = []
 
     def charge(effect: Any) -> str:
         effect.provider_id = "ch_1"
         return "ch_1"
 
-    def mail(_effect: Any, operation_id: str) -> str:
+    def transfer(effect: Any, operation_id: str) -> str:
         if not told:
-            named: dict[str, Any] = {
-                "source": "cards",
-                "event_id": "e1",
-                "tenant": "acme",
-                "operation_id": operation_id,
-            }
+            about = {"operation_id": operation_id, "provider_id": "ch_1"}
+            where: dict[str, Any] = {"source": "cards", "event_id": "e1", "tenant": "acme"}
+            where[named] = about[named]
             at = datetime.now(UTC)
             told.append(
-                world.engine.resolve(Executed("ch_1", "ch_1"), occurred_at=at, verify=lambda: True, **named)
+                world.engine.resolve(Executed("ch_1", "ch_1"), occurred_at=at, verify=lambda: True, **where)
             )
-            raise ConnectionError("the mail server is away")
-        return "sent"
+            raise ConnectionError("the reply was lost")
+        effect.provider_id = "tr_1"
+        return "tr_1"
+
+    def find(_effect: Any, _operation_id: str) -> Any:
+        return NOT_FOUND
+
+    again: dict[str, Any] = {"provider_window": 3600}
+    if safe == "lookup":
+        again = {"lookup": world.outside(find), "settle": 0}
 
     async def ride(op: Any, _input: Any) -> Response:
         made = await now(op.effect("charged", world.outside(charge), source="cards"))
-        await now(op.effect("mailed", world.outside(mail), op.id, provider_window=3600))
-        return Response(201, {"charge": made})
+        moved = await now(op.effect("moved", world.outside(transfer), op.id, source=source, **again))
+        return Response(201, {"charge": made, "transfer": moved})
 
     world.define(ride, backoff=AT_ONCE, on_error="unknown")
     world.post("k1")
-    assert world.post("k1").json() == {"charge": "ch_1"}
+    age_intents(world.url, 60)
+    assert world.post("k1").json() == {"charge": "ch_1", "transfer": "tr_1"}
+    assert told == [Resolution.KEPT]
+    assert column(world.url, "k1", "disputed") == 0  # its own result has settled what the word was about
+
+
+def test_a_word_from_before_an_effect_was_sent_is_about_the_one_that_was_done(world: World) -> None:
+    told: list[Any] = []
+
+    def charge(effect: Any) -> str:
+        effect.provider_id = "ch_1"
+        return "ch_1"
+
+    def transfer(_effect: Any, operation_id: str) -> str:
+        # Both are noted as they were some minutes ago; the transfer is sent only now.
+        execute(world.url, "update samekey.keys set created_at = created_at - 600000")
+        told.append(
+            world.engine.resolve(
+                Executed("ch_1", "ch_1"),
+                source="cards",
+                event_id="e1",
+                tenant="acme",
+                operation_id=operation_id,
+                occurred_at=datetime.now(UTC) - timedelta(minutes=5),
+                verify=lambda: True,
+            )
+        )
+        raise ConnectionError("the reply was lost")
+
+    async def ride(op: Any, _input: Any) -> Response:
+        await now(op.effect("charged", world.outside(charge), source="cards"))
+        await now(op.effect("moved", world.outside(transfer), op.id, source="cards"))
+        return Response(201, {})
+
+    world.define(ride, backoff=AT_ONCE, on_error="unknown")
+    world.post("k1")
     assert told == [Resolution.TOO_LATE]
+    assert column(world.url, "k1", "disputed") == 0
 
 
 @pytest.mark.parametrize(
-    ("named", "source"), [("operation_id", "cards"), ("provider_id", "cards"), ("operation_id", None)]
+    ("named", "first", "source"),
+    [
+        ("operation_id", "cards", "cards"),
+        ("provider_id", "cards", "cards"),
+        ("operation_id", None, None),
+        ("operation_id", "cards", None),
+    ],
 )
-def test_one_object_may_stand_for_two_effects(world: World, named: str, source: str | None) -> None:
+def test_one_object_may_stand_for_two_effects(
+    world: World, named: str, first: str | None, source: str | None
+) -> None:
     """A payment is authorised and then captured, and the capture's reply is lost: the only word about it is
     not burnt as one about what was done before."""
     ids: list[str] = []
@@ -199,7 +259,7 @@ def test_one_object_may_stand_for_two_effects(world: World, named: str, source: 
 
     async def ride(op: Any, _input: Any) -> Response:
         ids.append(op.id)
-        await now(op.effect("authorised", world.outside(authorise), source=source))
+        await now(op.effect("authorised", world.outside(authorise), source=first))
         await now(op.effect("captured", world.outside(capture), source=source))
         return Response(201, {})
 

@@ -334,7 +334,11 @@ def _judge_phase(word: Word, record: Record, effects: Sequence[KnownEffect]) -> 
     if effect is None:
         # One that names no effect says nothing new once all that were sent have their results.
         known = word.about is None and all(one.outcome in _HAPPENED for one in effects if one.was_sent)
-        return TooLate() if record.state in _OVER or (effects and known) else Unplaced()
+        if record.state in _OVER or (effects and known):
+            return TooLate()
+        # What is under way may end with an object of its own: then it was about what is done.
+        under_way = record.state in _RUNNING and names_what_is_done(word, effects)
+        return Keep() if under_way else Unplaced()
     if _is_foreign(word, effect):
         return _unknown_voice(word, record)
     if record.state in _OVER or effect.outcome in _HAPPENED:
@@ -352,7 +356,8 @@ def _judge_phase(word: Word, record: Record, effects: Sequence[KnownEffect]) -> 
 def _judge_job(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Verdict:
     effect = _one_of(word, effects)
     if effect is None:
-        return Unplaced()
+        live = any(one.job_state == "live" for one in effects)
+        return Keep() if live and names_what_is_done(word, effects) else Unplaced()
     if _is_foreign(word, effect):
         return _unknown_voice(word, record)
     if effect.job_state == "dead" and effect.job_answers and _answered_otherwise(word, record):
@@ -380,7 +385,7 @@ def _one_of(word: Word, effects: Sequence[KnownEffect]) -> KnownEffect | None:
         return still[0] if len(still) == 1 else None
     # What has its result is meant only where nothing else can be: another one may be about the same object,
     # and have noted nothing yet.
-    others = any(_may_share(made[0], effect) for effect in sent)
+    others = any(_may_share(word, effect) for effect in sent)
     return made[0] if len(made) == 1 and not others else None
 
 
@@ -390,10 +395,19 @@ def _has_made(effect: KnownEffect, word: Word) -> bool:
     return named or effect.downstream_key in word.among
 
 
-def _may_share(done: KnownEffect, effect: KnownEffect) -> bool:
-    """Whether an object that one effect has made may be another's too, which has no result: both were sent to
-    the same provider, as far as the code says."""
-    return not _is_done(effect) and effect.provider_id is None and effect.source == done.source
+def _may_share(word: Word, effect: KnownEffect) -> bool:
+    """Whether an object that another effect has made may be this one's too, which has no result: it was sent
+    to the same provider, as far as the code says, and not certainly after what the word tells of."""
+    if _is_done(effect) or effect.provider_id is not None or _is_foreign(word, effect):
+        return False
+    after = effect.sends == 1 and word.occurred_at < (effect.sent_at or 0) - CLOCK_TOLERANCE_MS
+    return not after
+
+
+def names_what_is_done(word: Word, effects: Sequence[KnownEffect]) -> bool:
+    """Whether a word that names no effect names the object of one that has its result: perhaps it tells of
+    nothing else. It frees nothing, but it does not stop a send that is safe whatever the word means."""
+    return word.about is None and any(_is_done(one) and _has_made(one, word) for one in effects)
 
 
 def _is_done(effect: KnownEffect) -> bool:

@@ -26,6 +26,7 @@ from ...core.effects import (
     choose,
     is_past,
     judge,
+    names_what_is_done,
     placed,
     unburied,
 )
@@ -246,6 +247,17 @@ class NotingResolver:
         if chosen is None or not is_usable(chosen):
             return None  # it keeps its operation from sending all the same
         return FoundWord(finding_of(chosen), kept_as(chosen))
+
+    def is_mere_doubt(self, operation_id: str) -> Program[bool]:
+        """Whether every yes that waits about an operation names what one of its done effects has made. None
+        of them is certain to be about another: what is safe to be sent again may be."""
+        unsettled = yield from self._effects.unsettled(operation_id)
+        effects = yield from self._effects.of(operation_id)
+        return all(
+            event.state == "waiting" and names_what_is_done(heard(event), effects)
+            for event in unsettled
+            if event.says == Says.EXECUTED
+        )
 
     def is_former(self, operation_id: str, provider_id: str | None) -> Program[bool | None]:
         """Whether a former life of the operation's key has made this, and this one has not. None: nobody can

@@ -258,13 +258,19 @@ class PhasedRun:
             return None
         if resume is not ResumeEffect.CALL_AGAIN:
             return resume
+        # The provider deduplicates it: safe, whichever effect a word in doubt is about.
         try:
             yield from ask(
-                lambda: phases.intend_again(lease, operation_id, position, name, source=rules.source)
+                lambda: phases.intend_again(
+                    lease, operation_id, position, name, source=rules.source, unless=self._mere_doubt
+                )
             )
         except Disputed:
             return (yield from self._told(name))
         return None
+
+    def _mere_doubt(self) -> Program[bool]:
+        return self.ways.resolver.is_mere_doubt(self.operation_id)
 
     def _told(self, name: str) -> Flow[FoundWord]:
         """A provider says that something happened: if it is this effect, that is its result. Else nobody
@@ -310,7 +316,12 @@ class PhasedRun:
         try:
             yield from ask(
                 lambda: self.ways.phases.intend_anew(
-                    self.lease, self.operation_id, position, name, source=rules.source
+                    self.lease,
+                    self.operation_id,
+                    position,
+                    name,
+                    source=rules.source,
+                    unless=self._mere_doubt,
                 )
             )
         except Disputed:

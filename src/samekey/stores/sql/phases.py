@@ -7,7 +7,7 @@ A phase checks its fence in the last statement before COMMIT: whoever no longer 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...core.claim import downstream_key
@@ -157,12 +157,14 @@ class Phases:
         name: str,
         *,
         source: str | None = None,
+        unless: Callable[[], Program[bool]] | None = None,
         now: int | None = None,
     ) -> Program[None]:
-        """Commits that the effect is about to be tried once more, under the same intent."""
+        """Commits that the effect is about to be tried once more, under the same intent. ``unless``, here and
+        below: whether what waits is no reason not to."""
         yield BEGIN
         yield from self._note_sent(lease, operation_id, position, name, source, now)
-        yield from self._may_send(lease, name, now)
+        yield from self._may_send(lease, name, now, unless)
 
     def intend_anew(
         self,
@@ -172,13 +174,14 @@ class Phases:
         name: str,
         *,
         source: str | None = None,
+        unless: Callable[[], Program[bool]] | None = None,
         now: int | None = None,
     ) -> Program[None]:
         """The effect provably never happened: its window and settling time count from now."""
         yield BEGIN
         yield self._queries.statement("renew_intent", now, operation_id=operation_id, position=position)
         yield from self._note_sent(lease, operation_id, position, name, source, now)
-        yield from self._may_send(lease, name, now)
+        yield from self._may_send(lease, name, now, unless)
 
     def _note_sent(
         self, lease: Lease, operation_id: str, position: int, name: str, source: str | None, now: int | None
@@ -407,11 +410,17 @@ class Phases:
         yield from self._queries.act_no_more()
         return records(rows, tell)
 
-    def _may_send(self, lease: Lease, name: str, now: int | None) -> Program[None]:
+    def _may_send(
+        self,
+        lease: Lease,
+        name: str,
+        now: int | None,
+        unless: Callable[[], Program[bool]] | None = None,
+    ) -> Program[None]:
         """The fence of what is sent: nothing is, and nothing is taken back, while a provider says that
         something happened of which nobody here knows."""
         _, disputed = yield from self._check_fence(lease, name, now)
-        if disputed:
+        if disputed and not (unless is not None and (yield from unless())):
             raise Disputed
 
     def _check_fence(self, lease: Lease, name: str, now: int | None) -> Program[tuple[int, bool]]:
