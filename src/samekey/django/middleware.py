@@ -27,7 +27,7 @@ from ..edges.walk import Guard, ReachedRoute, state_changing
 from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
 from ..engine.gate import asker_of
 from ..engine.modes.anonymous import anonymous_operation
-from ..engine.modes.mode import Finished, with_expiry
+from ..engine.modes.mode import Finished, Handled, with_expiry
 from ..engine.operation import Running, _current
 from ..errors import ConfigurationError
 from .body import Caller, RequestBody, RequestCallers
@@ -91,18 +91,19 @@ class IdempotencyMiddleware:
         with _in(exchange):
             try:
                 response = self.app(request)
+                done = self._before_the_end(request, exchange, response)
+                page = answer_of(response) if isinstance(done, Running) else None
             except BaseException:
-                # Not an Exception: Django makes pages of those. Our own sign, or the process ends.
+                # Our own sign, or the process ends, or a middleware gave what is no page that can be read:
+                # of any other error Django has made a page.
                 if exchange.answer is not None:
                     return response_of(self._below(request, exchange.answer))
                 running = self._broken_off(exchange)
                 if running is not None:
                     self._engine.finish(running, exchange.handled(None))
                 raise
-            done = self._before_the_end(request, exchange, response)
-            if not isinstance(done, Running):
+            if page is None:
                 return done
-            page = answer_of(response)
             finished = self._engine.finish(done, exchange.handled(page, streamed=response.streaming))
             return self._sent(request, response, finished)
 
@@ -121,21 +122,21 @@ class IdempotencyMiddleware:
         with _in(exchange):
             try:
                 response = await self.app(request)
+                done = self._before_the_end(request, exchange, response)
+                page = answer_of(response) if isinstance(done, Running) else None
             except BaseException:
                 if exchange.answer is not None:
                     return response_of(self._below(request, exchange.answer))
                 running = self._broken_off(exchange)
                 if running is not None:
-                    await self._finish_async(running, exchange, None)
+                    await self._finish_async(running, exchange.handled(None))
                 raise
-            done = self._before_the_end(request, exchange, response)
-            if not isinstance(done, Running):
+            if page is None:
                 return done
-            return self._sent(request, response, await self._finish_async(done, exchange, response))
+            handled = exchange.handled(page, streamed=response.streaming)
+            return self._sent(request, response, await self._finish_async(done, handled))
 
-    async def _finish_async(self, running: Running, exchange: Exchange, response: Any) -> Finished:
-        page = None if response is None else answer_of(response)
-        handled = exchange.handled(page, streamed=response is not None and response.streaming)
+    async def _finish_async(self, running: Running, handled: Handled) -> Finished:
         if not running.sync:
             return await self._engine.finish_async(running, handled)
         # A sync view ran in Django's own thread, and its transaction is on that thread's connection.
