@@ -172,7 +172,7 @@ class CallDeclined(Refused):
 
 
 class LimitExceeded(Refused):
-    """A tenant has used too many new keys."""
+    """A tenant has used too many new keys, or has tried one too often."""
 
     status = 429
     code = "limited"

@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 import pytest
 
 from samekey import Idempotency, KeyReused, NotExecuted, StillRunning, ietf
-from samekey.core.claim import scope_of, scope_part
-from samekey.core.program import Program
+from samekey.core.claim import Claim, scope_of, scope_part
+from samekey.core.decide import Execute
+from samekey.core.program import Program, Statement
+from samekey.core.states import Mode
 from samekey.drivers.run import run
 from samekey.engine.lookups import MAX_CALLERS, LookupLimit
 from samekey.errors import LimitExceeded
@@ -139,6 +142,44 @@ def test_a_duplicate_of_running_work_is_no_new_key(any_url: str, mode: Literal["
         here.once(tenant="t", key="another", run=lambda: pytest.fail("it ran"), mode=mode)
     for idempotency in (here, elsewhere):
         idempotency.close()
+
+
+@pytest.mark.parametrize("mode", ["atomic", "leased", "repeatable"])
+def test_a_key_that_fails_is_not_tried_for_ever(
+    any_url: str, mode: Literal["atomic", "leased", "repeatable"]
+) -> None:
+    idempotency = Idempotency(any_url, policy=ietf(attempts_per_key=3))
+    idempotency.migrate()
+    claim = Claim(
+        "0" * 32, "1" * 32, "1:=", "k", "=t", "CALL x", b"", "v", lambda _: b"", Mode(mode), 60_000, 3_600_000
+    )
+    keys, driver = idempotency.engine.keys, idempotency.engine.drivers.sync
+
+    def fail(number: int) -> None:
+        again = replace(claim, id=f"{number:032d}", attempt=f"{number:032x}")
+        taken = run(driver, lambda: keys.claim(again, idempotency.engine.policy))
+        assert isinstance(taken, Execute)
+        assert run(driver, lambda: keys.fail(taken.record.lease(60_000), "status_500"))
+
+    for number in range(3):
+        fail(number)
+    with pytest.raises(LimitExceeded, match="tried 3 times") as refused:
+        fail(3)
+    assert 3_600 <= refused.value.retry_after <= 3_660
+    run(driver, lambda: keys.look(claim, idempotency.engine.policy))  # who only looks is not refused
+    idempotency.close()
+
+
+def test_atomic_work_that_fails_is_not_tried_for_ever(any_url: str) -> None:
+    idempotency = Idempotency(any_url, policy=ietf(attempts_per_key=1))
+    idempotency.migrate()
+    assert idempotency.once(tenant="t", key="k", run=lambda: 1, mode="leased") == 1
+    queries = idempotency.engine.store.tables.queries
+    failed = queries.build("fail", "update {keys} set state = 'failed_retryable', mode = 'atomic'")
+    idempotency.engine.drivers.sync.execute(Statement(failed, {}))
+    with pytest.raises(LimitExceeded, match="tried 1 times"):
+        idempotency.once(tenant="t", key="k", run=lambda: pytest.fail("it ran"), mode="atomic")
+    idempotency.close()
 
 
 AT_ONCE = 12

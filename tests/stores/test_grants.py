@@ -136,6 +136,10 @@ def test_one_right_less_is_named_by_postgresql(
         with pytest.raises(ConfigurationError, match=f"{right} on {table}"):
             Idempotency(url).check()
         execute(postgres_url, f"grant {right} on samekey.{table} to {role}")
+    execute(postgres_url, "revoke execute on function samekey.keep_place from public")
+    with pytest.raises(ConfigurationError, match="execute on function keep_place"):
+        Idempotency(url).check()
+    execute(postgres_url, "grant execute on function samekey.keep_place to public")
     Idempotency(url).check()
 
 

@@ -104,6 +104,8 @@ class Policy:
     """New keys that a tenant may use in a minute; a retry of a known key is never limited."""
     active_keys: int | None = None
     """Keys that a tenant may have stored at a time."""
+    attempts_per_key: int | None = None
+    """How often a key may be tried that has failed each time, before it expires."""
     lookups_per_minute: int | None = 600
     """Look-ups of the status resource by one tenant in a minute, in each process."""
     max_age: timedelta | None = None
@@ -303,7 +305,7 @@ _URL: Final = re.compile(r"[!-;=?-~]+")
 
 _DURATIONS: Final = ("ttl", "lease", "max_run", "wait", "body_timeout")
 _HEADERS: Final = ("keep_headers", "drop_headers")
-_LIMITS: Final = ("new_keys_per_minute", "active_keys", "lookups_per_minute")
+_LIMITS: Final = ("new_keys_per_minute", "active_keys", "attempts_per_key", "lookups_per_minute")
 
 _TYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
     timedelta: ("a timedelta or a number of seconds", _DURATIONS),

@@ -49,6 +49,7 @@ class CallSettings(TypedDict, total=False):
     max_run: Duration
     new_keys_per_minute: int | None
     active_keys: int | None
+    attempts_per_key: int | None
     max_age: Duration | None
     timestamp_header: str
 

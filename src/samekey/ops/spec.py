@@ -24,7 +24,7 @@ _SEEN_BY_CLIENTS: Final = (
     *("key", "scope", "fingerprint", "on_mismatch", "mismatch_status", "on_in_progress", "wait"),
     *("retry_after", "unknown_retry_after", "remember", "max_answer", "errors", "expires_header"),
     *("replayed_header", "documentation", "ttl_from", "after_expiry", "gone_status"),
-    *("new_keys_per_minute", "active_keys", "max_age", "timestamp_header"),
+    *("new_keys_per_minute", "active_keys", "attempts_per_key", "max_age", "timestamp_header"),
 )
 """Settings that change what a client sees. Not the retention: that is said of each route by itself."""
 _READ_AT_THE_EDGE: Final = ("header", "max_body", "status_path")
@@ -94,6 +94,9 @@ def lines(section: Section) -> Iterator[Line]:
         yield Line(
             "The caller has too many new keys", "Nothing is done; retry with the same key", 429, "limited"
         )
+    if policy.attempts_per_key is not None:
+        tried = f"The key was tried {policy.attempts_per_key:,} times, and failed each time"
+        yield Line(tried, "Nothing is done; retry when it has expired", 429, "limited")
     yield Line(
         "The keys cannot be looked up at the moment",
         "Nothing is done; retry with the same key",

@@ -97,6 +97,9 @@ def _key(section: Section) -> Iterator[str]:
         yield f"- A caller may use {policy.new_keys_per_minute:,} new keys in a minute; retries do not count."
     if policy.active_keys is not None:
         yield f"- A caller may have {policy.active_keys:,} keys at a time that have not expired."
+    if policy.attempts_per_key is not None:
+        most = f"{policy.attempts_per_key:,}"
+        yield f"- A key that fails each time may be tried {most} times before it expires."
     if policy.max_age is not None:
         yield (
             f"- Each request says in `{policy.timestamp_header}` when it was made. One that is older than "

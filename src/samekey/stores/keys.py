@@ -32,7 +32,7 @@ from ..core.policy import Policy
 from ..core.program import BEGIN, Program, Row, Statement, Value
 from ..core.record import ANSWER_VERSION, Answer, Lease, Record, decode_record, encode_headers
 from ..core.states import Mode, State
-from ..errors import CorruptRecord, StoreBusy
+from ..errors import CorruptRecord, LimitExceeded, StoreBusy
 from .statements import Statements
 
 ROUNDS = 16
@@ -115,6 +115,8 @@ class Keys:
         """Decides, and moves the record where the decision says so. None: it moved, look again."""
         verdict = yield from self._decide(record, claim, policy, clock)
         while isinstance(verdict, Move):
+            if isinstance(verdict, Retry):
+                must_be_tried(verdict.record, policy)
             rows = yield self._move(verdict, claim, now)
             if not rows:
                 return None
@@ -425,6 +427,17 @@ class Keys:
         """Turns a settled record past its retention into a tombstone. False if it is not one."""
         rows = yield self._statements.statement("expire", now, scope=scope, key=key)
         return bool(rows)
+
+
+def must_be_tried(record: Record, policy: Policy) -> None:
+    """``LimitExceeded`` if the key has failed as often as it may. Asked where a key is taken, only there."""
+    most = policy.attempts_per_key
+    if most is not None and record.attempts >= most:
+        raise LimitExceeded(
+            f"This key was tried {most} times, and failed each time. Nothing was done; it can be used again "
+            "when it has expired.",
+            max(1, (record.expires_at - record.last_run_at) // 1000),
+        )
 
 
 def claim_values(claim: Claim) -> dict[str, Value]:

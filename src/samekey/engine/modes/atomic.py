@@ -43,7 +43,7 @@ from ...errors import (
     TransactionGone,
     UnfinishedWork,
 )
-from ...stores.keys import Absent, Seen
+from ...stores.keys import Absent, Seen, must_be_tried
 from ...stores.sql.atomic import AtomicKeys, Escaped, Opened, Taken, Written
 from ...stores.sql.keys import SqlKeys
 from ...stores.sql.limits import Admission
@@ -240,6 +240,8 @@ class LockedAtomic(_Atomic):
         seen = yield from ask(lambda: self._keys.look(claim, policy))
         if not isinstance(seen, Absent | Seen):
             return seen
+        if isinstance(seen, Seen) and not seen.reused:
+            must_be_tried(seen.record, policy)
         here = self._here.get((claim.scope, claim.key))
         if here is not None:
             return Outstanding(None, here.expires_at)

@@ -350,11 +350,17 @@ values (:version::bigint, :min_compatible::bigint)
 -- name: missing_rights
 -- What this role may not do with the tables; null if nothing is missing. All of them are needed by every mode: what
 -- belongs to an operation goes with it. The audit is only written and read.
-select string_agg(wanted.privilege || ' on ' || wanted.name, ', ' order by wanted.name, wanted.privilege)
+select string_agg(missing.privilege || ' on ' || missing.name, ', ' order by missing.name, missing.privilege)
 from (
-    select name, privilege
-    from unnest(array['keys', 'inputs', 'phases', 'jobs', 'effects', 'made', 'evidence', 'limits']) as name,
-        unnest(array['select', 'insert', 'update', 'delete']) as privilege
-    union all values ('audit', 'select'), ('audit', 'insert')
-) as wanted
-where not has_table_privilege(format('%I.%I', :schema_name::text, wanted.name), wanted.privilege)
+    select wanted.name, wanted.privilege from (
+        select name, privilege
+        from unnest(array['keys', 'inputs', 'phases', 'jobs', 'effects', 'made', 'evidence', 'limits']) as name,
+            unnest(array['select', 'insert', 'update', 'delete']) as privilege
+        union all values ('audit', 'select'), ('audit', 'insert')
+    ) as wanted
+    where not has_table_privilege(format('%I.%I', :schema_name::text, wanted.name), wanted.privilege)
+    union all
+    select 'function ' || p.proname, 'execute'
+    from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace
+    where n.nspname = :schema_name::text and p.proname = 'keep_place' and not has_function_privilege(p.oid, 'execute')
+) as missing
