@@ -169,6 +169,14 @@ def test_what_is_copied_is_on_one_line(lite: World) -> None:
     assert record.downstream_key("charge") in out and "ch_" + "1" * 90 in out
 
 
+def test_each_command_to_paste_is_a_line_of_its_own(lite: World) -> None:
+    record = lite.unknown("a")
+    lines = keys(lite, "show", record.id).out.splitlines()
+    for outcome in ("--executed", "--declined", "--not-executed"):
+        [line] = [line for line in lines if outcome in line]
+        assert line.startswith(f"  samekey keys resolve {record.id} {outcome}") and "\\n" not in line
+
+
 def test_one_record_is_one_line_in_a_pipe(lite: World) -> None:
     record = lite.unknown("a", endpoint="POST /" + "long/" * 60)
     lines = keys(lite, "list").out.splitlines()

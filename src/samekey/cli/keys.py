@@ -299,7 +299,8 @@ def show_command(
         hint = None if found.record is None else next_step(found.record, store.now(), effects, likely)
         if hint is not None:
             say("")
-            say(hint)
+            for line in hint.splitlines():  # ours; others' words in it are on one line each
+                say(line)
 
 
 def _find(

@@ -12,6 +12,7 @@ from typing import Any, Final
 from ..core.effects import UNTOLD, EffectKind, KnownEffect
 from ..core.record import Record
 from ..core.states import Mode, State
+from ..logs import one_line
 from .output import moment, print_facts, when
 from .speech import say
 from .target import OperatorStore
@@ -86,7 +87,7 @@ def _may_have_been_sent(record: Record, likely: Sequence[str]) -> list[str]:
         return []
     return [
         "These may have been sent: former attempts, or other operations of this endpoint, asked for them.",
-        *(f"  {record.downstream_key(step)}  {step or '(the call)'}" for step in likely),
+        *(f"  {record.downstream_key(step)}  {one_line(step) or '(the call)'}" for step in likely),
     ]
 
 
