@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import httpx2
 
-from samekey import OutcomeUnknown
+from samekey import Effect, OutcomeUnknown
 from samekey.core.record import Record
 from samekey.outgoing import Dialect, Outgoing, Patience, Profile
 from samekey.outgoing.httpx2 import AsyncProviderTransport
@@ -66,6 +66,13 @@ def is_of(entry: Entry, wanted: Wanted, record: Record) -> bool:
     use an idempotency key anew once it has expired, and the provider still lists what was done before."""
     asked_for = (entry.amount, entry.reference) == (wanted.amount, wanted.reference)
     return asked_for and entry.at >= record.created_at / 1000 - CLOCKS_DIFFER
+
+
+def is_of_effect(entry: Entry, wanted: Wanted, effect: Effect) -> bool:
+    """The same for an effect of phased work, asked by its lookup."""
+    since = effect.since
+    asked_for = (entry.amount, entry.reference) == (wanted.amount, wanted.reference)
+    return asked_for and (since is None or entry.at >= since.timestamp() - CLOCKS_DIFFER)
 
 
 class Provider:

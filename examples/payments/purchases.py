@@ -25,7 +25,7 @@ from samekey.core.record import Record
 from .accounts import Account, authenticated
 from .bodies import After, Amount, Body, Limit, Reference, Status, Text, is_id
 from .database import Run
-from .provider import CARDS, WINDOW, Kind, Refused, is_of
+from .provider import CARDS, WINDOW, Kind, Refused, is_of, is_of_effect
 from .service import BACKOFF, MAX_ATTEMPTS, cards, database, idempotency, settings
 
 router = APIRouter(tags=["purchases"], dependencies=[Depends(authenticated)])
@@ -134,7 +134,7 @@ async def find_captured(effect: Effect, _account: str, purchase: Purchase, _auth
 
 async def _find_made(effect: Effect, step: str, purchase: Purchase) -> Any:
     for entry in await cards.find(KINDS[step], effect.key):
-        if (entry.amount, entry.reference) == (purchase.amount, purchase.reference):
+        if is_of_effect(entry, purchase, effect):
             effect.provider_id = entry.id
             return entry.id
     return NOT_FOUND

@@ -26,7 +26,7 @@ from . import payments
 from .accounts import Account, authenticated
 from .bodies import Amount, Body, Reference, Status, problem
 from .database import Run
-from .provider import PROVIDER, WINDOW, Refused, is_of
+from .provider import PROVIDER, WINDOW, Refused, is_of, is_of_effect
 from .service import BACKOFF, MAX_ATTEMPTS, database, idempotency, provider, settings
 
 MONEY_MOVED = "money_moved"
@@ -140,7 +140,7 @@ async def send_back(_effect: Effect, account: str, refund: Refund) -> str | None
 async def find_sent_back(effect: Effect, _account: str, refund: Refund) -> Any:
     """What an earlier attempt may have done, once the provider does not recognise our key any more."""
     for entry in await provider.find("refund", effect.key):
-        if (entry.amount, entry.reference) == (refund.amount, refund.reference):
+        if is_of_effect(entry, refund, effect):
             effect.provider_id = entry.id
             return entry.id
     return NOT_FOUND
