@@ -150,11 +150,13 @@ class Model:
         entry.provider_id = provider_id or entry.provider_id
         return entry.expires_at
 
-    def release(self, key: str, attempt: str) -> bool:
-        """The key is free again, as if it had never been sent."""
+    def release(self, key: str, attempt: str, now: int) -> bool:
+        """The key is free again, as if it had never been sent; a later life of it, for a retry."""
         entry = self._current(key, attempt)
         if entry is None or entry.state not in ("in_progress", "unknown"):
             return False
+        if entry.life > 1:
+            return self.fail(key, attempt, "released", now)
         del self.entries[key]
         return True
 

@@ -149,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(lease=leases)
     def release(self, lease: Lease) -> None:
         done = self.store.run(lambda: self.store.keys.release(lease, now=self.now))
-        assert done == self.model.release(lease.key, lease.attempt)
+        assert done == self.model.release(lease.key, lease.attempt, self.now)
 
     @rule(held=st.lists(leases, max_size=4))
     def renew(self, held: list[Lease]) -> None:

@@ -43,6 +43,8 @@ LOOKED_AT = 50
 """Leases that were not renewed and are looked at in one go; with a lock on each, still far below a beat."""
 DISPUTED = "disputed"
 """The error code of a key that would have been freed against a provider's word."""
+RELEASED = "released"
+"""The error code of a later life of a key that was to be as if it had never been used."""
 NOT_BEGUN = "not_begun"
 """The error code of an attempt that took its key and never reached its handler."""
 
@@ -396,9 +398,12 @@ class Keys:
         return rows
 
     def release(self, lease: Lease, *, now: int | None = None) -> Program[bool]:
-        """Frees the key as if it had never been used. False if the lease was lost, or, as for ``fail``, the
+        """Frees the key as if it had never been used, or, where it had a former life, for a retry: what the
+        provider has made for that one must stay known. False if the lease was lost, or, as for ``fail``, the
         key must not be free."""
         rows = yield self._statements.statement("release", now, **_lease_values(lease))
+        if not rows:
+            rows = yield from self._noting("fail", lease, NOTHING_SENT, now, error_code=RELEASED)
         if not rows:
             yield from self._noting("hold", lease, NOTHING_SENT, now, error_code=DISPUTED)
         return bool(rows)

@@ -8,6 +8,7 @@ from functools import partial
 from ..core.claim import AfterExpiry
 from ..core.decide import Ask, Execute, Gone, Outstanding, Replay
 from ..core.program import Program
+from ..core.states import State
 from .conformance_claims import GONE, POLICY, claim_at, complete, hold, lose
 from .conformance_subject import DAY, HOUR, NOW, Subject, lease_of, must_read, new_claim, retry_of
 
@@ -80,6 +81,21 @@ class LifeConformance:
                     return done.value
 
         assert isinstance(store.run(race), Ask)
+
+    def test_a_later_life_that_is_released_does_not_lose_the_former_one(self, store: Subject) -> None:
+        """What the provider has made for that must stay known, so the key is free for a retry."""
+        claim = new_claim()
+        hold(store, claim)
+        complete(store, claim)
+        late, again = NOW + claim.ttl_ms, retry_of(claim)
+        assert isinstance(claim_at(store, again, late), Execute)
+        lease = lease_of(must_read(store, claim), again)
+        assert store.run(lambda: store.keys.release(lease, now=late)) is True
+        released = must_read(store, claim)
+        assert (released.state, released.life) == (State.FAILED_RETRYABLE, 2)
+        assert store.run(lambda: store.keys.release(lease, now=late)) is False
+        assert isinstance(claim_at(store, retry_of(claim), late), Execute)
+        assert must_read(store, claim).life == 2
 
     def test_each_life_of_a_key_is_an_operation_of_its_own(self, store: Subject) -> None:
         claim = new_claim()

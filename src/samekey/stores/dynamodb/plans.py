@@ -583,7 +583,8 @@ def _unknown(p: Values, now: int, pk: str, state: State) -> dict[str, Term]:
 
 
 def release(p: Values, now: int) -> Plan:
-    conditions = (*_held(p, StateEvent.RELEASE), Absent("disputed"))
+    # What has had a former life keeps what that has made: see fail.
+    conditions = (*_held(p, StateEvent.RELEASE), Absent("disputed"), Is("life", 1))
     return (yield from _ended(delete(pk_of(p["scope"], p["key"]), *conditions), now))
 
 

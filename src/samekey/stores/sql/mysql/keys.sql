@@ -170,9 +170,10 @@ where scope = :scope and `key` = :key and attempt = :attempt and state in ({from
 select {now}, expires_at from {keys} where scope = :scope and `key` = :key and mark = :mark
 
 -- name: release  event: release
--- The holder frees the key. A row that is gone bears no mark, so it is locked and looked at first.
+-- The holder frees the key. Not one that has had a former life: what that has made must stay known (see fail).
+-- A row that is gone bears no mark, so it is locked and looked at first.
 select id from {keys}
-where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:release}) and disputed = 0
+where scope = :scope and `key` = :key and attempt = :attempt and state in ({from:release}) and disputed = 0 and life = 1
 for update
 -- then
 delete from {keys} where id in (:locked)

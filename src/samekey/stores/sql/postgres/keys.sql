@@ -154,10 +154,10 @@ where scope = :scope::text and key = :key::text and attempt = :attempt::text
 returning {now}, expires_at
 
 -- name: release  event: release
--- The holder frees the key.
+-- The holder frees the key. Not one that has had a former life: what that has made must stay known (see fail).
 delete from {keys}
 where scope = :scope::text and key = :key::text and attempt = :attempt::text
-    and state in ({from:release}) and disputed = 0 and {durable}
+    and state in ({from:release}) and disputed = 0 and life = 1 and {durable}
 returning {now}, expires_at
 
 -- name: hold  event: dispute

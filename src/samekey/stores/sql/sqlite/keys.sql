@@ -121,9 +121,9 @@ where scope = :scope and key = :key and attempt = :attempt and state in ({from:l
 returning {now}, expires_at
 
 -- name: release  event: release
--- The holder frees the key.
+-- The holder frees the key. Not one that has had a former life: what that has made must stay known (see fail).
 delete from {keys}
-where scope = :scope and key = :key and attempt = :attempt and state in ({from:release}) and disputed = 0
+where scope = :scope and key = :key and attempt = :attempt and state in ({from:release}) and disputed = 0 and life = 1
 returning {now}, expires_at
 
 -- name: hold  event: dispute
