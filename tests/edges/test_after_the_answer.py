@@ -74,9 +74,24 @@ def test_background_tasks_and_dependencies_do_not_follow_an_answer_that_was_with
     assert (got.status_code, sorted(done)) == ((503, []) if ended else (201, ["dependency", "task"]))
 
 
+class Tracing:
+    """A layer around Flask's application, as tracing and profiling have it: it wraps the iterable."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        chunks = self.app(dict(environ), start_response)
+        try:
+            yield from chunks
+        finally:
+            chunks.close()
+
+
+@pytest.mark.parametrize("around", [None, Tracing])
 @pytest.mark.parametrize("ended", OUTCOMES)
 def test_callbacks_of_flask_do_not_follow_an_answer_that_was_withheld(
-    idempotency: Idempotency, url: str, ended: bool
+    idempotency: Idempotency, url: str, ended: bool, around: Any
 ) -> None:
     app, done = Flask(__name__), []
     app.teardown_request(lambda _error: done.append("teardown"))
@@ -96,8 +111,9 @@ def test_callbacks_of_flask_do_not_follow_an_answer_that_was_withheld(
             end(url, pid)
         return {"ordered": True}, 201
 
+    inner = app.wsgi_app if around is None else around(app.wsgi_app)
     app.wsgi_app = WSGIMiddleware(  # type: ignore[method-assign]
-        app.wsgi_app, idempotency=idempotency, tenant=single_tenant("acme")
+        inner, idempotency=idempotency, tenant=single_tenant("acme")
     )
     with app.test_client().post("/orders", headers={"Idempotency-Key": "k1"}) as got:
         status = got.status_code

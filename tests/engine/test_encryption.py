@@ -5,14 +5,22 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from lab.processes import wait_until
 from samekey import ConfigurationError, Idempotency, SamekeyError
+from samekey.asgi import IdempotencyMiddleware
 from samekey.encryption import also_plain, fernet
 from samekey.errors import CorruptRecord
+from samekey.tenants import single_tenant
+from tests.chosen import stores
 
 SECRET = "4242-4242-4242-4242"
 
@@ -153,6 +161,28 @@ def test_a_key_service_that_is_away_for_a_moment_costs_no_answer(tmp_path: Path)
     wait_until(lambda: service.asked > 6)
     wait_until(lambda: _outcome(again) == {"paid": 1})
     idempotency.close()
+
+
+@pytest.mark.parametrize("store", stores("sqlite", "mariadb", first=1))
+def test_a_refusal_that_cannot_be_encrypted_frees_its_key(store: str, request: pytest.FixtureRequest) -> None:
+    """What the handler wrote is rolled back, so a retry may run at once."""
+    service, ran = Remote(away=0), []
+    idempotency = Idempotency(request.getfixturevalue(f"{store}_url"), encryption=service)
+    idempotency.migrate()
+
+    def pay(_request: Any) -> Response:
+        ran.append(1)
+        service.away = service.asked + 1 if len(ran) == 1 else 0
+        return Response(status_code=402)
+
+    routes = [Route("/payments", idempotency.atomic(pay), methods=["POST"])]
+    app = IdempotencyMiddleware(
+        Starlette(routes=routes), idempotency=idempotency, tenant=single_tenant("acme")
+    )
+    with TestClient(app) as client:
+        answers = [client.post("/payments", headers={"Idempotency-Key": "k"}) for _ in range(3)]
+    assert [one.status_code for one in answers] == [503, 402, 402]
+    assert answers[2].headers["Idempotent-Replayed"] == "true" and len(ran) == 2
 
 
 def _outcome(call: Callable[[], object]) -> object:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ..core.record import Answer
-from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
+from ..engine.exchange import SEEN, UNKNOWN_FRAMEWORK, Asked, Exchange, Framework, current_exchange
 from ..engine.handler.around import is_wrapped
 from ..engine.handler.marks import mark_of, own_handler, stands_in
 from ..engine.handler.streams import watched_sync
@@ -17,6 +18,8 @@ from . import wrapped
 from .bound import bound
 from .guards import NO_ROUTE, Found, Route
 from .wrapped import attribute
+
+logger = logging.getLogger("samekey")
 
 
 def find_route(app: Any, environ: dict[str, Any]) -> Found:
@@ -170,11 +173,65 @@ class FlaskFramework(Framework):
         return code if isinstance(code, int) else None
 
 
-def runs_callbacks(chunks: Any) -> bool:
-    """Whether closing an answer runs what a view has registered for after it (``call_on_close``). Flask's
-    contexts do not wait for that."""
+_CALLBACKS: Final = "samekey.flask.callbacks"
+"""The key in the environ under which they stand, once Flask has made its response."""
+
+
+class _Callbacks:
+    """What a view has registered for after its answer (``call_on_close``). A layer in between may close the
+    answer before it is known whether the client gets it: they wait for that."""
+
+    def __init__(self, functions: list[Callable[[], object]]) -> None:
+        self._functions = functions
+        self._closed = False
+        self._wanted: bool | None = None
+
+    def __call__(self) -> None:
+        """The answer is closed."""
+        self._closed = True
+        if self._wanted:
+            self._run()
+
+    def decide(self, wanted: bool) -> None:
+        self._wanted = wanted
+        if wanted and self._closed:
+            try:
+                self._run()
+            except Exception:
+                logger.exception("What was to follow an answer failed")
+
+    def _run(self) -> None:
+        functions, self._functions = self._functions, []
+        for function in functions:
+            function()
+
+
+def note_answers() -> None:
+    """From now on what follows the answer to a guarded request is known from where Flask has made it: other
+    layers may wrap what comes to the edge."""
+    flask = sys.modules.get("flask")
+    if flask is not None:
+        flask.request_finished.connect(_note)
+
+
+def _note(_sender: Any, response: Any, **_: Any) -> None:
+    seen = sys.modules["flask"].request.environ.get(SEEN)
+    if isinstance(seen, Exchange) and current_exchange.get() is seen:
+        seen.context[_CALLBACKS] = callbacks = _Callbacks(response._on_close)
+        response._on_close = [callbacks]
+
+
+def decide_callbacks(environ: dict[str, Any], *, wanted: bool) -> None:
+    callbacks = environ.pop(_CALLBACKS, None)
+    if callbacks is not None:
+        callbacks.decide(wanted)
+
+
+def runs_callbacks(chunks: Any, environ: dict[str, Any]) -> bool:
+    """Whether closing an answer runs what was registered for after it, whatever is decided about that: it is
+    Werkzeug's, and no Flask has made it."""
     kind = getattr(sys.modules.get("werkzeug.wsgi"), "ClosingIterator", None)
-    return kind is not None and isinstance(chunks, kind)
+    return kind is not None and isinstance(chunks, kind) and _CALLBACKS not in environ
 
 
 def framework_of() -> Framework:

@@ -31,7 +31,14 @@ from ..idempotency import Idempotency
 from ..tenants import Resolver, Tenant
 from .bodies import WsgiBody
 from .callers import asked_of, must_be_sync
-from .flask import find_route, framework_of, reached_view, runs_callbacks
+from .flask import (
+    decide_callbacks,
+    find_route,
+    framework_of,
+    note_answers,
+    reached_view,
+    runs_callbacks,
+)
 from .guards import (
     TWO_MIDDLEWARES,
     Decorators,
@@ -136,6 +143,7 @@ class WsgiMiddleware:
                 root=root,
             )
             self._guards.guard_all(state_changing(self.app))
+            note_answers()
             self._wrong = wrong.logged()
         return self._wrong
 
@@ -204,6 +212,8 @@ class _Guarded:
         self._client: StartResponse | None = None
         self._client_write: Callable[[bytes], object] | None = None
         """Where an answer that passes goes, once it does."""
+        self._replaced = False
+        """The client gets another answer than the one that the application made."""
 
     def run(self, start_response: StartResponse) -> Iterable[bytes]:
         token, operation = current_exchange.set(self._exchange), None
@@ -221,6 +231,7 @@ class _Guarded:
                 operation = _current.set(anonymous_operation(Mode.LEASED, self._exchange.endpoint))
             return self._run_app(start_response)
         finally:
+            decide_callbacks(self._exchange.context, wanted=not self._replaced)
             if operation is not None:
                 _current.reset(operation)
             current_exchange.reset(token)
@@ -271,7 +282,8 @@ class _Guarded:
         # The server closes the application's iterable after it has sent this, as it would without us; and
         # it logs what is raised, while a client in need of an answer gets one all the same.
         assert exchange.running is not None
-        if is_replaced(page, finished.answer, exchange.running.rules.mode) and runs_callbacks(chunks):
+        self._replaced = is_replaced(page, finished.answer, exchange.running.rules.mode)
+        if self._replaced and runs_callbacks(chunks, exchange.context):
             chunks = ()  # what was to follow the application's own answer must not
         return _Stream(self._send(start_response, finished.answer), chunks, finished.error)
 

@@ -549,17 +549,26 @@ class ClaimedAtomic(_Atomic):
         lease, policy = running.lease, running.rules.policy
         assert lease is not None
         yield from self._rolled_back(running)
+        if not remember:
+            yield from self._give_back(lease)
+            return None
         try:
-            if remember:
-                expires_at = yield from ask(lambda: self._keys.complete(lease, answer))
-                if expires_at is None:
-                    # The lease ran out and somebody else has the key.
-                    return (yield from self._decide_again(running))
-                running.expires_at = expires_at
-            else:
-                # Nothing stands, so the key is as free as if it had never been sent.
-                yield from ask(lambda: self._keys.release(lease))
+            expires_at = yield from ask(lambda: self._keys.complete(lease, answer))
+        except StoreError as error:
+            # It may be recorded all the same, if only the word of that was lost: then the claim is over, and
+            # giving it back does nothing.
+            logger.warning("A refusal could not be remembered; a retry will run again: %s", error)
+            yield from self._give_back(lease)
+            return Finished(unavailable(policy, error))
+        if expires_at is None:
+            # The lease ran out and somebody else has the key.
+            return (yield from self._decide_again(running))
+        running.expires_at = expires_at
+        return None
+
+    def _give_back(self, lease: Lease) -> Flow[None]:
+        """Nothing stands, so the key is as free as if it had never been sent."""
+        try:
+            yield from ask(lambda: self._keys.release(lease))
         except StoreError as error:
             logger.warning("A claim could not be given back; it runs out by itself: %s", error)
-            return Finished(unavailable(policy, error)) if remember else None
-        return None

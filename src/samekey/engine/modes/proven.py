@@ -124,13 +124,6 @@ class ProvenAtomic(ClaimedAtomic):
             pass  # cut off: the server has rolled back or will
         return True
 
-    def _give_back(self, lease: Lease) -> Flow[None]:
-        """Nothing stands, so the key is as free as if it had never been sent."""
-        try:
-            yield from ask(lambda: self._keys.release(lease))
-        except StoreError as error:
-            logger.warning("A claim could not be given back; it runs out by itself: %s", error)
-
     def _escaped(self, running: Running) -> Flow[Finished]:
         lease = running.lease
         assert lease is not None
