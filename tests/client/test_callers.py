@@ -22,7 +22,7 @@ from samekey.ops.spec_page import markdown
 from samekey.tenants import single_tenant
 from tests.chosen import whole
 
-from .scripted import Cut, Hang, Say, problem, scripted
+from .scripted import Cut, Hang, Say, Trickle, problem, scripted
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -56,6 +56,11 @@ def run(*command: str, directory: Path) -> str:
 
 TROUBLE = (
     Cut(),
+    # After a lost attempt these may be a gateway's, and are not the operation's answer.
+    Say(403, b"<html>blocked</html>", (("Content-Type", "text/html"),)),
+    Say(404, b"{}"),
+    Say(302, b"", (("Location", "/login"),)),
+    Say(200, b"<html>log in</html>", (("Content-Type", "text/html"),)),
     Say(503, b""),
     Say(429, b"", (("retry-after", "0"),)),
     problem(409, "in_progress"),
@@ -63,6 +68,10 @@ TROUBLE = (
     Say(201, b'{"half": "' + b"x" * 900 + b'"}', cut_body=True),
     Say(201, b'{"done": true}', (("Idempotent-Replayed", "true"),)),
 )
+
+
+SOLD_OUT = Say(409, b'{"detail": "sold out", "order": "in_progress"}')
+"""Final: the word is not its code."""
 
 
 def needs(program: str) -> str:
@@ -95,7 +104,7 @@ def test_the_javascript(tmp_path: Path) -> None:
         assert told == {"status": 201, "body": '{"done": true}', "replayed": True}
         assert len(server.seen) == len(TROUBLE) and server.keys == {'"k-1"'}
         assert {one.body for one in server.seen} == {b'{"cents":450}'}
-        server.script[:] = [Say(409, b'{"detail": "sold out"}')]
+        server.script[:] = [SOLD_OUT]
         told = json.loads(run(node, "main.mjs", server.url, "k-2", "60", directory=tmp_path))
         assert told["status"] == 409
         server.script[:] = [Cut()]
@@ -109,7 +118,8 @@ def test_the_java(tmp_path: Path) -> None:
         "public final class Main {\n"
         "  public static void main(String[] given) throws Exception {\n"
         "    var client = java.net.http.HttpClient.newHttpClient();\n"
-        '    var answer = Sender.send(client, given[0], "k-1", "{}", java.time.Duration.ofSeconds(60));\n'
+        "    var deadline = java.time.Duration.ofSeconds(Long.parseLong(given[1]));\n"
+        '    var answer = Sender.send(client, given[0], "k-1", "{}", deadline);\n'
         '    System.out.println(answer.statusCode() + " " + answer.body());\n'
         "  }\n}\n"
     )
@@ -117,9 +127,13 @@ def test_the_java(tmp_path: Path) -> None:
     (tmp_path / "Main.java").write_text(main)
     run("javac", "Sender.java", "Main.java", directory=tmp_path)
     with scripted(*TROUBLE) as server:
-        told = run("java", "Main", f"{server.url}/payments", directory=tmp_path)
-    assert told.strip() == '201 {"done": true}' and server.keys == {'"k-1"'}
-    assert len(server.seen) == len(TROUBLE)
+        told = run("java", "Main", f"{server.url}/payments", "60", directory=tmp_path)
+        assert told.strip() == '201 {"done": true}' and server.keys == {'"k-1"'}
+        assert len(server.seen) == len(TROUBLE)
+    with scripted(Trickle()) as server:  # a body that comes byte by byte, for longer than the deadline
+        with pytest.raises(AssertionError, match="Keep the key"):
+            run("java", "Main", f"{server.url}/payments", "1", directory=tmp_path)
+        assert server.drops < 150
 
 
 @whole
@@ -169,8 +183,11 @@ def _holds_to_its_key(directory: Path, *program: str, hang: bool = False) -> Non
         assert told.strip() == '201 {"done": true}' and server.keys == {'"k-1"'}
         assert len(server.seen) >= len(TROUBLE)
         assert {one.body for one in server.seen} == {b'{"cents":450}'}
-        server.script[:] = [Say(409, b'{"detail": "sold out"}')]
+        server.script[:] = [SOLD_OUT]
         assert run(*program, server.url, "k-2", "60s", directory=directory).startswith("409 ")
+        server.script[:] = [Say(307, b"", (("Location", f"{server.url}/elsewhere"),))]
+        assert run(*program, server.url, "k-4", "60s", directory=directory).startswith("307")
+        assert "/elsewhere" not in {one.path for one in server.seen}
         never: list[Cut | Say | Hang] = [Cut(), Say(503), Hang()]
         for open_for_ever in never[: 3 if hang else 2]:
             server.script[:] = [open_for_ever]
@@ -180,14 +197,18 @@ def _holds_to_its_key(directory: Path, *program: str, hang: bool = False) -> Non
 
 def test_the_commands_of_curl(tmp_path: Path) -> None:
     needs("curl")
-    code = programs(tmp_path, ietf())["bash"].replace("--retry 8", "--retry 8 --retry-delay 1")
+    code = programs(tmp_path, ietf())["bash"].replace("1 1 2 4 8 15 15 15 0", "0 " * 20)
     (tmp_path / "order-17.json").write_text('{"cents": 450}')
-    with scripted(Cut(), Say(503, b""), Say()) as server:
+    with scripted(*TROUBLE) as server:
         local = code.replace("https://api.example.com", server.url)
         for _ in range(2):  # the second call of the whole script finds the key of the first
             assert '{"done": true}' in run("sh", "-c", local, directory=tmp_path)
     key = (tmp_path / "order-17.key").read_text().strip()
-    assert server.keys == {f'"{key}"'} and len(server.seen) == 4
+    assert server.keys == {f'"{key}"'} and len(server.seen) == len(TROUBLE) + 1
+    with scripted(problem(409, "in_progress")) as server:
+        local = code.replace("https://api.example.com", server.url)
+        ran = subprocess.run(["sh", "-c", local], cwd=tmp_path, capture_output=True, check=False, timeout=30)
+    assert ran.returncode == 1 and b"Keep order-17.key" in ran.stderr
 
 
 def test_curl_sends_nothing_without_a_key(tmp_path: Path) -> None:

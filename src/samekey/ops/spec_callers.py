@@ -14,6 +14,9 @@ from typing import Final
 from ..core.policy import Policy
 from .spec import Section, lines, openapi_path, shown_code, span
 
+_DOUBTFUL: Final = "401, 403, 404, 405, 407, 410, 413, 415, 421, 431"
+"""What a gateway may answer by itself: after a lost attempt that is not final."""
+
 HOST: Final = "https://api.example.com"
 
 
@@ -36,8 +39,9 @@ def callers(found: Sequence[Section]) -> Iterator[str]:
         "grows."
     )
     yield (
-        "4. **Everything else is final.** A new key is a new operation: make one only if the user wants it "
-        "done once more."
+        "4. **Everything else is final**, unless an attempt was lost before it: then a redirect, 401, 403, "
+        "404 or a page in HTML may be a gateway's, and not the operation's answer. Keep the key. A new key "
+        "is a new operation: make one only if the user wants it done once more."
     )
     rules = [route.rules for section in found for route in section.routes if route.rules is not None]
     shortest = min(one.policy.ttl for one in rules)
@@ -85,6 +89,9 @@ class _Style:
             "@REPLAYED@": self.replayed,
             "@CODES@": any_code,
             "@STATUSES@": statuses,
+            "@CASES@": statuses.replace(", ", " | "),
+            "@DOUBTFUL@": _DOUBTFUL,
+            "@DOUBTFUL_CASES@": _DOUBTFUL.replace(", ", " | "),
             "@URL@": self.url,
             "@Q@": '"' if self.quoted else "",
             "@EQ@": '\\"' if self.quoted else "",
