@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .counting import Counter
+from .counting import COUNTED, Counter
 from .endpoint import ABSENT, Endpoint, Headers
 from .judging import Identity, Sight, seen
+from .limiting import PAUSES, asked_pause, is_limited
 from .profiles import Profile
 from .report import Report
 from .variants import encoded, made_unique
@@ -24,8 +25,6 @@ T = TypeVar("T")
 
 BUSY = frozenset({409, 423, 425, 429, 503})
 """Answers after which a client tries again with the same key."""
-LONGEST_PAUSE = 5.0
-"""Seconds that a Retry-After may ask for."""
 WATCH = 0.5
 """Seconds for which a count must be still, after it has said something that no answer says."""
 REPEATS = 3
@@ -94,8 +93,8 @@ class Bench:
     quoted: bool = True
     counter: Counter | None = None
     """One that has been seen to rise; None if nobody counts."""
-    distrusted: bool = False
-    """The count has changed by itself, and is not used any more."""
+    doubt: str = ""
+    """Why the count is not used any more."""
     identity: Identity = field(default_factory=Identity)
     duration: float = 0.0
     """Seconds of the slowest ordinary answer so far."""
@@ -108,6 +107,8 @@ class Bench:
     """A leaf of the body whose change is noticed."""
     serial: bool = False
     """It serves one request at a time: nothing is ever at the same moment."""
+    slower: float = 1.0
+    """By how much the rate is lower than it might be, since the server limits it."""
     _due: float = 0.0
     _last: RawExchange | None = None
 
@@ -136,12 +137,23 @@ class Bench:
         return RawRequest(method or self.endpoint.method, url or self.endpoint.url, tuple(given), body)
 
     def send(self, request: RawRequest) -> RawExchange:
-        """One request, when it is due. A 429 that says how long to wait is waited for, once."""
-        exchange = self._send(request)
-        if exchange.status == 429 and (pause := _asked_for(exchange)) is not None:
-            time.sleep(pause)
+        """One request, when it is due. A server that limits its requests is waited for, and asked less often.
+
+        :class:`CannotGoOn` if it goes on refusing: that tells nothing of the request.
+        """
+        for pause in (*PAUSES, None):
             exchange = self._send(request)
-        return exchange
+            if not is_limited(exchange):
+                return exchange
+            if pause is None or (exchange.status == 503 and pause > PAUSES[0]):
+                break
+            self.report.facts["limited"] = f"the server answered {exchange.status}, and was asked more slowly"
+            self.slower = min(2 * self.slower, 64.0)
+            asked = asked_pause(exchange)
+            time.sleep(pause if asked is None else asked)
+        if exchange.status == 503:
+            return exchange
+        raise CannotGoOn("the server limits its requests (429); give --rate a smaller number")
 
     def _send(self, request: RawRequest) -> RawExchange:
         self.spend(1)
@@ -172,7 +184,7 @@ class Bench:
         now = time.monotonic()
         if self._due > now:
             time.sleep(self._due - now)
-        self._due = max(now, self._due) + requests / self.budget.rate
+        self._due = max(now, self._due) + self.slower * requests / self.budget.rate
 
     def burst(self, requests: list[RawRequest]) -> list[RawExchange]:
         """All of them at the same moment."""
@@ -209,9 +221,12 @@ class Bench:
             request = self.request(value or self.spelled(name), body=sent, headers=headers, url=url)
             before = self.counter.read() if self.counter is not None else None
             exchange = self.send(request)
-            if exchange.failed:
+            failed = exchange.failed
+            if failed:
                 exchange = self._retried(request, exchange, before)
             if exchange.succeeded:
+                if before is not None and not failed and headers is None:
+                    self._must_rise(before)
                 self.duration = max(self.duration, exchange.seconds)
                 return Trial(name, wanted, request, exchange)
             if not exchange.failed and exchange.status not in BUSY:
@@ -229,6 +244,22 @@ class Bench:
         if self.counter is not None and before is not None:
             incident.effects = self.counter.operations(before, self.counter.settled())
         return incident.exchanges[-1]
+
+    def _must_rise(self, before: int) -> None:
+        """A count proves by each new operation that it still counts: a list with pages ends somewhere."""
+        if self.counter is not None and not self.counter.has_risen(before):
+            self.distrust("does not rise with each new operation (a list with pages?)")
+
+    def is_a_replay(self, first: RawExchange, second: RawExchange) -> bool:
+        """Whether a request that must run was a replay, by its answer or by a count that still counts."""
+        assert first.answer is not None and second.answer is not None
+        same = self.identity.same(first.answer, second.answer)
+        return bool(same) or (self.counter is not None and self.still_counts())
+
+    def still_counts(self) -> bool:
+        """Whether a count that did not rise may be believed: a new operation must raise it."""
+        self.fresh()
+        return not self.doubt
 
     @property
     def can_tell(self) -> bool:
@@ -256,6 +287,8 @@ class Bench:
             contradicted = by_answer is not Sight.UNCLEAR
             if not self.stands(effects, 0, lambda: self.counted(act)[1], contradicted=contradicted):
                 return exchange, Sight.UNCLEAR if by_answer is Sight.REPLAYED else by_answer
+        if effects == 0 and by_answer is Sight.RAN and not self.still_counts():
+            effects = None
         return exchange, seen(self.identity, first, exchange, effects)
 
     def stands(
@@ -286,9 +319,10 @@ class Bench:
         self.distrust()
         return None
 
-    def distrust(self) -> None:
-        """From here on nobody counts."""
-        self.counter, self.distrusted = None, True
+    def distrust(self, why: str = "changes by itself (others use it too)") -> None:
+        """From here on nobody counts, and what the count has held is not proven any more."""
+        self.counter, self.doubt = None, why
+        self.report.take_back(self.untold, *COUNTED)
         self.tell()
 
     def tell(self) -> None:
@@ -299,18 +333,19 @@ class Bench:
         elif self.identity:
             names = [*sorted(self.identity.members), *(["Location"] if self.identity.location else [])]
             facts["effects"] = f"told apart by the answers: {', '.join(names) or 'the whole body'}"
+            facts["held"] = "as far as answers tell; a count URL shows effects that no answer names"
         else:
             facts["effects"] = f"cannot be told: {self.untold}"
-        if self.distrusted:
-            facts["count URL"] = "changes by itself (others use it too), so it was not used"
+        if self.doubt:
+            facts["count URL"] = f"{self.doubt}, so it was not used"
         elif self.endpoint.count_url is not None and self.counter is None:
             facts["count URL"] = "does not rise with a new operation, so it was not used"
 
     @property
     def untold(self) -> str:
         """Why a replay cannot be told from a run."""
-        if self.distrusted:
-            return "the count URL changes by itself, so it tells nothing"
+        if self.doubt:
+            return f"the count URL {self.doubt}, so it tells nothing"
         return "every answer is the same; give a count URL"
 
     def again(
@@ -359,8 +394,3 @@ class Bench:
                 return exchange
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
-
-
-def _asked_for(exchange: RawExchange) -> float | None:
-    text = exchange.answer.header("retry-after") if exchange.answer is not None else None
-    return min(float(text), LONGEST_PAUSE) if text is not None and text.strip().isdecimal() else None

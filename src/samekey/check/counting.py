@@ -15,6 +15,24 @@ NAMES = ("count", "total", "effects", "size", "length", "number", "n")
 PATIENCE = 2.0
 """Seconds in which an effect must show: work in the background included."""
 STEP = 0.02
+COUNTED = (
+    "replay.ran-again",
+    "replay.reordered",
+    "misuse.ran",
+    "header.missing",
+    "header.empty",
+    "header.collision",
+    "header.case",
+    "header.spellings",
+    "concurrency.ran-twice",
+    "concurrency.mixed",
+    "isolation.tenant",
+    "loss.half-request",
+    "loss.ran-again",
+    "errors.ran-twice",
+    "lifetime.forgotten",
+)
+"""Rules that rest on the count, where there is one."""
 
 
 def number_in(exchange: RawExchange) -> int:
@@ -84,6 +102,15 @@ class Counter:
         if self.lag:
             time.sleep(min(2 * self.lag + STEP, PATIENCE))
         return self.read()
+
+    def has_risen(self, before: int) -> bool:
+        """Whether an operation after that shows, as late as it may."""
+        end = time.monotonic() + PATIENCE
+        while self.read() < before + self.unit:
+            if time.monotonic() > end:
+                return False
+            time.sleep(STEP)
+        return True
 
     def moves(self, seconds: float) -> bool:
         """Whether it changes while nothing is sent: others use it too."""

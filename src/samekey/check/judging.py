@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Collection
+import uuid
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,6 +22,7 @@ _TELLING = ("id", "uuid", "guid", "reference", "number", "key")
 """Ends of member names that name an operation, rather than its time."""
 
 
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TIME = re.compile(r"(^|_)(at|on|ts|now|time|date|timestamp|created|updated|expires|processed)$")
 
 
@@ -94,8 +97,8 @@ class Identity:
     def same(self, first: RawAnswer, second: RawAnswer) -> bool | None:
         """Whether two answers speak of one operation; None if nothing tells."""
         one, two = self.of(first), self.of(second)
-        shared = one.keys() & two.keys()
-        return any(one[name] == two[name] for name in shared) if shared else None
+        found = {one[name] == two[name] for name in one.keys() & two.keys()}
+        return found.pop() if len(found) == 1 else None  # members that disagree tell nothing
 
 
 def _values(answer: RawAnswer) -> dict[str, Any]:
@@ -107,23 +110,53 @@ def identity_of(first: RawAnswer, second: RawAnswer, same: str | None, sent: Col
     """From the answers of two operations that are known to be two.
 
     ``sent``: what an answer may merely repeat, such as the key; it would name a second run by the same name.
+    So would what is made of it.
     """
+    words = frozenset(word.casefold() for text in sent if isinstance(text, str) for word in _made_of(text))
     if same is not None:
         return Identity(members=frozenset({same}))
     one, two = _values(first), _values(second)
     members = {
         name
         for name in one.keys() & two.keys()
-        if one[name] != two[name] and one[name] not in sent and not _is_coarse(one[name], name)
+        if one[name] != two[name]
+        and one[name] not in sent
+        and not _is_coarse(one[name], name)
+        and not _is_made_of(one[name], words)
     }
     telling = {name for name in members if _names_it(name)}
     location = first.header("location"), second.header("location")
     echoed = any(isinstance(word, str) and word and word in (location[0] or "") for word in sent)
+    echoed = echoed or _is_made_of((location[0] or "").rpartition("/")[2], words)
     return Identity(
         members=frozenset(telling or members),
         location=None not in location and location[0] != location[1] and not echoed,
         whole=not one and not two and first.body != second.body,
     )
+
+
+def _made_of(text: str) -> Iterator[str]:
+    """A text that was sent, and what servers usually make of one; short words say nothing."""
+    plain = text.strip('"')
+    if len(plain) < 8:
+        return
+    raw = plain.encode("utf-8", "surrogatepass")
+    yield from (plain, plain.replace("-", ""))
+    for digest in (hashlib.md5, hashlib.sha1, hashlib.sha256):
+        yield digest(raw, usedforsecurity=False).hexdigest()[:10]
+    for space in (uuid.NAMESPACE_DNS, uuid.NAMESPACE_URL, uuid.NAMESPACE_OID, uuid.NAMESPACE_X500):
+        yield from (uuid.uuid5(space, plain).hex[:10], uuid.uuid3(space, plain).hex[:10])
+
+
+def _is_made_of(value: Any, words: Collection[str]) -> bool:
+    """Whether a name is derived: from one of the words, or, as its own version says, from something else."""
+    if not isinstance(value, str):
+        return False
+    folded = value.casefold()
+    if any(word in folded or word in folded.replace("-", "") for word in words):
+        return True
+    found = _UUID.search(folded)
+    return found is not None and found[1] in "35"
 
 
 def _is_coarse(value: Any, pointer: str) -> bool:
@@ -144,9 +177,11 @@ def seen(identity: Identity, first: RawExchange, second: RawExchange, effects: i
     assert second.answer is not None
     if not second.succeeded:
         return Sight.RAN if effects else Sight.REFUSED
-    if effects is not None:
-        return Sight.RAN if effects else Sight.REPLAYED
     same = identity.same(first.answer, second.answer) if first.answer is not None else None
+    if effects:
+        return Sight.RAN
+    if effects == 0:
+        return Sight.UNCLEAR if same is False else Sight.REPLAYED  # a new name without a new effect
     if same is not None:
         return Sight.REPLAYED if same else Sight.RAN
-    return Sight.REPLAYED if is_marked(second.answer) else Sight.UNCLEAR
+    return Sight.UNCLEAR  # that it is marked as a replay is what the server says, and not what was seen

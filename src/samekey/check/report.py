@@ -104,6 +104,13 @@ class Report:
             if rule_id not in (*self.passed, *self.silent) and not self._is_known(rule_id):
                 self.not_proven.setdefault(rule_id, why)
 
+    def take_back(self, why: str, *rule_ids: str) -> None:
+        """Notes that what rules were held by has turned out to tell nothing."""
+        for rule_id in rule_ids:
+            if rule_id in self.passed:
+                self.passed.remove(rule_id)
+                self.not_proven[rule_id] = why
+
     def _is_known(self, rule_id: str) -> bool:
         return any(known.id == rule_id for known in (*self.findings, *self.notes))
 

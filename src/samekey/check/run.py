@@ -44,6 +44,7 @@ SLOW = 0.5
 PROBES: tuple[tuple[str, Probe], ...] = (
     ("two plain operations", baseline),
     ("a retry", replay.replay),
+    ("what a retry does later", replay.later),
     ("another body", misuse_body.another_body),
     ("the same JSON, reordered", replay.reorder),
     ("a long body", misuse_body.only_the_beginning),
@@ -76,6 +77,7 @@ PROBES: tuple[tuple[str, Probe], ...] = (
     ("how refusals are worded", documentation.refusals),
     ("OpenAPI", documentation.openapi),
     ("the first operation again", lifetime.still_known),
+    ("the count in the end", lifetime.count_to_the_end),
 )
 
 SIDE_BY_SIDE = frozenset(
@@ -170,6 +172,11 @@ def _look(bench: Bench, name: str, probes: Sequence[Probe]) -> str | None:
             probe(bench)
         except CannotGoOn as reason:
             bench.report.facts.setdefault("not tried to the end", f"{name}: {reason}")
+            return str(reason)
+        except ConfigurationError as reason:
+            if not bench.operations:
+                raise
+            bench.distrust("could not be read any more")  # nothing but the count is wrong use that late
             return str(reason)
         return None
 

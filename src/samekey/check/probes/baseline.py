@@ -38,7 +38,10 @@ def baseline(bench: Bench) -> None:
     bench.quoted = bench.profile.quoted
     counter = _counter(bench)
     before = counter.read() if counter is not None else 0
-    operation = _first(bench)
+    try:
+        operation = _first(bench)
+    except CannotGoOn as reason:
+        raise NotAccepted(f"Nothing could be checked: {reason}.") from None
     after = counter.read() if counter is not None else 0
     second = _second(bench, counter)
     if counter is not None and counter.usable:
@@ -100,7 +103,7 @@ def _counter(bench: Bench) -> Counter | None:
         return None
     counter = Counter(lambda: bench.send(bench.request(method="GET", url=url)))
     if counter.moves(QUIET):
-        bench.distrusted = True
+        bench.doubt = "changes by itself (others use it too)"
         return None
     return counter
 
@@ -174,10 +177,10 @@ def _place(exchange: RawExchange) -> str | None:
     location = exchange.answer.header("location") if exchange.answer is not None else None
     if not location:
         return None
-    place = urljoin(exchange.request.url, location)
     try:
+        place = urljoin(exchange.request.url, location)
         check_url(place)
-    except ConfigurationError:
+    except (ConfigurationError, ValueError):
         return None
     same = urlsplit(place).netloc == urlsplit(exchange.request.url).netloc
     return place if same else None

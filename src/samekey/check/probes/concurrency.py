@@ -61,7 +61,7 @@ def identical(bench: Bench) -> None:
         said = f"Of identical requests at once, some got {failures[0].status or failures[0].silence}."
         bench.report.find("concurrency.failed", said, failures[:1])
     if not rounds:
-        bench.report.cannot_tell("requests fail here by the way, with 5xx", *RULES)
+        bench.report.cannot_tell("requests fail here by the way, or are limited", *RULES)
         return
     if bench.serial:
         bench.report.cannot_tell(ONE_AT_A_TIME, *RULES)
@@ -95,7 +95,7 @@ def mixed(bench: Bench) -> None:
             return
         rounds += not _by_the_way(bench, answers)
     if not rounds:
-        bench.report.cannot_tell("requests fail here by the way, with 5xx", "concurrency.mixed")
+        bench.report.cannot_tell("requests fail here by the way, or are limited", "concurrency.mixed")
     elif bench.serial or not bench.can_tell:
         bench.report.cannot_tell(ONE_AT_A_TIME if bench.serial else bench.untold, "concurrency.mixed")
     else:
@@ -159,7 +159,12 @@ def slow(bench: Bench) -> None:
 
 
 def _by_the_way(bench: Bench, answers: list[RawExchange]) -> bool:
-    """Whether a 5xx may be one of those that single requests get here too: then it tells nothing."""
+    """Whether a 5xx may be one of those that single requests get here too: then it tells nothing.
+
+    Nor does a burst that a limiter has cut.
+    """
+    if any(exchange.status == 429 for exchange in answers):
+        return True
     return bool(bench.incidents) and any(exchange.status >= 500 for exchange in answers)
 
 

@@ -41,13 +41,13 @@ def empty_key(bench: Bench) -> None:
         return
     second, effects = bench.counted(lambda: bench.steady(request))
     what = seen(bench.identity, first, second, effects)
-    if what is Sight.REPLAYED:
+    if what is Sight.REPLAYED and bench.is_a_replay(first, second):
         bench.report.find(
             "header.empty",
             "An empty header is taken as a key: the second request got the first's answer.",
             [first, second],
         )
-    elif what is Sight.UNCLEAR:
+    elif what in (Sight.UNCLEAR, Sight.REPLAYED):
         bench.report.cannot_tell(bench.untold, "header.empty")
     else:
         bench.report.hold("header.empty")

@@ -73,6 +73,8 @@ def another_tenant(bench: Bench) -> None:
             bench.report.hold("isolation.tenant")
             return
         what = back if back is Sight.UNCLEAR else what
+    if what is Sight.REPLAYED and not _counts(bench, ours, exchange, theirs):
+        what = Sight.UNCLEAR
     if what is Sight.UNCLEAR:
         bench.report.cannot_tell(bench.untold, "isolation.tenant")
         return
@@ -87,10 +89,22 @@ def another_tenant(bench: Bench) -> None:
 def _theirs(bench: Bench, ours: Trial, theirs: Headers) -> tuple[RawExchange, Sight]:
     """What the other tenant gets for our key, counted as that tenant counts."""
     request = bench.request(bench.spelled(ours.key), body=ours.request.body, headers=theirs)
-    counter = None
-    url = bench.endpoint.count_url
-    if bench.counter is not None and url is not None:
-        counter = Counter(lambda: bench.send(bench.request(method="GET", url=url, headers=theirs)))
-        counter.unit, counter.lag = bench.counter.unit, bench.counter.lag
-    exchange, effects = bench.counted(lambda: bench.steady(request), counter)
+    exchange, effects = bench.counted(lambda: bench.steady(request), _counter(bench, theirs))
     return exchange, seen(bench.identity, ours.exchange, exchange, effects)
+
+
+def _counter(bench: Bench, theirs: Headers) -> Counter | None:
+    url = bench.endpoint.count_url
+    if bench.counter is None or url is None:
+        return None
+    counter = Counter(lambda: bench.send(bench.request(method="GET", url=url, headers=theirs)))
+    counter.unit, counter.lag = bench.counter.unit, bench.counter.lag
+    return counter
+
+
+def _counts(bench: Bench, ours: Trial, exchange: RawExchange, theirs: Headers) -> bool:
+    """Whether a replay is one: the answers say so, or a new operation of theirs raises their count."""
+    assert ours.exchange.answer is not None and exchange.answer is not None
+    if bench.identity.same(ours.exchange.answer, exchange.answer):
+        return True
+    return bool(bench.counted(lambda: bench.fresh(headers=theirs), _counter(bench, theirs))[1])

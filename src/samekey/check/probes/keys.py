@@ -78,7 +78,7 @@ def _pair(bench: Bench, one: str, two: str) -> tuple[Trial, RawExchange, Sight] 
 def _judge(bench: Bench, rule: str, operation: Trial, exchange: RawExchange, what: Sight, keys: str) -> None:
     if what is Sight.RAN:
         bench.report.hold(rule)
-    elif what is Sight.REPLAYED:
+    elif what is Sight.REPLAYED and bench.is_a_replay(operation.exchange, exchange):
         bench.report.find(rule, f"{keys} are taken for one.", [operation.exchange, exchange])
     else:
         bench.report.cannot_tell("the second key led to no answer that tells", rule)

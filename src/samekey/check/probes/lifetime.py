@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from ..bench import Bench, Trial
+from ..bench import WATCH, Bench, Trial
 from ..judging import Sight
 from ..rules import Severity
 
@@ -32,8 +32,10 @@ def expiry(bench: Bench) -> None:
     operation = bench.fresh()
     time.sleep(0.8 * kept)
     exchange, what = bench.again(operation)
-    if what in (Sight.REPLAYED, Sight.UNCLEAR):
+    if what is Sight.REPLAYED:
         bench.report.hold("lifetime.early")
+    elif what is Sight.UNCLEAR:
+        bench.report.cannot_tell(bench.untold, "lifetime.early")
     else:
         bench.report.find(
             "lifetime.early",
@@ -70,6 +72,16 @@ def still_known(bench: Bench) -> None:
         bench.report.cannot_tell(said, "lifetime.forgotten")
 
 
+def count_to_the_end(bench: Bench) -> None:
+    """The count must be still when all is done, and rise once more: else what it has held is not proven."""
+    if bench.counter is None or bench.report.findings:
+        return
+    if bench.counter.moves(WATCH):
+        bench.distrust()
+    else:
+        bench.fresh()
+
+
 def _is_over(bench: Bench, operation: Trial) -> bool:
     """Whether the key may be forgotten by now, by what the plan or the server itself says."""
     kept = bench.endpoint.retention
@@ -78,6 +90,6 @@ def _is_over(bench: Bench, operation: Trial) -> bool:
     said = operation.exchange.answer.header("idempotency-key-expires") if operation.exchange.answer else None
     try:
         end = parsedate_to_datetime(said or "")
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return False
     return (end if end.tzinfo else end.replace(tzinfo=UTC)) <= datetime.now(UTC)

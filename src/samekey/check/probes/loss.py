@@ -70,7 +70,7 @@ def lost_answers(bench: Bench) -> None:
     if bench.counter is not None:
         bench.report.hold("loss.ran-again")
     else:
-        why = bench.untold if bench.distrusted else "an answer that was lost tells nothing; give a count URL"
+        why = bench.untold if bench.doubt else "an answer that was lost tells nothing; give a count URL"
         bench.report.cannot_tell(why, "loss.ran-again")
 
 

@@ -115,8 +115,10 @@ def _noticed(bench: Bench, operation: Trial, refusal: RawExchange) -> None:
             "misuse.status", f"It was refused with {refusal.status}; {wanted} is expected.", [refusal]
         )
     exchange, what = bench.again(operation)
-    if what in (Sight.REPLAYED, Sight.UNCLEAR):
+    if what is Sight.REPLAYED:
         report.hold("misuse.forgets")
+    elif what is Sight.UNCLEAR:
+        report.cannot_tell(bench.untold, "misuse.forgets")
     else:
         report.find(
             "misuse.forgets",

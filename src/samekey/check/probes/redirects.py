@@ -21,8 +21,12 @@ def redirects(bench: Bench) -> None:
     if first.status not in REDIRECTS or not place:
         bench.report.cannot_tell("no redirect was found", "errors.redirect")
         return
-    there = urljoin(first.request.url, place)
-    if urlsplit(there).netloc != parts.netloc:
+    try:
+        there = urljoin(first.request.url, place)
+        elsewhere = urlsplit(there).netloc != parts.netloc
+    except ValueError:
+        elsewhere = True
+    if elsewhere:
         bench.report.cannot_tell("the redirect leads to another server", "errors.redirect")
         return
     followed = bench.answered(bench.request(key, body=body, url=there))

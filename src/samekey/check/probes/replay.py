@@ -9,6 +9,8 @@ from ..judging import Sight, document_of, is_marked
 from ..variants import reordered
 from ..wire import RawAnswer, RawExchange
 
+LATE = 1.0
+"""Seconds after a retry's answer in which a second effect of it is looked for."""
 SAME = ("replay.status", "replay.body", "replay.respelled", "replay.headers", "replay.cookies")
 
 
@@ -37,6 +39,28 @@ def replay(bench: Bench) -> None:
             bench.report.find("replay.unmarked", "A replay says nothing of being one.", [third])
 
 
+def later(bench: Bench) -> None:
+    """A second effect may come later than a first one does: by a queue, a mail, a job."""
+    if bench.counter is None:
+        return
+    first = bench.operations[0]
+    for known in (False, True):
+        before = bench.counter.read()
+        exchange = bench.answered(first.request)
+        time.sleep(LATE)
+        if bench.counter.read() == before:
+            break
+        if bench.counter.moves(LATE):
+            bench.distrust()
+            return
+        if known:
+            said = f"A retry had a second effect, within {LATE:g} s of its answer."
+            bench.report.find("replay.ran-again", said, [first.exchange, exchange])
+            raise Stop("a retry has effects")
+    if known:
+        bench.distrust()
+
+
 def _must_be_a_replay(bench: Bench, first: Trial, exchange: RawExchange, what: Sight) -> None:
     shown = [first.exchange, exchange]
     if exchange.status in BUSY and what is not Sight.RAN:
@@ -59,8 +83,8 @@ def _must_be_a_replay(bench: Bench, first: Trial, exchange: RawExchange, what: S
         )
     else:
         bench.report.hold("replay.conflict", "replay.failed", "replay.refused")
-        if what is Sight.REPLAYED:
-            bench.report.hold("replay.ran-again")
+        if what is Sight.REPLAYED and "replay.ran-again" not in bench.report.not_proven:
+            bench.report.hold("replay.ran-again")  # not where the count has once said something else
         else:
             bench.report.cannot_tell(bench.untold, "replay.ran-again")
         return

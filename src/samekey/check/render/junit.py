@@ -37,6 +37,9 @@ def _suite(root: ET.Element, report: Report) -> None:
         skipped=str(sum(verdict is Verdict.NOT_PROVEN for verdict in verdicts.values())),
         time=f"{report.seconds:.3f}",
     )
+    properties = ET.SubElement(suite, "properties")
+    for name, value in report.facts.items():
+        ET.SubElement(properties, "property", name=_text(name), value=_text(value))
     findings = {finding.id: finding for finding in report.findings}
     for rule_id, verdict in verdicts.items():
         case = ET.SubElement(suite, "testcase", classname=f"samekey.check.{report.profile}", name=rule_id)
