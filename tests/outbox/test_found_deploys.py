@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,6 +13,7 @@ import pytest
 
 from samekey import Executed, Resolution, Response
 from samekey.engine.jobs import JobContext
+from samekey.errors import ConfigurationError
 from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.world import NO_PAUSE, Outbox
@@ -103,3 +105,18 @@ def test_a_function_that_does_not_take_it_any_more_calls_nobody(
     before.make_due()
     before.work()
     assert before.orders() == ["written", "paid"] and len(provider.calls) == 1
+
+
+def test_a_decorator_that_does_not_pass_found_on_is_refused(outbox: Outbox) -> None:
+    async def charge(job: Any, payload: Any, found: Any = None) -> None: ...
+
+    @functools.wraps(charge)
+    async def narrow(job: Any, payload: Any) -> None: ...
+
+    @functools.wraps(charge)
+    async def wide(*args: Any, **named: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="decorator"):
+        outbox.idempotency.job("narrow")(narrow)
+    outbox.idempotency.job("wide")(wide)
+    assert outbox.idempotency.engine.jobs.takers() == ["wide"]

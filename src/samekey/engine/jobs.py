@@ -56,8 +56,27 @@ class JobDefinition:
             return False
         if "found" not in found or found["found"].kind is inspect.Parameter.POSITIONAL_ONLY:
             return False
+        if not _passes_found_on(self.function):
+            return False  # its signature is that of what it wraps, and it is the wrapper that is called
         # The first two are the job and its payload, whatever they are called.
         return found["found"].kind is inspect.Parameter.KEYWORD_ONLY or list(found).index("found") > 1
+
+
+def _names_found(function: Any) -> bool:
+    try:
+        return "found" in inspect.signature(function).parameters
+    except (ValueError, TypeError):
+        return False
+
+
+def _passes_found_on(function: Any) -> bool:
+    """Whether each of the decorators around a function takes ``found`` too, by its name or with ``**``."""
+    while hasattr(function, "__wrapped__"):
+        own = inspect.signature(function, follow_wrapped=False).parameters
+        if "found" not in own and all(one.kind is not one.VAR_KEYWORD for one in own.values()):
+            return False
+        function = function.__wrapped__
+    return True
 
 
 class JobRegistry:
@@ -69,6 +88,11 @@ class JobRegistry:
     def register(self, definition: JobDefinition) -> None:
         if definition.name in self._known:
             raise ConfigurationError(f"The job {definition.name!r} is defined twice.")
+        if not _passes_found_on(definition.function) and _names_found(definition.function):
+            raise ConfigurationError(
+                f"The function of the job {definition.name!r} takes `found`, and a decorator around it does "
+                "not. Have that take **kwargs, and hand them on."
+            )
         if _AGAIN in definition.name or _NEXT in definition.name:
             raise ConfigurationError(
                 f"The job {definition.name!r} needs a name without {_AGAIN} and {_NEXT}: downstream keys "
