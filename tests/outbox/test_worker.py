@@ -315,6 +315,17 @@ def test_a_job_is_not_counted_before_its_function_is_entered(
     assert (seen, outbox.job().state) == ([1], "done"), "it is no suspect, and has had no attempt before"
 
 
+def test_a_job_that_may_be_tried_less_often_by_now_is_not_said_to_have_killed_its_worker(
+    outbox: Outbox,
+) -> None:
+    declare(outbox, "sync", lambda _job, _: None, max_attempts=3)
+    outbox.place("job")
+    outbox.ask("update {jobs} set attempts = 4")  # a release before this one had more of them
+    outbox.work()
+    dead = outbox.job()
+    assert (dead.state, dead.error) == ("dead", "Tried 4 times; max_attempts is 3 now.")
+
+
 def test_a_job_whose_worker_died_too_often_is_written_off(outbox: Outbox) -> None:
     runs: list[str] = []
     declare(outbox, "sync", lambda job, _: runs.append(job.id), max_attempts=2)

@@ -187,8 +187,11 @@ class OutboxWorker:
         strange: list[Job] = []
         for job in await self._without_spare_suspects(jobs):
             if job.attempts >= definition.max_attempts:
-                # Every attempt ended without a word: it killed its process, or was killed with it.
+                # Attempts that ended without a word have killed their process, or were killed with it. Else
+                # the job has fewer attempts now than it had when it was last tried.
                 sentence = f"The worker died {job.attempts} times while running it."
+                if job.silences == 0:
+                    sentence = f"Tried {job.attempts} times; max_attempts is {definition.max_attempts} now."
                 self._bury(job, sentence)
                 continue
             try:
