@@ -214,3 +214,24 @@ def self_signed() -> bytes:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return made.public_bytes(serialization.Encoding.PEM) + private
+
+
+def test_a_fault_of_the_tool_is_no_finding() -> None:
+    deep = "[" * 900 + "]" * 900
+    with serving(Server()) as url:
+        result = samekey_check(f"{url}/orders", "--body", deep)
+    assert result.exit_code in (2, 4) and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("value", ["inf", "1e20"])
+def test_a_time_out_is_a_time(value: str) -> None:
+    assert samekey_check("http://127.0.0.1:9/orders", "--timeout", value).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["retention = -1", "retention = nan", "body = {due = 2026-01-01}", "body = {x = nan}"]
+)
+def test_a_plan_that_makes_no_sense_is_wrong_use(line: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'[[endpoint]]\nurl = "http://127.0.0.1:9/orders"\n{line}\n')
+    assert samekey_check("--plan", str(plan)).exit_code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -60,8 +61,10 @@ def _endpoint(
     if url is None:
         raise ConfigurationError("An endpoint of the plan has no url.")
     retention = row.get("retention")
-    if retention is not None and (isinstance(retention, bool) or not isinstance(retention, int | float)):
-        raise ConfigurationError("The plan's retention must be seconds.")
+    if retention is not None and (
+        isinstance(retention, bool) or not isinstance(retention, int | float) or not 0 < retention < 1e6
+    ):
+        raise ConfigurationError("The plan's retention must be seconds, more than none.")
 
     def headers(name: str) -> Headers:
         return over(shared[name], _headers(name, row.get(name, {}), environment))
@@ -111,7 +114,13 @@ def _variation(name: str, row: Any, environment: Mapping[str, str]) -> Variation
 def _body(row: Mapping[str, Any]) -> Any:
     """A table, or JSON in a string."""
     body = row.get("body", ABSENT)
-    return body_of(body) if isinstance(body, str) else body
+    if isinstance(body, str):
+        return body_of(body)
+    try:
+        json.dumps(None if body is ABSENT else body, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ConfigurationError("The plan's body is no JSON: write dates as texts, and numbers.") from None
+    return body
 
 
 def _headers(name: str, row: Any, environment: Mapping[str, str]) -> Headers:

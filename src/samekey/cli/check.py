@@ -31,6 +31,7 @@ from .speech import complain, pour
 
 FOUND = 1
 WRONG_USE = 2
+BROKEN = 4
 UNREACHABLE = 3
 
 FORMATS: dict[str, Callable[[Sequence[Report]], str]] = {
@@ -95,10 +96,13 @@ def check_command(
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option(envvar="SAMEKEY_CHECK_TIMEOUT", min=0.1, help="Seconds for one answer.")
+        float, typer.Option(envvar="SAMEKEY_CHECK_TIMEOUT", min=0.1, max=3600, help="Seconds for one answer.")
     ] = 30.0,
     rate: Annotated[
-        float, typer.Option(envvar="SAMEKEY_CHECK_RATE", min=0.1, help="Requests in a second, at most.")
+        float,
+        typer.Option(
+            envvar="SAMEKEY_CHECK_RATE", min=0.1, max=100_000, help="Requests in a second, at most."
+        ),
     ] = 100.0,
     form: Annotated[
         str, typer.Option("--format", envvar="SAMEKEY_CHECK_FORMAT", help=f"One of {', '.join(FORMATS)}.")
@@ -138,6 +142,11 @@ def check_command(
                 complain(error)
                 wrong = max(wrong, UNREACHABLE if isinstance(error, Unreachable) else WRONG_USE)
                 report = not_checked(endpoint, str(error), rules, strict=strict or wanted.strict)
+            except Exception as error:  # no finding of the endpoint's, and it must not read as one
+                fault = f"The check itself failed ({type(error).__name__}); that is a fault of the tool."
+                complain(SamekeyError(fault))
+                wrong = max(wrong, BROKEN)
+                report = not_checked(endpoint, fault, rules, strict=strict or wanted.strict)
             reports.append(report)
     if wrong and len(reports) == 1:
         raise typer.Exit(wrong)
