@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI
+from fastapi.responses import StreamingResponse
 from flask import Flask, after_this_request
 from starlette.testclient import TestClient
 
@@ -47,11 +48,21 @@ def end(url: str, pid: int) -> None:
         other.execute("select pg_terminate_backend(%s, 10000)", (pid,))
 
 
+@pytest.mark.parametrize("anew", [False, True], ids=["as it is", "sent on in pieces"])
 @pytest.mark.parametrize("ended", OUTCOMES)
 def test_background_tasks_and_dependencies_do_not_follow_an_answer_that_was_withheld(
-    idempotency: Idempotency, url: str, ended: bool
+    idempotency: Idempotency, url: str, ended: bool, anew: bool
 ) -> None:
     app, done = FastAPI(), []
+
+    async def pass_on(request: Any, call_next: Any) -> Any:
+        """The usual way to log or to wrap an answer."""
+        made = await call_next(request)
+        body = b"".join([piece async for piece in made.body_iterator])
+        return StreamingResponse(iter([body]), made.status_code, media_type="application/json")
+
+    if anew:
+        app.middleware("http")(pass_on)
 
     async def dependency() -> Any:
         yield None

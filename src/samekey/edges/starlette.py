@@ -17,6 +17,7 @@ from typing import Any
 from ..core.record import Answer
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.handler.around import is_wrapped
+from ..engine.handler.boundary import Pieces
 from ..engine.handler.marks import mark_of, own_handler, stands_in
 from ..engine.handler.streams import is_stream, watched
 from ..engine.operation import Running
@@ -247,6 +248,10 @@ class StarletteFramework(Framework):
         pieces = getattr(value, "body_iterator", None)
         if isinstance(value, self._response) and pieces is not None:
             value.body_iterator = watched(pieces, running)
+        elif not running.boundary.wrapped and type(getattr(value, "body", value)) in (bytes, dict, list):
+            # Nothing of it is left to come, so its last message is its end, also where a layer in between
+            # sends it on in pieces. A file's response has no body.
+            running.boundary.pieces = Pieces.WHOLE
         return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
