@@ -38,7 +38,7 @@ from .options import (
 from .output import DryRun, Json, age, coloured, print_facts, print_table, sentences, shown_id, tenant_name
 from .rehearsal import rehearse
 from .resolve import answer_from
-from .speech import print_json, say
+from .speech import advise, print_json, say
 from .target import OperatorStore, open_store
 
 dead_app = typer.Typer(
@@ -204,7 +204,7 @@ def show_command(
         hint = None if record is None else next_step(record, store.now())
         if hint is not None:
             say("")
-            say(hint)
+            advise(hint)
 
 
 def _payload(job: DeadJob) -> str:

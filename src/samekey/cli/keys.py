@@ -40,7 +40,7 @@ from .options import (
 from .output import Json, age, coloured, print_facts, print_table, sentences, shown_id, tenant_name, when
 from .resolve import resolve_command
 from .sent import described_effect, described_likely, effects_of, likely_steps, print_effects
-from .speech import print_json, say
+from .speech import advise, print_json, say
 from .target import FoundKey, OperatorStore, open_store
 
 keys_app = typer.Typer(
@@ -299,8 +299,7 @@ def show_command(
         hint = None if found.record is None else next_step(found.record, store.now(), effects, likely)
         if hint is not None:
             say("")
-            for line in hint.splitlines():  # ours; others' words in it are on one line each
-                say(line)
+            advise(hint)
 
 
 def _find(

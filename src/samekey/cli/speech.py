@@ -21,6 +21,12 @@ def say(sentence: str) -> None:
     typer.echo(one_line(sentence))
 
 
+def advise(advice: str) -> None:
+    """Lines of our own, with commands to paste; others' words in them are on one line each."""
+    for line in advice.splitlines():
+        say(line)
+
+
 def complain(sentence: object) -> None:
     """On standard error, in the command's own name; what is a line of its own in it begins further in."""
     typer.echo("samekey: " + "\n  ".join(map(one_line, str(sentence).split("\n"))), err=True)

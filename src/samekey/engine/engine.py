@@ -365,7 +365,7 @@ class Engine:
         """The handler has raised. Its transaction ends here: whoever makes an answer of the error (an
         exception handler, a dependency, a middleware) may want the rows that it has locked."""
         try:
-            if running.session is not None and isinstance(error, Exception):
+            if running.has_transaction and isinstance(error, Exception):
                 running.operation.end()
                 self.drive(self._way(running).fall(running))
         except Exception as trouble:
@@ -376,7 +376,7 @@ class Engine:
     async def fall_async(self, running: Running, error: BaseException) -> None:
         """``fall`` for async code. Whoever is cancelled meanwhile hears of it afterwards."""
         try:
-            if running.session is not None and isinstance(error, Exception):
+            if running.has_transaction and isinstance(error, Exception):
                 running.operation.end()
                 await self.drive_async(self._way(running).fall(running))
         except Exception as trouble:

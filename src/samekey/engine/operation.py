@@ -306,6 +306,11 @@ class Running:
             await self.operation._transaction.settle_async()
 
     @property
+    def has_transaction(self) -> bool:
+        """One that is this process's to end: a child that its handler forked has a copy of the parent's."""
+        return self.session is not None and self.process == os.getpid()
+
+    @property
     def to_finish(self) -> bool:
         """Whether its answer must wait for something: there is a record to write, or a transaction to end."""
         return not self.anonymous or self.session is not None
