@@ -14,6 +14,7 @@ import lab
 from lab.processes import serve_asgi
 from samekey import Idempotency
 from samekey.client import told
+from tests.client.scripted import Say, scripted
 from tests.test_docs import blocks
 
 
@@ -35,5 +36,9 @@ def test_the_examples_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert told(again).replayed and again.content == names["answer"].content
             assert client.pending() == []
     assert names["finished"].answer.status == 201
+    # A redirect is the answer: whoever follows it gives key and credentials to others.
+    with scripted(Say()) as other, scripted(Say(303, b"", (("Location", f"{other.url}/there"),))) as server:
+        request = names["Request"]("POST", f"{server.url}/payments", names["headers"], b"{}")
+        assert names["send"](request, 5.0).status == 303 and other.seen == []
     with closing(sqlite3.connect(database)) as connection:
         assert Counter(connection.execute("select order_name from payments")) == {("17",): 2}  # two orders
