@@ -188,7 +188,6 @@ LISTINGS: Final = (
     Case("endpoints of unknown outcomes", "unknown_endpoints", share=RARE // 4),
     Case("how long runs took", "durations", {"limit": 10_000}, 4 * 10_000),
     Case("one answer, to try the encryption", "newest_answer"),
-    Case("a tenant's keys, up to its limit", "count_active_keys", {**SEVENTH, "limit": 1000}),
 )
 UPKEEP: Final = (
     Case("sweeper", "sweep"),

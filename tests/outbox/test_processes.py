@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from examples.provider import Fault, Provider
-from lab.processes import Turn, race, wait_until
+from lab.processes import GuardedProcess, Turn, race, wait_until
 from samekey.drivers.run import run
 from samekey.drivers.url import drivers_for
 from samekey.stores.sql.jobs import Jobs
@@ -91,13 +94,34 @@ def test_a_worker_killed_after_the_provider_answered(
     assert (final.status, final.json()) == (201, {"charge": charge.id})
 
 
+def _pause(worker: GuardedProcess, url: str) -> None:
+    """Stops it, but not while it renews its lease: on SQLite it would keep the one write lock of the file."""
+    for _ in range(100):
+        worker.send(signal.SIGSTOP)
+        if not url.startswith("sqlite") or _is_free(url.removeprefix("sqlite:///")):
+            return
+        worker.send(signal.SIGCONT)
+        time.sleep(0.02)
+    pytest.fail("The worker was never found outside of a transaction.")
+
+
+def _is_free(path: str) -> bool:
+    with closing(sqlite3.connect(path, timeout=0.2, isolation_level=None)) as connection:
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("rollback")
+        return True
+
+
 def test_a_worker_paused_past_its_lease_cannot_finish_what_another_has_taken(
     charging: Workers, outbox: Outbox, provider: Provider
 ) -> None:
     outbox.place("charge_and_stop", "order-1")
     former = charging.start(lease=0.5)
     charging.marked("charged-1")
-    former.send(signal.SIGSTOP)
+    _pause(former, outbox.url)
     charging.start(lease=0.5)
     charging.marked("charged-2")  # its lease had run out, and the other one has the job now
     charging.let("go-on-1")
