@@ -160,9 +160,9 @@ def test_sync_jobs_that_hang_never_hold_more_threads_than_there_are_places(outbo
     try:
         with serving(outbox, concurrency=4) as service:
             wait_until(lambda: not service.healthy and "hang" in str(service.troubles))
-            assert 1 <= len(hung.begun) <= 4
-            assert sum(service.hanging.values()) == len(hung.begun)
-            assert sum(t.name.startswith("job hung") for t in threading.enumerate()) == len(hung.begun)
+            # A thread may be let go of before it has come to its first line.
+            wait_until(lambda: sum(service.hanging.values()) == len(hung.begun))
+            assert sum(t.name.startswith("job hung") for t in threading.enumerate()) == len(hung.begun) <= 4
             assert {event.facts["service"] for event in told if event.name == "worker.hanging"} == {"outbox"}
             outbox.idempotency.job("ordinary")(lambda job, payload: payload)
             outbox.place("ordinary")
