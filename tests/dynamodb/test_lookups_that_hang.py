@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from samekey.stores.dynamodb import queues
 from tests.redis import lookups
 
 
@@ -9,5 +12,6 @@ def test_lookups_that_hang_hold_up_no_other_endpoint(dynamodb_url: str) -> None:
     lookups.lookups_that_hang_hold_up_no_other_endpoint(dynamodb_url)
 
 
-def test_what_is_left_out_is_put_off_and_not_counted(dynamodb_url: str) -> None:
-    lookups.what_is_left_out_is_put_off_and_not_counted(dynamodb_url)
+def test_what_is_left_out_is_left_to_others(dynamodb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "READ_AT_ONCE", 1)
+    lookups.what_is_left_out_is_left_to_others(dynamodb_url)

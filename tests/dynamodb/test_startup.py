@@ -110,6 +110,15 @@ def test_a_table_without_an_index_is_refused(dynamodb_server: NamedServer) -> No
         checked(url)
 
 
+def test_an_index_that_does_not_hold_what_it_must_is_refused(dynamodb_server: NamedServer) -> None:
+    url = dynamodb_server.url()
+    due, by_provider = DEFINITION["GlobalSecondaryIndexes"]
+    held = {"ProjectionType": "INCLUDE", "NonKeyAttributes": ["state", "mode", "created_at", "last_run_at"]}
+    make(url, GlobalSecondaryIndexes=[{**due, "Projection": held}, by_provider])
+    with pytest.raises(SchemaMismatch, match="has no endpoint in its index due"):
+        checked(url)
+
+
 def described(url: str, **changes: Any) -> list[str]:
     """What the check says of a table that DynamoDB describes like this one but for the changes."""
     drivers = drivers_for(url)

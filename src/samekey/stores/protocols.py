@@ -57,10 +57,6 @@ class Overview:
     oldest_pending: int | None
 
 
-PUT_OFF_LEASES: Final = 8
-"""For how many leases a key store puts off what it is to leave out: long enough to come to the others."""
-
-
 class Searching(Protocol):
     """Finding out unknown outcomes, and looking at records."""
 
@@ -75,8 +71,7 @@ class Searching(Protocol):
     ) -> Program[list[tuple[int, Record]]]:
         """Unknown outcomes to ask about now, each with how often it has been asked, this time included.
 
-        ``without``: endpoints to leave out. A key store, without an index for that, puts them off for a
-        while, which is no try.
+        ``without``: endpoints to leave out. Nothing of theirs is changed: others may ask about it now.
         ``tell`` hears of records that this version cannot read; they are left alone.
 
         Their next date is moved on by ``lease_ms``, so that no other node asks at the same time.

@@ -15,7 +15,7 @@ from ...core.effects import KnownEffect, decode_effect
 from ...core.program import Program, Row, Undecryptable
 from ...core.record import COLUMNS, Answer, Record, decode_record, with_own_answer
 from ..keys import answer_values
-from ..protocols import PUT_OFF_LEASES, Actor, Overview
+from ..protocols import Actor, Overview
 from ..readable import Tell, readable
 from ..statements import Statements
 
@@ -41,7 +41,6 @@ class DynamoFinding:
             batch=batch,
             lease_ms=lease_ms,
             without=json.dumps(list(without)),
-            pause_ms=lease_ms * PUT_OFF_LEASES,
         )
         return readable(((row[0], row[1:]) for row in rows), tell)
 

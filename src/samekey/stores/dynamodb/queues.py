@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from ...core.program import Row
@@ -37,8 +37,10 @@ from .requests import (
     Asking,
     Condition,
     Is,
+    NoneOf,
     Plan,
     Plus,
+    Reply,
     Request,
     Term,
     TimeCome,
@@ -55,9 +57,12 @@ from .requests import (
 
 DUE: Final = "due"
 """The index of queues; also the attribute that it is ordered by."""
-MOST_PUT_OFF: Final = 500
-"""Outcomes that one look tries to put off: each is a write."""
-PUT_OFF_AT_ONCE: Final = 25
+READ_AT_ONCE: Final = 1000
+"""Entries of a shard that are read together past the outcomes of endpoints that are left out; ``PAGES``: how
+often at most."""
+PAGES: Final = 50
+MOST_NAMED: Final = 100
+"""Values that DynamoDB takes in one list of a condition."""
 
 
 def _pages(queues: Sequence[str], now: int | None, **arguments: Any) -> dict[str, Request]:
@@ -74,14 +79,23 @@ def entries(queues: Sequence[str], now: int | None, limit: int | None = None) ->
     collected: list[Item] = []
     while waiting:
         replies = yield waiting
-        waiting = [
-            Request(page.operation, {**page.arguments, "ExclusiveStartKey": reply["LastEvaluatedKey"]})
-            for page, reply in zip(waiting, replies, strict=True)
-            if "LastEvaluatedKey" in reply and limit is None
-        ]
+        waiting = _further(waiting, replies) if limit is None else []
         collected += [item for reply in replies for item in reply["Items"]]
-    collected.sort(key=lambda item: int(value_of(item, "due")))
+    collected.sort(key=_due)
     return collected if limit is None else collected[:limit]
+
+
+def _further(pages: Sequence[Request], replies: Sequence[Reply]) -> list[Request]:
+    """The pages after these."""
+    return [
+        Request(page.operation, {**page.arguments, "ExclusiveStartKey": reply["LastEvaluatedKey"]})
+        for page, reply in zip(pages, replies, strict=True)
+        if "LastEvaluatedKey" in reply
+    ]
+
+
+def _due(entry: Item) -> int:
+    return int(value_of(entry, "due"))
 
 
 def _carried_out(requests: list[Request]) -> Asking:
@@ -160,29 +174,31 @@ def _counted(items: list[Item], name: str) -> list[Row]:
 def take_unknown(p: Values, now: int) -> Plan:
     without = json.loads(p["without"])
     if without:
-        places = yield from _of_others(without, p["batch"], now, p["pause_ms"])
+        waiting = yield from _of_others(without, p["batch"], now)
     else:
-        places = [value_of(entry, "pk") for entry in (yield from entries([UNKNOWN], now, p["batch"]))]
+        waiting = yield from entries([UNKNOWN], now, p["batch"])
+    places = [value_of(entry, "pk") for entry in waiting]
     change = {**_asked_after(now + p["lease_ms"]), "reconcile_tries": Plus("reconcile_tries", 1)}
     taken = yield from _carried_out([update(pk, change, *_is_due(now)) for pk in places])
     return [[value_of(item, "reconcile_tries"), *row_of(item)] for item in taken]
 
 
-def _of_others(without: list[str], batch: int, now: int, pause_ms: int) -> Generator[Any, Any, list[str]]:
-    """Where outcomes are that are due; those of these endpoints that stand before them are put off, and that
-    is no try. The index knows no endpoints, so each is tried: what is refused belongs to others."""
-    waiting = yield from entries([UNKNOWN], now, MOST_PUT_OFF)
-    others: list[str] = []
-    for start in range(0, len(waiting), PUT_OFF_AT_ONCE):
-        places = [value_of(entry, "pk") for entry in waiting[start : start + PUT_OFF_AT_ONCE]]
-        change = _asked_after(now + pause_ms)
-        full = Among("endpoint", without)
-        put_off = yield from _carried_out([update(pk, change, *_is_due(now), full) for pk in places])
-        gone = {value_of(item, "pk") for item in put_off}
-        others += [pk for pk in places if pk not in gone]
-        if len(others) >= batch:
+def _of_others(without: list[str], batch: int, now: int) -> Asking:
+    """Entries of outcomes that are due, of none of these endpoints. Those that stand before them are read
+    past and left as they are: another process may be able to ask about them."""
+    chosen = [
+        NoneOf("endpoint", without[start : start + MOST_NAMED])
+        for start in range(0, len(without), MOST_NAMED)
+    ]
+    waiting = list(_pages([UNKNOWN], now, chosen=chosen, Limit=READ_AT_ONCE).values())
+    collected: list[Item] = []
+    for _ in range(PAGES):
+        if not waiting or len(collected) >= batch:
             break
-    return others[:batch]
+        replies = yield waiting
+        waiting = _further(waiting, replies)
+        collected += [item for reply in replies for item in reply["Items"]]
+    return sorted(collected, key=_due)[:batch]
 
 
 def _is_due(now: int) -> tuple[Condition, Condition]:

@@ -91,6 +91,14 @@ class Among:
 
 
 @dataclass(frozen=True, slots=True)
+class NoneOf:
+    """None of these values; DynamoDB takes a hundred of them at most."""
+
+    attribute: str
+    values: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class TimeCome:
     """A time that has come: at most ``now``."""
 
@@ -122,7 +130,7 @@ class Present:
     attribute: str
 
 
-Condition: TypeAlias = Is | Among | TimeCome | Both | Either | Absent | Present
+Condition: TypeAlias = Is | Among | NoneOf | TimeCome | Both | Either | Absent | Present
 
 
 class _Expression:
@@ -147,6 +155,8 @@ class _Expression:
                 return f"{self.name(attribute)} = {self.value(value)}"
             case Among(attribute, values):
                 return f"{self.name(attribute)} IN ({', '.join(self.value(value) for value in values)})"
+            case NoneOf(attribute, values):
+                return f"NOT {self.condition(Among(attribute, values))}"
             case TimeCome(attribute, now):
                 return f"{self.name(attribute)} <= {self.value(now)}"
             case Absent(attribute):
@@ -251,14 +261,18 @@ def delete(pk: str, *conditions: Condition) -> Request:
     )
 
 
-def query(index: str, *conditions: Condition, **arguments: Any) -> Request:
-    """Entries of an index, which may be behind by a moment: whoever acts on one compares again."""
+def query(index: str, *conditions: Condition, chosen: Sequence[Condition] = (), **arguments: Any) -> Request:
+    """Entries of an index, which may be behind by a moment: whoever acts on one compares again. ``chosen``:
+    of those that are read, and paid for, only these are given."""
     expression = _Expression()
+    key = " AND ".join(expression.condition(one) for one in conditions)
+    filtered = {"FilterExpression": " AND ".join(map(expression.condition, chosen))} if chosen else {}
     return Request(
         "Query",
         {
             "IndexName": index,
-            "KeyConditionExpression": " AND ".join(expression.condition(one) for one in conditions),
+            "KeyConditionExpression": key,
+            **filtered,
             **expression.arguments(),
             **arguments,
         },

@@ -46,7 +46,7 @@ DEFINITION: Final[Mapping[str, Any]] = {
             # All of these only change together with the key of the index, so they cost no write of their own.
             "Projection": {
                 "ProjectionType": "INCLUDE",
-                "NonKeyAttributes": ["state", "mode", "created_at", "last_run_at"],
+                "NonKeyAttributes": ["state", "mode", "created_at", "last_run_at", "endpoint"],
             },
         },
         {
@@ -127,7 +127,20 @@ def _facts(table: Mapping[str, Any]) -> list[Row]:
     for index in indexes:
         facts[f"index {index['IndexName']}"] = _spelt(index["KeySchema"], types)
         facts[f"status of {index['IndexName']}"] = index.get("IndexStatus", "ACTIVE")
+        facts[f"missing in {index['IndexName']}"] = ", ".join(_missing(index))
     return [[name, value] for name, value in facts.items()]
+
+
+def _missing(index: Mapping[str, Any]) -> list[str]:
+    """What an index of ours must hold beside its keys, and does not."""
+    ours = [one for one in DEFINITION["GlobalSecondaryIndexes"] if one["IndexName"] == index["IndexName"]]
+    wanted = [name for one in ours for name in one["Projection"].get("NonKeyAttributes", ())]
+    there = index["Projection"]
+    return (
+        []
+        if there["ProjectionType"] == "ALL"
+        else [name for name in wanted if name not in there.get("NonKeyAttributes", ())]
+    )
 
 
 def _spelt(schema: list[Mapping[str, str]], types: Mapping[str, str]) -> str:
@@ -161,6 +174,11 @@ def check(statements: Statements) -> Program[list[str]]:
                 f"{table} has no {name} on ({key}). Add it as docs/stores/dynamodb.md shows, or name another "
                 "table in the URL and run: samekey migrate URL"
             )
+    if missing := facts[f"missing in {DUE}"]:
+        raise SchemaMismatch(
+            f"{table} has no {missing} in its index {DUE}. Make that index anew as docs/stores/dynamodb.md "
+            "shows, or name another table in the URL and run: samekey migrate URL"
+        )
     unready = [name for name in facts if name.startswith("status") and facts[name] not in _READY]
     if unready:
         raise StoreUnavailable(f"{table} is not ready yet: {unready[0]} is {facts[unready[0]]}.")

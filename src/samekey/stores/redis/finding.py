@@ -15,15 +15,14 @@ from ...core.program import Program, Row, Undecryptable
 from ...core.record import COLUMNS, Answer, Record, decode_record, with_own_answer
 from ...core.states import State, StateEvent, sources
 from ..keys import answer_values
-from ..protocols import PUT_OFF_LEASES, Actor, Overview
+from ..protocols import Actor, Overview
 from ..readable import Tell, readable
 from .scripts import RedisStatements, is_base
 
 PAGE: Final = 1000
 """Entries of one index that a partition looks at in one go: a millisecond of the server's time."""
-LOOKED_AT: Final = 100
-"""Outcomes that are looked at together where some endpoints are left out; ``PAGES``: how often at most."""
 PAGES: Final = 50
+"""Pages of each partition that are read at most past the outcomes of endpoints that are left out."""
 INDEXES: Final = ("leases", "unknown", "dead", "settled")
 
 
@@ -51,7 +50,7 @@ class RedisFinding:
     ) -> Program[list[tuple[int, Record]]]:
         """Unknown outcomes to ask about now, each with how often it has been asked, this time included."""
         if without:
-            bases = yield from self._of_others(without, batch, lease_ms * PUT_OFF_LEASES, now)
+            bases = yield from self._of_others(without, batch, now)
         else:
             bases = yield from due(self._statements, "unknown", batch, now)
         if not bases:
@@ -59,21 +58,24 @@ class RedisFinding:
         rows = yield self._statements.statement("take_unknown", now, at=bases, lease_ms=lease_ms)
         return readable(((row[0], row[1:]) for row in rows), tell)
 
-    def _of_others(
-        self, without: Sequence[str], batch: int, pause_ms: int, now: int | None
-    ) -> Program[list[str]]:
-        """Names of outcomes that are due; those of these endpoints that stand before them are put off."""
-        for _ in range(PAGES):
-            bases = yield from due(self._statements, "unknown", LOOKED_AT, now)
-            if not bases:
-                break
+    def _of_others(self, without: Sequence[str], batch: int, now: int | None) -> Program[list[str]]:
+        """Names of outcomes that are due, of none of these endpoints. Those that stand before them are read
+        past and left as they are: another process may be able to ask about them."""
+        found: list[tuple[int, str]] = []
+        for page in range(PAGES):
             rows = yield self._statements.statement(
-                "put_off", now, at=bases, endpoints=json.dumps(list(without)), pause_ms=pause_ms
+                "due_of_others",
+                now,
+                at=None,
+                endpoints=json.dumps(list(without)),
+                offset=page * PAGE,
+                page=PAGE,
+                batch=batch,
             )
-            others = {str(row[0]) for row in rows}
-            if others:
-                return [base for base in bases if base in others][:batch]
-        return []
+            found += [(_int(score), str(base)) for kind, score, base in rows if kind == 0]
+            if len(found) >= batch or not any(row[1] for row in rows if row[0] == 1):
+                break
+        return [base for _, base in sorted(found) if is_base(base)][:batch]
 
     def ask_again(
         self, operation_id: str, *, pause_ms: int, attempt: str | None = None, now: int | None = None
