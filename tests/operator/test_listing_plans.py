@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from bench.plans import LISTINGS, UPKEEP, Case, explain, fill
+from bench.plans import LISTINGS, SEVENTH, UPKEEP, Case, explain, fill
 from lab.servers.postgres import NamedServer
 from tests.chosen import whole
 from tests.operator.world import World
@@ -42,3 +42,21 @@ def test_what_the_background_changes_is_found_by_an_index(table: psycopg.Connect
     found = explain(table, case, generic=True)
     assert not found.whole, "these tables were read from end to end"
     assert found.read <= case.allowed(ROWS)
+
+
+def test_a_tenants_keys_are_counted_up_to_its_limit_by_an_index(table: psycopg.Connection[Any]) -> None:
+    """PostgreSQL counts them inside a function, whose plans nobody is shown: what was read is. The sixth
+    call is the first that may be planned without the values."""
+    limit = 500
+    for _ in range(7):
+        with table.transaction(force_rollback=True):
+            (counted,) = table.execute(
+                "select samekey.keep_place('all', %(first_scope)s, %(last_scope)s, 'one', %(limit)s, 0, 0)",
+                {**SEVENTH, "limit": limit},
+            ).fetchone() or (0,)
+            (whole_scans, found, read) = table.execute(
+                "select seq_scan, idx_scan, idx_tup_fetch from pg_stat_xact_user_tables"
+                " where schemaname = 'samekey' and relname = 'keys'"
+            ).fetchone() or (1, 0, 0)
+        assert counted == limit
+        assert whole_scans == 0 and found >= 1 and read <= 4 * limit

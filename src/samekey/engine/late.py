@@ -142,17 +142,16 @@ class LateOutcomes:
         left = self._taken(everything=True)
         not_landed: list[_Item] = []
         while left and time.monotonic() < deadline:
-            item = left.pop(0)
-            if self._try(item):
-                # What could not be done yet is back; a claim that has not landed is not waited for.
-                back = self._taken(everything=True)
-                not_landed += [item for item in back if item.gives_back]
-                again = [item for item in back if not item.gives_back]
-                left += again
-            else:
-                left.insert(0, item)
-                again = left
-            if again:
+            # In rounds: it may be only one of them that cannot be done.
+            tried, left = left, []
+            for item in tried:
+                if time.monotonic() >= deadline or not self._try(item):
+                    left.append(item)
+            # What could not be done yet is back; a claim that has not landed is not waited for.
+            back = self._taken(everything=True)
+            not_landed += [item for item in back if item.gives_back]
+            left += [item for item in back if not item.gives_back]
+            if left:
                 time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
                 pause *= 2
         lost = sum(not item.gives_back for item in left)
