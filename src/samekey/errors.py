@@ -237,6 +237,8 @@ class NotExecuted(HandlerError):
     """
 
     status = 503
+    of_call = False
+    """An outgoing transport said it of the call that it was to make: whoever wraps it takes nothing back."""
     _said_by: tuple[str, int] = ("", 0)
 
     def is_word_of(self, operation: str, began: int, now: int) -> bool:

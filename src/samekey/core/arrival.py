@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import Final
 
-from ..errors import EscapedTransaction, OutcomeUnknown, SamekeyError
+from ..errors import EscapedTransaction, NotExecuted, OutcomeUnknown, SamekeyError
 
 
 def may_have_happened(error: BaseException, *, own: bool = False) -> bool:
@@ -48,11 +49,7 @@ def _is_inside_a_transport(error: BaseException) -> bool:
     """Whether a client library caught it itself, on its way to say that nothing was sent: one that the
     handler has caught before is about another call."""
     plain = type(error).__module__ in ("builtins", "ssl", "socket", "asyncio.exceptions")
-    trace = error.__traceback__
-    if not plain or trace is None:
-        return False
-    name = trace.tb_frame.f_globals.get("__name__", "")
-    return str(name).partition(".")[0] in _TRANSPORTS
+    return plain and _first(error.__traceback__) in _TRANSPORTS
 
 
 def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
@@ -68,6 +65,50 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
         of_library = type(cause).__module__.partition(".")[0] in _TRANSPORTS
         if cause.__cause__ is not None or not cause.__suppress_context__ or of_library:
             waiting += (cause.__context__, cause.__cause__)
+
+
+def proof_in(error: BaseException) -> NotExecuted | None:
+    """What our own transport said of a call, where an SDK has made its own error of it: nothing was done. It
+    is lost where anything else may have failed in between, a second way to the same effect for one."""
+    seen = set[int]()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        if isinstance(found, NotExecuted):
+            return found if found is error or found.of_call else None
+        seen.add(id(found))
+        # Our own errors speak for themselves, and a group speaks of several things.
+        speaks = isinstance(found, SamekeyError | BaseExceptionGroup) or not isinstance(found, Exception)
+        found = None if speaks else _made_of(found)
+    return None
+
+
+def _made_of(error: BaseException) -> BaseException | None:
+    """What an error was made of, and of nothing else: it was raised from it; or it is a package's own error,
+    which that package's own code raised where it had caught the other."""
+    cause, context = error.__cause__, error.__context__
+    if cause is not None:
+        return cause if context is None or context is cause else None
+    if context is None or error.__suppress_context__:
+        return None
+    caught_in, raised_in = _first(context.__traceback__), _last(error.__traceback__)
+    own = type(error).__module__.partition(".")[0]
+    return context if caught_in == raised_in == own else None
+
+
+def _first(trace: TracebackType | None) -> str | None:
+    """The package whose code has caught an error."""
+    return None if trace is None else _package(trace)
+
+
+def _last(trace: TracebackType | None) -> str | None:
+    """The package whose code has raised it."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else _package(trace)
+
+
+def _package(trace: TracebackType) -> str:
+    return str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def left_this_machine(error: BaseException) -> bool | None:

@@ -11,6 +11,7 @@ changes what the client sees, never what is recorded.
 | returned 502 or 504                                                   | `unknown`          |
 | returned, and its answer failed afterwards                            | `unknown`          |
 | raised `NotExecuted`, or anything inside `before_effect()`            | `failed_retryable` |
+| raised an SDK's error, made of our transport's `NotExecuted`          | `failed_retryable` |
 | raised the framework's own HTTP exception below 500                   | as if returned     |
 | raised anything else                                                  | `unknown`          |
 | raised anything else, with `on_error="retry"`                         | by its kind        |
@@ -77,6 +78,8 @@ class Ending:
     """The provider's own id was noted: something happened, whatever is said afterwards."""
     foreign: bool = False
     """What it raised is not its own word: another operation's, or about one of several calls."""
+    never_called: bool = False
+    """What it raised is an SDK's error, made of proof that the call to the provider was not carried out."""
     at_edge: bool = False
     """Only the edge of an application is seen: a router may have answered, and no handler."""
     unsure: bool = False
@@ -157,11 +160,13 @@ def _raised(ending: Ending, error: BaseException, remember: Remember, on_error: 
         outcome = of_status(ending.refusal, remember)
         if outcome is not Outcome.REMEMBER and ending.refusal in _OF_THE_BODY:
             outcome = Outcome.REMEMBER
-        if outcome is not Outcome.REMEMBER and may_have_happened(error, own=ending.refusal is not None):
+        unproven = outcome is not Outcome.REMEMBER and not ending.never_called
+        if unproven and may_have_happened(error, own=True):
             return Outcome.UNKNOWN  # made of a time-out, which says more than the status
         # What is remembered is the page; without one there is nothing to remember.
         return Outcome.UNKNOWN if outcome is Outcome.REMEMBER and not shown else outcome
-    if (isinstance(error, NotExecuted) and not ending.foreign) or ending.before_effect:
+    said = isinstance(error, NotExecuted) and not ending.foreign
+    if said or ending.before_effect or ending.never_called:
         return Outcome.FAIL
     said_unknown = isinstance(error, OutcomeUnknown | EscapedTransaction) or not isinstance(error, Exception)
     if said_unknown:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from ..core.arrival import proof_in
 from ..core.claim import Claim, downstream_key
 from ..core.effects import Sent, SentStep
 from ..core.outcome import Ending, Outcome
@@ -329,8 +330,10 @@ class Running:
         if self.outcome is not None:
             raise RuntimeError("This operation has been finished already.")
         ending = handled.ending
-        if isinstance(ending.error, NotExecuted):
-            ending = replace(ending, foreign=self._is_foreign(ending.error))
+        proof = None if ending.error is None else proof_in(ending.error)
+        if proof is not None:
+            foreign, wrapped = self._is_foreign(proof), proof is not ending.error
+            ending = replace(ending, foreign=foreign, never_called=wrapped and not foreign)
         if self._acted(ending) and (ending.foreign or not isinstance(ending.error, NotExecuted)):
             ending = replace(ending, acted=True)
         self.outcome = self.rules.judge(ending)

@@ -61,6 +61,8 @@ class ProviderUnclear(OutcomeUnknown):
 class CallRefused(NotExecuted, ConfigurationError):
     """A call that cannot be made as it stands: the sentence says why. Nothing of it was sent."""
 
+    of_call = True
+
 
 class KeylessCall(CallRefused):
     """A call that changes something was refused because no key would have gone with it. Nothing was sent."""
@@ -362,6 +364,7 @@ class _Calls(MemoryJournal):
     def not_executed(self, sentence: str) -> NotExecuted:
         """A call was not carried out, by proof."""
         error = NotExecuted(sentence)
+        error.of_call = True
         self.is_no_word_of_others(error)
         return error
 

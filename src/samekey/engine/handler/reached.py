@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...core.arrival import proof_in
 from ...core.outcome import Ending, Outcome
 from ...core.states import Mode
-from ...errors import ConfigurationError, NotExecuted
+from ...errors import ConfigurationError
 from ..exchange import Exchange, Unguarded, exchange_of_call
 from ..operation import MOMENTS, Running, _current
 from .marks import GUARD
@@ -48,9 +49,10 @@ class Part:
             with self.running.boundary.calls_a_part():
                 yield gave
         except BaseException as error:
-            if isinstance(error, NotExecuted):
+            proof = proof_in(error)
+            if proof is not None:
                 operation = self.running.operation
-                error.is_word_of(f"a part of {operation.id}", operation.began, next(MOMENTS))
+                proof.is_word_of(f"a part of {operation.id}", operation.began, next(MOMENTS))
             refusal = exchange.refusal_of(error)
             self._note(Ending(refusal, error, refusal=refusal))
             self.running.part_failed = True

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from ...core.arrival import proof_in
 from ...core.claim import Claim
 from ...core.decide import Decision, Verdict
 from ...core.outcome import Ending, Outcome
@@ -117,8 +118,11 @@ class Handled:
             return Finished(
                 uncertain_answer(policy, operation_id, expires_at), None if told else self.propagated
             )
-        if isinstance(self.error, NotExecuted | StoreUnavailable):
-            return Finished(with_expiry(unavailable(policy, self.error), policy, expires_at))
+        said: BaseException | None = self.error
+        if said is not None and self.answer is None:
+            said = proof_in(said) or said  # an SDK's error of it is nobody's page
+        if isinstance(said, NotExecuted | StoreUnavailable):
+            return Finished(with_expiry(unavailable(policy, said), policy, expires_at))
         answer = None if self.answer is None else with_expiry(self.answer, policy, expires_at)
         return Finished(answer, self.propagated)
 

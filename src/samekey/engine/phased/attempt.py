@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
+from ...core.arrival import proof_in
 from ...core.claim import downstream_key
 from ...core.decide import Outstanding, Replay, Uncertain, Withheld
 from ...core.effects import Sent, SentStep
@@ -465,20 +466,21 @@ class PhasedRun:
 
     def _judge(self, error: BaseException, otherwise: OnError) -> Outcome:
         """By the user's own rule, then by the table."""
-        ending = Ending(None, error, foreign=self._is_foreign(error))
+        proof = proof_in(error)
+        foreign = proof is not None and self._is_foreign(proof)
+        never_called = proof is not None and proof is not error and not foreign
+        ending = Ending(None, error, foreign=foreign, never_called=never_called)
         return replace(self.definition.rules, on_error=otherwise).judge(ending)
 
-    def _is_foreign(self, error: BaseException) -> bool:
-        """Whether ``NotExecuted`` is the word of a call inside (``once()``), which does not speak for this
-        operation."""
-        return isinstance(error, NotExecuted) and not error.is_word_of(
-            self.operation_id, self._began, next(MOMENTS)
-        )
+    def _is_foreign(self, error: NotExecuted) -> bool:
+        """Whether it is the word of a call inside (``once()``), which does not speak for this operation."""
+        return not error.is_word_of(self.operation_id, self._began, next(MOMENTS))
 
     def _must_not_be_swallowed(self, error: BaseException) -> bool:
         """Whether a function that returns after this error of a phase does not know what it is saying."""
-        if isinstance(error, SamekeyError):
-            return not isinstance(error, NotExecuted) or self._is_foreign(error)
+        proof = proof_in(error)
+        if proof is not None or isinstance(error, SamekeyError):
+            return proof is None or self._is_foreign(proof)
         return of_error(error) is Outcome.UNKNOWN
 
     # The end
@@ -585,10 +587,11 @@ class PhasedRun:
         if outcome is Outcome.UNKNOWN or not self._resumable:
             logger.error("A phase of %s has no certain outcome: %r", self.definition.identity, error)
             return Finished(self._waits(state))
-        if isinstance(error, NotExecuted):
+        proof = proof_in(error)
+        if proof is not None:
             # Given up, no retry goes on from there; the word of a call inside says nothing about this one.
-            told = state is State.DEAD_LETTER or (state is State.IN_PROGRESS and self._is_foreign(error))
-            return Finished(self._waits(state) if told else self._unfinished(policy, error))
+            told = state is State.DEAD_LETTER or (state is State.IN_PROGRESS and self._is_foreign(proof))
+            return Finished(self._waits(state) if told else self._unfinished(policy, proof))
         if state is State.FAILED_RETRYABLE:
             return Finished(None, error)
         # Whatever page the application would make of it, the operation is not over.

@@ -1,0 +1,211 @@
+"""SDKs make an error of their own of whatever their transport raises: the proof inside is not lost, and only
+proof is read out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import requests
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from lab.processes import free_port
+from samekey import Idempotency, NotExecuted, OutcomeUnknown
+from samekey.outgoing import STRIPE, Outgoing, step
+from samekey.outgoing.httpx import ProviderTransport
+from samekey.outgoing.requests import ProviderAdapter
+from tests.client.calls import MADE, Service
+from tests.client.scripted import Cut, Hang, Say, scripted
+
+Send = Callable[[str], Any]
+
+
+class APIConnectionError(Exception):
+    """As an SDK has one."""
+
+
+def by_requests(url: str) -> Any:
+    with requests.Session() as session:
+        session.trust_env = False
+        session.mount("http://", ProviderAdapter(Outgoing(STRIPE, strict=True)))
+        return session.post(url, data="amount=450", timeout=5)
+
+
+def by_httpx(url: str) -> Any:
+    with httpx.Client(transport=ProviderTransport(Outgoing(STRIPE, strict=True))) as client:
+        return client.post(url, content="amount=450")
+
+
+def raised_from(send: Send, url: str) -> Any:
+    try:
+        return send(url)
+    except Exception as error:
+        raise APIConnectionError("Unexpected error communicating with the provider") from error
+
+
+def raised_meanwhile(send: Send, url: str) -> Any:
+    try:
+        return send(url)
+    except Exception as error:
+        _raise_its_own(error)
+
+
+def _raise_its_own(error: Exception) -> None:
+    raise APIConnectionError(f"A {type(error).__name__} was raised")
+
+
+def raised_later(send: Send, url: str) -> Any:
+    """A loop of retries that is used up."""
+    try:
+        return raised_from(send, url)
+    except APIConnectionError as error:
+        last = error
+    raise last
+
+
+def raised_twice(send: Send, url: str) -> Any:
+    try:
+        return raised_meanwhile(send, url)
+    except APIConnectionError as error:
+        raise RuntimeError("the payment failed") from error
+
+
+def raised_as_a_page(send: Send, url: str) -> Any:
+    try:
+        return raised_from(send, url)
+    except APIConnectionError as error:
+        raise HTTPException(503, "later") from error
+
+
+SDKS = [raised_from, raised_meanwhile, raised_later, raised_twice, raised_as_a_page]
+
+
+def leased(idempotency: Idempotency, call: Callable[[], Any]) -> Service:
+    @idempotency.leased
+    def pay(_request: Any) -> JSONResponse:
+        return JSONResponse({"charge": call().json()["id"]}, 201)
+
+    return Service(idempotency, pay)
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+@pytest.mark.parametrize("send", [by_requests, by_httpx])
+def test_a_429_frees_the_key_through_an_sdk_too(idempotency: Idempotency, send: Send, sdk: Any) -> None:
+    with scripted(Say(429), MADE) as provider:
+        service = leased(idempotency, lambda: sdk(send, provider.url))
+        assert service.post().status_code == 503
+        assert service.post().status_code == 201
+        assert len(provider.keys) == 1 and None not in provider.keys
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+@pytest.mark.parametrize("send", [by_requests, by_httpx])
+def test_and_so_does_a_connection_that_is_refused(idempotency: Idempotency, send: Send, sdk: Any) -> None:
+    with scripted(MADE) as provider:
+        urls = [f"http://127.0.0.1:{free_port()}", provider.url]
+        service = leased(idempotency, lambda: sdk(send, urls.pop(0)))
+        assert service.post().status_code == 503
+        assert service.post().status_code == 201
+
+
+def test_an_effect_that_nobody_can_look_up_is_called_again(idempotency: Idempotency) -> None:
+    with scripted(Say(429), MADE) as provider:
+
+        @idempotency.phased("pay", version=1)
+        def pay(op: Any, _order: Any) -> Any:
+            charge = op.effect("charge", lambda _effect: raised_from(by_httpx, provider.url).json()["id"])
+            return {"charge": charge}
+
+        service = Service(idempotency, pay)
+        assert service.post().status_code == 503
+        assert service.post().json() == {"charge": "ch_1"}
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+def test_what_may_have_arrived_is_unknown_through_an_sdk(idempotency: Idempotency, sdk: Any) -> None:
+    with scripted(Cut(), MADE) as provider:
+        service = leased(idempotency, lambda: sdk(by_requests, provider.url))
+        first = service.post()
+        assert first.status_code == (503 if sdk is raised_as_a_page else 409)
+        assert service.post().json()["code"] == "outcome_unknown"
+        assert len(provider.seen) == 1
+
+
+def _unguarded(url: str) -> Any:
+    """A second provider, by a client that samekey knows nothing of."""
+    with httpx.Client(timeout=0.2) as client:
+        return client.post(url, content="amount=450")
+
+
+def falls_back(refused: str, other: str) -> Any:
+    try:
+        return by_httpx(refused)
+    except NotExecuted:
+        return _unguarded(other)
+
+
+def falls_back_and_blames_the_first(refused: str, other: str) -> Any:
+    try:
+        return by_httpx(refused)
+    except NotExecuted as first:
+        try:
+            return _unguarded(other)
+        except httpx.HTTPError:
+            raise APIConnectionError("no provider") from first
+
+
+def falls_back_inside_an_sdk(refused: str, other: str) -> Any:
+    try:
+        return by_httpx(refused)
+    except NotExecuted:
+        try:
+            return _unguarded(other)
+        except httpx.HTTPError:
+            _raise_its_own(RuntimeError())
+
+
+def says_that_it_does_not_know(refused: str, _other: str) -> Any:
+    try:
+        return by_httpx(refused)
+    except NotExecuted as error:
+        raise OutcomeUnknown("who knows") from error
+
+
+def has_its_own_word(_refused: str, _other: str) -> Any:
+    try:
+        raise NotExecuted("says somebody")
+    except NotExecuted as error:
+        raise APIConnectionError("") from error
+
+
+def is_one_of_several(refused: str, other: str) -> Any:
+    with step("hold"):
+        by_httpx(other)
+    with step("take"):
+        return raised_from(by_httpx, refused)
+
+
+def is_one_of_a_group(refused: str, _other: str) -> Any:
+    try:
+        return by_httpx(refused)
+    except NotExecuted as error:
+        raise ExceptionGroup("several", [RuntimeError()]) from error
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(falls_back, falls_back_and_blames_the_first, falls_back_inside_an_sdk, says_that_it_does_not_know),
+        *(has_its_own_word, is_one_of_several, is_one_of_a_group),
+    ],
+)
+def test_an_error_that_tells_of_something_else_too_frees_no_key(idempotency: Idempotency, call: Any) -> None:
+    answer = MADE if call is is_one_of_several else Hang()
+    with scripted(Say(429)) as refused, scripted(answer) as other:
+        service = leased(idempotency, lambda: call(refused.url, other.url))
+        service.post()
+        assert service.post().json()["code"] == "outcome_unknown"
+        assert len(refused.seen) <= 1
