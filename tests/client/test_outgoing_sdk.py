@@ -174,9 +174,13 @@ def says_that_it_does_not_know(refused: str, _other: str) -> Any:
         raise OutcomeUnknown("who knows") from error
 
 
+def _says_so() -> None:
+    raise NotExecuted("says somebody")
+
+
 def has_its_own_word(_refused: str, _other: str) -> Any:
     try:
-        raise NotExecuted("says somebody")
+        _says_so()
     except NotExecuted as error:
         raise APIConnectionError("") from error
 
