@@ -31,15 +31,13 @@ def test_a_handler_without_a_key_loses_its_connection_after_its_longest_run(
 
     @idempotency.atomic(required=False, max_run=1, lease=1)
     async def hang(_request: Any) -> PlainTextResponse:
-        connection = current_operation().connection
-        await connection.execute("insert into effects values (1)")
         while True:  # until it is refused
-            await asyncio.sleep(0.02)
             try:
-                await connection.execute("insert into effects values (2)")
+                await current_operation().connection.execute("insert into effects values (1)")
             except Exception as error:
                 errors.append(error)
                 return PlainTextResponse("done", 201)
+            await asyncio.sleep(0.02)
 
     @idempotency.atomic(required=False)
     async def write(_request: Any) -> PlainTextResponse:

@@ -397,7 +397,13 @@ def test_a_call_that_takes_too_long_has_no_certain_outcome(
     world: World, provider: Provider, client: ProviderClient, effect: Any, then: str
 ) -> None:
     provider.next.append("hang")
-    world.define(charge_only(world, client.charge, timeout=0.3, **effect), backoff=AT_ONCE)
+    seconds = [0.3, 30.0]  # for the call that hangs, and for the next one
+
+    async def ride(op: Any, _input: Any) -> Any:
+        call = world.outside(client.charge)
+        return await now(op.effect("charge", call, "k1", timeout=seconds.pop(0), **effect))
+
+    world.define(ride, backoff=AT_ONCE)
     got = world.post("k1")
     assert (got.status, got.code) == (409, "in_progress" if effect else "outcome_unknown")
     assert state_of(world.url, "k1") == then
