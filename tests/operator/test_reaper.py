@@ -297,7 +297,7 @@ def test_no_claim_waits_for_an_open_reap(pg: World) -> None:
         pg.completed(at=OLD)
     session = pg.engine.engine.drivers.sync.open()
     assert run_in(session, pg.upkeep.reap(batch=100)) == 20
-    engine, answered = Idempotency(pg.url, timeout=3), []
+    engine, answered = Idempotency(pg.url, timeout=30), []
 
     def requests() -> None:
         for key in ("new", "young"):
@@ -307,7 +307,7 @@ def test_no_claim_waits_for_an_open_reap(pg: World) -> None:
 
     thread = threading.Thread(target=requests)
     thread.start()
-    thread.join(6)
+    thread.join(30)
     assert all(isinstance(decision, Execute) for decision in answered) and len(answered) == 2
     assert pg.read(young).state == "in_progress"
     session.commit()

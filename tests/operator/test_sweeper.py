@@ -120,7 +120,7 @@ def test_no_claim_waits_for_an_open_sweep(pg: World) -> None:
     from samekey.drivers.run import run_in
 
     assert len(run_in(session, pg.upkeep.sweep(batch=100))) == 20
-    engine, done = Idempotency(pg.url, timeout=3), threading.Event()
+    engine, done = Idempotency(pg.url, timeout=30), threading.Event()
     claim = claim_of("another", Mode.LEASED, MINUTE, DAY, "acme", "POST /")
 
     def request() -> None:
@@ -131,7 +131,7 @@ def test_no_claim_waits_for_an_open_sweep(pg: World) -> None:
 
     thread = threading.Thread(target=request)
     thread.start()
-    thread.join(3)
+    thread.join(30)
     assert done.is_set()
     session.rollback()
     engine.close()
