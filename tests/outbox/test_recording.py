@@ -207,7 +207,7 @@ def test_a_failure_is_recorded_when_the_store_is_back_with_its_reason_and_the_pr
     url: str = request.getfixturevalue(f"{store}_url")
     failed, tried = threading.Event(), threading.Semaphore(0)
     with FaultProxy.before(url) as proxy:
-        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 0.3})
+        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 10})
         direct = Outbox(url, loop, threads)
 
         async def counted(*args: Any) -> Any:
@@ -266,7 +266,7 @@ def test_a_result_outlives_an_outage_of_many_leases(
     url: str = request.getfixturevalue(f"{store}_url")
     calls: list[float] = []
     with FaultProxy.before(url) as proxy:
-        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 0.3})
+        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 10})
         direct = Outbox(url, loop, threads)
 
         def charge(job: JobContext) -> None:
