@@ -65,7 +65,7 @@ def is_of(entry: Entry, wanted: Wanted, record: Record) -> bool:
     """Whether it is what this operation has asked for. The downstream key alone does not tell: a client may
     use an idempotency key anew once it has expired, and the provider still lists what was done before."""
     asked_for = (entry.amount, entry.reference) == (wanted.amount, wanted.reference)
-    return asked_for and entry.at >= record.created_at / 1000 - CLOCKS_DIFFER
+    return asked_for and entry.at >= record.since.timestamp() - CLOCKS_DIFFER
 
 
 def is_of_effect(entry: Entry, wanted: Wanted, effect: Effect) -> bool:

@@ -3,6 +3,7 @@ object is not about this one's."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,8 +20,10 @@ from samekey import (
     Resolution,
     current_operation,
 )
+from samekey.core.record import Record
 from samekey.core.states import State
 from samekey.stores.protocols import Actor
+from samekey.workers.reconciler import Reconciler
 from tests.evidence.conftest import Node
 
 pytestmark = pytest.mark.filterwarnings("ignore:ttl=.* is under an hour")
@@ -97,6 +100,37 @@ def test_nor_does_a_lookup_or_an_operator_that_names_it(second: Rent, evidence: 
     assert second.node.state("k") is State.UNKNOWN
     assert second.node.run(lambda: resolver.apply(record, Executed("captured", "ch_2"), Actor("ann", "seen")))
     assert second.node.state("k") is State.COMPLETED
+
+
+def _ask(rent: Rent, lookup: Any) -> None:
+    rent.node.idempotency.lookup("CALL rent")(lookup)
+    asyncio.run(Reconciler(rent.node.idempotency.engine).run_once())
+
+
+@pytest.mark.parametrize("finding", [Declined("refused"), Executed("captured")], ids=["declined", "executed"])
+def test_a_lookup_that_names_nothing_may_have_found_what_a_former_life_made(
+    second: Rent, finding: Executed | Declined
+) -> None:
+    _ask(second, lambda _record: finding)
+    record = second.node.record("k")
+    assert record.state is State.DEAD_LETTER
+    by_hand = Actor("ann", "looked at the provider's page")
+    assert second.node.run(lambda: second.node.resolver.apply(record, Executed("captured"), by_hand))
+    assert second.debit(None) == "captured" and second.runs == 2
+
+
+def test_a_lookup_that_looks_back_no_further_than_its_operation_is_believed(second: Rent) -> None:
+    asked = []
+
+    def look(record: Record) -> Executed:
+        asked.append(record.since)
+        return Executed("captured")
+
+    _ask(second, look)
+    record = second.node.record("k")
+    began = datetime.fromtimestamp(record.created_at / 1000, UTC)
+    assert record.state is State.COMPLETED
+    assert asked == [began - FOR / 2], "its clock may be wrong, by less than lies between two lives"
 
 
 def test_a_no_that_names_nothing_frees_no_later_life(second: Rent) -> None:

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 from samekey import Executed, Idempotency, NotExecuted, current_operation
 from samekey import Response as Answer
 from samekey.asgi import IdempotencyMiddleware
-from samekey.core.effects import CLOCK_TOLERANCE_MS, Sent, SentStep
-from samekey.core.record import Record
+from samekey.core.effects import Sent, SentStep
+from samekey.core.record import CLOCK_TOLERANCE_MS, Record
 from samekey.engine.evidence.said import Resolution
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.upkeep import Upkeep

@@ -29,7 +29,8 @@ class Rides:
 
         async def charge(effect: Any) -> str:
             if not self.loses_replies or looks_since:
-                self.made.append((f"ch_{len(self.made) + 1}", datetime.now(UTC)))
+                # Its clock ticks in whole seconds, as many a provider's does.
+                self.made.append((f"ch_{len(self.made) + 1}", datetime.now(UTC).replace(microsecond=0)))
             if self.loses_replies:
                 raise ConnectionError("nobody knows whether it was sent")
             effect.provider_id = self.made[-1][0]

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from .program import Row, Value
-from .record import OpenEffect, Record, run_of
+from .record import CLOCK_TOLERANCE_MS, Asking, OpenEffect, Record, run_of
 from .states import Mode, State
 
 
@@ -191,12 +191,6 @@ class Foreign:
 
 
 Verdict: TypeAlias = Settle | Keep | Unplaced | TooLate | Foreign
-
-CLOCK_TOLERANCE_MS: Final = 5_000
-"""How far a provider's clock may be from ours; it may also tick in whole seconds. Whatever happened longer
-before an operation began is not about it. A "no" is about the last of several sends only if it happened
-longer after that; within the tolerance nobody can tell, and doubt never runs anything: it waits for a lookup
-or an operator."""
 
 _RUNNING = (State.IN_PROGRESS, State.PENDING)
 _OVER = (State.COMPLETED, State.EXPIRED)
@@ -426,8 +420,8 @@ def unburied(record: Record) -> Record:
 
 def is_before(word: Word, record: Record) -> bool:
     """Whether it happened before the operation began, in whichever life of its key, and however often it has
-    run. A former life that left no trace ended a whole retention earlier, which bounds the tolerance."""
-    return word.occurred_at < record.created_at - min(CLOCK_TOLERANCE_MS, record.ttl_ms // 2)
+    run."""
+    return word.occurred_at < record.since_ms
 
 
 def _of_former_life(
@@ -443,6 +437,20 @@ def is_past(
 ) -> bool:
     """Whether a former life of the key has made this, and this life has not, whoever names it."""
     return provider_id is not None and provider_id in past and not _is_its_own(provider_id, record, effects)
+
+
+def is_former(
+    provider_id: str | None, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
+) -> bool | None:
+    """The same of what was found by the key that all lives have. None: nobody can tell, since it is not
+    named, or what former lives have made is forgotten."""
+    if record.life == 1:
+        return False
+    if is_past(provider_id, record, effects, past):
+        return True
+    if provider_id is None:
+        return None
+    return None if None in past and not _is_its_own(provider_id, record, effects) else False
 
 
 def _of_which_life(
@@ -521,7 +529,8 @@ def _about_now(
     provider_id: str | None,
     former: Collection[str | None] = (),
 ) -> bool | None:
-    """Whether a "no" is about the last send; None: nobody can tell. It tells nothing about one that began
+    """Whether a "no" is about the last send; None: nobody can tell, as within the clocks' tolerance, and
+    doubt never runs anything. It tells nothing about one that began
     after it, nor does a "no" about what a former attempt has made. Where there was one send only, in the one
     life of its key, a word about this operation is about that, whatever the time and whichever of its objects
     the provider names; but where the attempt has noted one, it must name one, or the operation itself. What
@@ -546,6 +555,7 @@ def _about_now(
 
 def asked_about(record: Record, effects: Sequence[KnownEffect]) -> Record:
     """The record as a lookup gets it: with the effect whose end is to be found out, where that is one."""
+    record = replace(record, asking=Asking())
     if record.mode is Mode.PHASED:
         still = [one for one in effects if one.kind is EffectKind.PHASE and one.was_sent and not one.outcome]
     else:

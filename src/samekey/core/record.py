@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from ..errors import CorruptRecord
@@ -22,6 +23,11 @@ LAST_TIME: Final = 253_402_300_799_999
 HEARD_MS: Final = 3_600_000
 """How long an answer is kept at least, unless its whole retention is shorter. Where retention counts from
 creation, it may be over before there is an answer, and a retry must still find that."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+CLOCK_TOLERANCE_MS: Final = 5_000
+"""How far a provider's clock may be from ours; it may also tick in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,14 @@ class OpenEffect:
     """Whom it was sent to, where the code says so."""
 
 
+@dataclass(slots=True)
+class Asking:
+    """One question to a lookup."""
+
+    looked_since: bool = False
+    """Whether it has asked from when on to look."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One key in one scope, as the store holds it. Times are milliseconds by the store's clock."""
@@ -117,6 +131,22 @@ class Record:
     open_effect: OpenEffect | None = None
     """What a lookup is asked about: its finding is about this effect, and about no other. None: the operation
     as a whole; nothing of it was noted, or more than one effect is open."""
+    asking: Asking | None = field(default=None, compare=False, repr=False)
+    """Set where a lookup is asked about it."""
+
+    @property
+    def since(self) -> datetime:
+        """Nothing that this operation has sent is older, by the store's clock or by one that is a little
+        wrong. What the provider made earlier under the same key is a former life's: a lookup must not give
+        that, and one that has asked for this is believed not to."""
+        if self.asking is not None:
+            self.asking.looked_since = True
+        return _EPOCH + timedelta(milliseconds=self.since_ms)
+
+    @property
+    def since_ms(self) -> int:
+        """A former life that left no trace ended a whole retention earlier, which bounds the tolerance."""
+        return self.created_at - min(CLOCK_TOLERANCE_MS, self.ttl_ms // 2)
 
     def downstream_key(self, step: str = "") -> str:
         """The key that this operation sends to a provider at that step: what a lookup asks for."""

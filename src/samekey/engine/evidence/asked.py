@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from ...core.effects import KnownEffect, another_step, is_past
+from ...core.effects import KnownEffect, another_step, is_former
 from ...core.record import Record
 from ...core.states import Mode
 from ...errors import ConfigurationError
@@ -56,15 +56,24 @@ def check_step(finding: Evidence, record: Record, effects: Sequence[KnownEffect]
 
 
 def check_life(
-    finding: Evidence, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
+    finding: Evidence,
+    asked: Record,
+    effects: Sequence[KnownEffect],
+    record: Record,
+    past: Collection[str | None],
 ) -> None:
-    """``ConfigurationError`` if it names what a former life of the key has made: this one is another
-    operation, and what became of it is not known from that."""
-    given = finding.provider_id if isinstance(finding, Executed | Declined) else None
-    if given is None or not is_past(given, record, effects, past):
+    """``ConfigurationError`` if it is what a former life of the key has made, or may be: this one is another
+    operation, and what became of it is not known from that. In doubt a lookup is believed that has asked from
+    when on to look, and a person, who has looked at this very operation."""
+    if not isinstance(finding, Executed | Declined):
         return
-    raise ConfigurationError(
-        f"The provider's id {given!r} is that of what a former life of the key has made, and this is another "
-        "operation: nothing was settled. All lives of a key have the same downstream keys: a lookup must "
-        "look for nothing older than record.created_at."
-    )
+    given = finding.provider_id
+    former = is_former(given, record, effects, past)
+    doubtful = asked.asking is not None and not asked.asking.looked_since
+    if former or (former is None and doubtful):
+        named = "What was found" if given is None else f"The provider's id {given!r}"
+        raise ConfigurationError(
+            f"{named} {'is' if former else 'may be'} that of what a former life of the key has made, and "
+            "this is another operation: nothing was settled. All lives of a key have the same downstream "
+            "keys: a lookup must look for nothing older than record.since, and name what it has found."
+        )

@@ -46,7 +46,7 @@ class DirectResolver:
         if event is None:  # an event has named its effect, and was judged by that
             effects = yield from self.finding.effects(record.id)
             past = (yield from self.finding.past_ids(record.id)) if record.life > 1 else ()
-            check_life(finding, record, effects, past)
+            check_life(finding, record, effects, record, past)
             check_step(finding, record, effects)
         attempt = record.attempt
         disputes: list[Yes] | None = None

@@ -24,7 +24,7 @@ from ...core.effects import (
     Unplaced,
     asked_about,
     choose,
-    is_past,
+    is_former,
     judge,
     names_what_is_done,
     placed,
@@ -94,13 +94,15 @@ class NotingResolver:
         check_about(finding, record)
         yield BEGIN
         found = yield from self._effects.locked(record.id)
-        if found is None or found[1].attempt != record.attempt or not _fits(finding, found[1]):
+        if found is None:
+            return False
+        effects = yield from self._effects.of(record.id)
+        check_life(finding, record, effects, *(yield from self._past(found[1])))
+        if found[1].attempt != record.attempt or not _fits(finding, found[1]):
             return False  # a yes of a lookup's is an event then
         dead_job = record.mode is Mode.DEFERRED and found[1].state is State.DEAD_LETTER
         if dead_job and says(finding) is Says.NOT_EXECUTED:
             return False  # its handler must not run again: its job is tried again
-        effects = yield from self._effects.of(record.id)
-        check_life(finding, found[1], effects, (yield from self._past(found[1]))[1])
         if record.open_effect not in (None, asked_about(found[1], effects).open_effect):
             return False  # it was asked about another one, or about one of which less was known
         overruled = False
@@ -266,13 +268,7 @@ class NotingResolver:
         if found is None:
             return False
         record, past = yield from self._past(found[1])
-        if record.life == 1:
-            return False
-        effects = yield from self._effects.of(operation_id)
-        if is_past(provider_id, record, effects, past):
-            return True
-        its_own = provider_id is not None and not is_past(provider_id, record, effects, (provider_id,))
-        return None if not its_own and (provider_id is None or None in past) else False
+        return is_former(provider_id, record, (yield from self._effects.of(operation_id)), past)
 
     def told_about(self, operation_id: str, about: str) -> Program[Executed | Declined | None]:
         """What is known of a job that is about to run, and that it need not send any more: what settled it

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from ...core.arrival import proof_in
@@ -290,6 +291,14 @@ class PhasedRun:
         assert isinstance(found.evidence, Executed | Declined)
         effect.provider_id, effect.source = found.evidence.provider_id, found.event.source
         return (yield from self.record(position, name, effect, value_in(found.evidence), found.event))
+
+    def since(self) -> Flow[datetime]:
+        """How far back a lookup has to look. Not to the intent: where that was renewed, a call before it may
+        have gone through after all."""
+        found = yield from ask(lambda: self.ways.keys.read_by_id(self.operation_id))
+        if found is None:
+            raise LeaseLost("The operation is gone.")
+        return found[1].since
 
     def looked_up(self, position: int, name: str, effect: Effect, result: Any) -> Flow[Any]:
         """What its lookup has found is the result, unless it is a former life's, or may be."""

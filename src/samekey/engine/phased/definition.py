@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from ...core.backoff import Backoff
@@ -142,18 +142,19 @@ class Effect:
         """Seconds for which the provider knows the key, as the phase was told; None: it was told nothing."""
         self.tried_before = False
         """An earlier attempt meant this call too, and may have sent it."""
-        self._meant_at: datetime | None = None
+        self._since: datetime | None = None
         self.has_looked_since = False
 
     @property
     def since(self) -> datetime | None:
-        """When this operation first meant the call, by the database's clock; None: not before now. What the
-        provider made earlier under the same key is another operation's: a lookup must not give that."""
+        """Nothing that this operation has sent is older, by the database's clock or by one that is a little
+        wrong; None: it has sent nothing before now. What the provider made earlier under the same key is
+        another operation's: a lookup must not give that."""
         self.has_looked_since = True
-        return self._meant_at
+        return self._since
 
-    def meant_at(self, milliseconds: int) -> None:
-        self._meant_at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    def look_since(self, moment: datetime) -> None:
+        self._since = moment
 
     def __repr__(self) -> str:
         return f"<Effect {self.key}>"

@@ -164,7 +164,7 @@ class AsyncPhasedOperation(_Operation):
                 run.look_up_or_stop(name, todo)
                 assert lookup is not None
                 effect.timeout = rules.timeout_ms / 1000
-                effect.meant_at(phase.intent_at)
+                effect.look_since(await drive(run.since()))
                 found = await _within(effect.timeout, lookup(effect, *args, **kwargs))
                 if found is not NOT_FOUND:
                     return await drive(run.looked_up(position, name, effect, _found(name, found)))
@@ -242,7 +242,7 @@ class PhasedOperation(_Operation):
                 run.look_up_or_stop(name, todo)
                 assert lookup is not None
                 effect.timeout = rules.timeout_ms / 1000
-                effect.meant_at(phase.intent_at)
+                effect.look_since(drive(run.since()))
                 found = lookup(effect, *args, **kwargs)
                 if found is not NOT_FOUND:
                     return drive(run.looked_up(position, name, effect, _found(name, found)))
