@@ -2,14 +2,16 @@
 
 Libraries are known by name, so that none is imported. What is not known to be harmless is not: an error that
 came from a call to somebody else proves nothing, unless it says that there was no call, or it carries the
-other one's refusal.
+other one's refusal; and that only where the call was one request. Libraries repeat a request and follow
+redirects by themselves, and their error is about the last one.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from traceback import walk_tb
 from types import TracebackType
 from typing import Final
 
@@ -38,7 +40,7 @@ def _may_have_happened(error: BaseException, seen: set[int], answer: BaseExcepti
         if isinstance(cause, ExceptionGroup):
             if any(_may_have_happened(member, seen, answer) for member in cause.exceptions):
                 return True
-        elif _names(cause) & _NEVER_SENT:
+        elif _was_never_sent(cause):
             in_transport = True
         elif _may_have_arrived(cause):
             return True
@@ -118,29 +120,93 @@ def left_this_machine(error: BaseException) -> bool | None:
     for cause in _chain(error, set()):
         names = _names(cause)
         if names & _NEVER_SENT:
-            return False
-        if names & _MAY_HAVE_ARRIVED:
+            if _is_of_a_later_request(cause):
+                return True
+            found = False  # and what it was raised from is how the connection could not be made
+        elif found is not False and names & _MAY_HAVE_ARRIVED:
             return True
-        if isinstance(cause, OSError):
+        elif found is None and isinstance(cause, OSError):
             found = True  # unless what it was raised from says more
     return found
+
+
+def _was_never_sent(error: BaseException) -> bool:
+    return bool(_names(error) & _NEVER_SENT) and not _is_of_a_later_request(error)
+
+
+def _is_of_a_later_request(error: BaseException) -> bool:
+    """Whether the call had sent something before: the error is about a redirect that was followed, or about
+    one more attempt. The libraries do not put it into the error, but their frames know it."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _TRANSPORTS:
+            continue
+        if frame.f_code.co_name == "resolve_redirects":  # requests
+            return True
+        names = frame.f_locals
+        if not _have_refused(names.get("history")) or not _were_in_vain(names.get("retries")):
+            return True
+    return False
+
+
+def _have_refused(answers: object) -> bool:
+    """Whether all earlier answers of a call, if there are any, say that nothing was done."""
+    if not isinstance(answers, list | tuple):
+        return True
+    statuses = (next((one for one in _given_by(answer) if one is not None), None) for answer in answers)
+    return all(status is not None and _refuses(status) for status in statuses)
+
+
+def _were_in_vain(retries: object) -> bool:
+    """The same for the earlier attempts that urllib3 has noted: refused, or never sent."""
+    noted = getattr(retries, "history", None)
+    for attempt in noted if isinstance(noted, Iterable) else ():
+        error, status = getattr(attempt, "error", None), getattr(attempt, "status", None)
+        sent = not isinstance(error, BaseException) or not _names(error) & _NEVER_SENT
+        if sent and not (type(status) is int and _refuses(status)):
+            return False
+    return True
 
 
 def _may_have_arrived(error: BaseException) -> bool:
     """Unless it proves that nothing was sent, or the provider has refused: whatever a library raises that
     talks to others, and whatever is called after a time-out, a connection or a retry, whoever made it."""
-    if _names(error) & _NEVER_SENT or isinstance(error, SamekeyError):
+    if _was_never_sent(error) or isinstance(error, SamekeyError):
         return False  # ours are about the store
     status = _status(error)
     if status is not None:
-        return not _refuses(status)
+        return not (_refuses(status) and _is_of_the_only_request(error))
     if isinstance(error, OSError):
         return not (isinstance(error, _OF_FILES) or error.errno in _OF_THIS_MACHINE)
+    if _NAMES_OF_BROKEN & {kind.__name__ for kind in type(error).__mro__}:
+        return _may_have_been_committed(error)
     kinds = [kind for kind in type(error).__mro__ if kind.__module__ != "builtins"]
     return (
         any(kind.__module__.partition(".")[0] in _TALKERS for kind in kinds)
         or any(_NATURE.search(kind.__name__) for kind in kinds)
         or bool(_names(error) & _MAY_HAVE_ARRIVED)
+        or _is_of_a_later_request(error)  # a plain error, about an address that a redirect has named
+    )
+
+
+def _may_have_been_committed(error: BaseException) -> bool:
+    """Of an error of a database's driver, by the names that all of them share (PEP 249): unless the database
+    itself has refused, or the connection was never made. A file's database refuses or has done it."""
+    package = type(error).__module__.partition(".")[0]
+    if package in _WRAPPERS_OF_DRIVERS and error.__cause__ is not None:
+        return False  # the driver's own error, which it was made of, says more
+    if package == "sqlite3":
+        return False
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if isinstance(state, str):
+        return state.startswith(_BROKEN_STATES)
+    number = error.args[0] if error.args else None
+    if type(number) is int and 1000 <= number < 3000:  # MySQL; from 2000 on its client library speaks
+        return (number >= 2000 and number not in _NO_CONNECTION) or number in _MYSQL_IS_GOING
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return not any(
+        frame.f_code.co_name == "connect"
+        and str(frame.f_globals.get("__name__", "")).partition(".")[0] == package
+        for frame in frames
     )
 
 
@@ -157,10 +223,32 @@ def _kept_by(error: BaseException) -> Iterator[object]:
     if isinstance(response, Mapping):  # botocore
         said = response.get("ResponseMetadata")
         yield said.get("HTTPStatusCode") if isinstance(said, Mapping) else None
-    for name in ("status_code", "status"):
-        yield getattr(response, name, None)
+    yield from _given_by(response)
     for name in ("status_code", "http_status", "status", "code"):
         yield getattr(error, name, None)
+
+
+def _given_by(response: object) -> Iterator[int | None]:
+    for name in ("status_code", "status"):
+        status = getattr(response, name, None)
+        yield status if type(status) is int and 100 <= status <= 599 else None
+
+
+def _is_of_the_only_request(error: BaseException) -> bool:
+    """Whether the call had sent nothing else before the request that got this answer, or nothing that was
+    done: of redirects and repeated attempts the first may have been carried out, and its answer lost."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        said = response.get("ResponseMetadata")
+        return not (isinstance(said, Mapping) and said.get("RetryAttempts"))
+    headers = getattr(getattr(response, "request", None), "headers", None)
+    repeated = headers.get(_REPEATED) if isinstance(headers, Mapping) else None
+    return (
+        repeated in (None, "0")
+        and _have_refused(getattr(response, "history", None))
+        and _have_refused(getattr(error, "history", None))  # aiohttp
+        and _were_in_vain(getattr(getattr(response, "raw", None), "retries", None))
+    )
 
 
 def _refuses(status: int) -> bool:
@@ -185,12 +273,33 @@ _TRANSPORTS: Final = frozenset(
 )
 """Packages whose own code catches errors while it connects."""
 
+_REPEATED: Final = "x-stainless-retry-count"
+"""What the SDKs that are generated with one well-known tool send along when they repeat a request."""
+
 _TALKERS: Final = _TRANSPORTS - {"anyio", "asyncio", "trio"} | {
     *("botocore", "boto3", "aiobotocore", "grpc", "smtplib", "aiosmtplib", "ftplib", "imaplib", "poplib"),
-    *("xmlrpc", "paramiko", "websockets", "tenacity", "retrying", "stamina", "stripe", "zeep", "pika"),
-    *("aio_pika", "aiormq", "kombu", "kafka", "aiokafka", "nats", "azure", "google", "twilio"),
+    *(
+        "xmlrpc",
+        "paramiko",
+        "websockets",
+        "tenacity",
+        "retrying",
+        "stamina",
+        "stripe",
+        "zeep",
+        "pika",
+        "cimpl",
+    ),
+    *("aio_pika", "aiormq", "kombu", "kafka", "cimpl", "aiokafka", "nats", "azure", "google", "twilio"),
 }
 """Packages that talk to others: what they raise is about a call, unless it says that there was none."""
+
+_NAMES_OF_BROKEN: Final = frozenset({"OperationalError", "InterfaceError"})
+_WRAPPERS_OF_DRIVERS: Final = frozenset({"sqlalchemy", "django"})
+_BROKEN_STATES: Final = ("08", "57P", "40003")
+"""SQLSTATEs of a connection that broke, of a server that is going, and of an end that nobody knows."""
+_NO_CONNECTION: Final = frozenset({2002, 2003, 2005})
+_MYSQL_IS_GOING: Final = frozenset({1053, 1927})
 
 _NATURE: Final = re.compile(
     r"Time(d)?-?[Oo]ut|TimeLimit|Connect|Network|Transport|Retr(y|ies)|Gateway|JSONDecode"
@@ -243,7 +352,6 @@ _NEVER_SENT: Final = frozenset(
         "requests.exceptions.InvalidSchema",
         "requests.exceptions.InvalidHeader",
         "urllib3.exceptions.LocationValueError",
-        "botocore.exceptions.EndpointConnectionError",
         "botocore.exceptions.NoCredentialsError",
         "botocore.exceptions.NoRegionError",
         "botocore.exceptions.ParamValidationError",
@@ -255,7 +363,8 @@ _NEVER_SENT: Final = frozenset(
         "smtplib.SMTPNotSupportedError",
     }
 )
-"""Errors that prove that no request left this machine."""
+"""Errors that prove that no request left this machine, where the call was one request. (botocore repeats by
+itself, so that a refused connection proves nothing there.)"""
 
 _MAY_HAVE_ARRIVED: Final = frozenset(
     {
@@ -291,6 +400,7 @@ _MAY_HAVE_ARRIVED: Final = frozenset(
         "aiohttp.client_exceptions.ClientConnectionError",
         "aiohttp.client_exceptions.ClientPayloadError",
         "grpc.RpcError",
+        "botocore.exceptions.ConnectionError",
         "botocore.exceptions.HTTPClientError",
     }
 )
