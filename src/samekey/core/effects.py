@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from .program import Row, Value
-from .record import CLOCK_TOLERANCE_MS, Asking, OpenEffect, Record, run_of
+from .record import CLOCK_TOLERANCE_MS, OpenEffect, Question, Record, run_of
 from .states import Mode, State
 
 
@@ -555,7 +555,7 @@ def _about_now(
 
 def asked_about(record: Record, effects: Sequence[KnownEffect]) -> Record:
     """The record as a lookup gets it: with the effect whose end is to be found out, where that is one."""
-    record = replace(record, asking=Asking())
+    record = replace(record, asking=Question())
     if record.mode is Mode.PHASED:
         still = [one for one in effects if one.kind is EffectKind.PHASE and one.was_sent and not one.outcome]
     else:

@@ -81,7 +81,7 @@ class OpenEffect:
 
 
 @dataclass(slots=True)
-class Asking:
+class Question:
     """One question to a lookup."""
 
     looked_since: bool = False
@@ -131,7 +131,7 @@ class Record:
     open_effect: OpenEffect | None = None
     """What a lookup is asked about: its finding is about this effect, and about no other. None: the operation
     as a whole; nothing of it was noted, or more than one effect is open."""
-    asking: Asking | None = field(default=None, compare=False, repr=False)
+    asking: Question | None = field(default=None, compare=False, repr=False)
     """Set where a lookup is asked about it."""
 
     @property
