@@ -73,6 +73,30 @@ def test_a_second_effect_that_comes_later_is_found() -> None:
     assert [finding.id for finding in report_of(Late()).findings] == ["replay.ran-again"]
 
 
+class TooLate(Server):
+    """The same, so late that the next requests are long under way. No thread does it, that might be later."""
+
+    late: ClassVar[float] = 1.6
+
+    def answer(self, asked: Asked) -> Reply:
+        if asked.path == "/count":
+            due = sum(1 for at in self.__dict__.get("put_off", ()) if at <= time.monotonic())
+            return said(200, {"count": len(self.effects) + due})
+        return super().answer(asked)
+
+    def meet(self, record: Record, asked: Asked) -> Reply:
+        with self.lock:
+            self.__dict__.setdefault("put_off", []).append(time.monotonic() + self.late)
+        return super().meet(record, asked)
+
+
+@pytest.mark.parametrize("late", [1.1, 1.6])
+def test_one_that_comes_still_later_is_not_passed(late: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever operation is counted at the moment at which it comes."""
+    monkeypatch.setattr(TooLate, "late", late)
+    assert "replay.ran-again" not in report_of(TooLate()).passed
+
+
 class UnreadableOnce(Server):
     """The count fails from its thirtieth reading on."""
 

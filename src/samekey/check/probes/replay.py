@@ -41,20 +41,25 @@ def replay(bench: Bench) -> None:
 
 def later(bench: Bench) -> None:
     """A second effect may come later than a first one does: by a queue, a mail, a job."""
+    late(bench, LATE)
+
+
+def late(bench: Bench, seconds: float) -> None:
+    """Looks for a second effect for so long after a retry."""
     if bench.counter is None or bench.endpoint.retention is not None:
         return  # a key that is to be forgotten soon must not be waited with
     first = bench.operations[0]
     for known in (False, True):
         before = bench.counter.read()
         exchange = bench.answered(first.request)
-        time.sleep(LATE)
+        time.sleep(seconds)
         if bench.counter.read() == before:
             break
-        if bench.counter.moves(LATE):
+        if bench.counter.moves(seconds):
             bench.distrust()
             return
         if known:
-            said = f"A retry had a second effect, within {LATE:g} s of its answer."
+            said = f"A retry had a second effect, within {seconds:g} s of its answer."
             bench.report.find("replay.ran-again", said, [first.exchange, exchange])
             raise Stop("a retry has effects")
     if known:
