@@ -18,6 +18,8 @@ class SamekeyConfig(AppConfig):  # type: ignore[misc]
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from ..workers.apart import surround
+        from .calls import DjangosSurroundings
         from .checks import check, check_views
         from .flushing import flush_with
         from .outside import watch
@@ -28,6 +30,7 @@ class SamekeyConfig(AppConfig):  # type: ignore[misc]
             connection_created.connect(told, dispatch_uid=f"samekey {told.__name__}")
             for connection in connections.all(initialized_only=True):  # open before the app was ready
                 told(connection)
+        surround(DjangosSurroundings())
         request_finished.connect(_leave_the_test_database, dispatch_uid="samekey")
 
 

@@ -14,8 +14,9 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 logger = logging.getLogger("samekey")
 
@@ -46,6 +47,29 @@ class TooLong(Exception):
 
 class NotBegun(Exception):
     """No thread could be started for it, so it was not called."""
+
+
+class Surroundings(Protocol):
+    """What a framework has around each request, and users' functions need in a worker too: connections that
+    are theirs alone, and are given back."""
+
+    def thread(self) -> AbstractContextManager[None]:
+        """Around a sync function, in its thread."""
+
+    def task(self) -> AbstractAsyncContextManager[None]:
+        """Around whatever is awaited, in its task."""
+
+
+class _Bare:
+    thread = task = staticmethod(nullcontext)
+
+
+_surroundings: list[Surroundings] = [_Bare()]
+
+
+def surround(surroundings: Surroundings) -> None:
+    """From now on every call of a user's function in this process is made in these surroundings."""
+    _surroundings[:] = [surroundings]
 
 
 class Apart:
@@ -95,7 +119,8 @@ class Apart:
             result: Any = None
             raised: Exception | None = None
             try:
-                result = function(*arguments)
+                with _surroundings[0].thread():
+                    result = function(*arguments)
             except StopIteration as error:
                 raised = Aborted(error)
             except Exception as error:
@@ -185,7 +210,8 @@ class Apart:
 async def _contained(work: Coroutine[Any, Any, T]) -> T:
     """A task that raises SystemExit ends its loop; one that raises a cancellation looks like our own stop."""
     try:
-        return await work
+        async with _surroundings[0].task():
+            return await work
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
