@@ -70,11 +70,17 @@ def test_nor_does_one_that_was_cancelled(idempotency: Idempotency) -> None:
         async def pay(_request: Any) -> JSONResponse:
             transport = AsyncProviderTransport(Outgoing(STRIPE))
             try:
-                async with asyncio.timeout(0.5), httpx.AsyncClient(transport=transport) as client:
+                async with asyncio.timeout(30) as limit, httpx.AsyncClient(transport=transport) as client:
+                    ending = asyncio.create_task(end_once_sent(limit))
                     await client.post(provider.url, json={})
             except TimeoutError:
-                pass
+                await ending
             return JSONResponse({}, 503)
+
+        async def end_once_sent(limit: asyncio.Timeout) -> None:
+            while not provider.seen:
+                await asyncio.sleep(0.005)
+            limit.reschedule(asyncio.get_running_loop().time())
 
         service = Service(idempotency, pay)
         service.post()

@@ -367,7 +367,7 @@ def test_a_blip_of_the_database_makes_no_suspects(
     """Every lease runs out while nobody can renew one. Nothing is run twice: who lives renews it again."""
     url: str = request.getfixturevalue(f"{store}_url")
     with FaultProxy.before(url) as proxy:
-        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 0.3})
+        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 2})
         direct = Outbox(url, loop, threads)
         try:
             hung = Hung(outbox, "hung", "async")

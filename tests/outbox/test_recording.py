@@ -101,7 +101,7 @@ def test_a_store_that_stalls_is_waited_for_and_the_provider_is_called_once(
 
         def stall() -> None:
             proxy.stall()
-            threading.Timer(2, proxy.flow).start()
+            threading.Timer(3.5, proxy.flow).start()
 
         both, both_async = threading.Barrier(2, stall), asyncio.Barrier(2)
 
@@ -125,7 +125,7 @@ def test_a_store_that_stalls_is_waited_for_and_the_provider_is_called_once(
             await connection.execute("insert into orders values ('paid')")
 
         try:
-            outbox.idempotency.job("charge", max_attempts=1, timeout=1.5)(
+            outbox.idempotency.job("charge", max_attempts=1, timeout=2.5)(
                 charge if kind == "sync" else charge_async
             )
             outbox.place("charge", payload=True)
@@ -148,7 +148,7 @@ def test_a_record_that_cannot_be_made_is_not_told_as_the_functions_failure(
 
     monkeypatch.setattr(performing, "SETTLE_PAUSES", (0.01,))
     monkeypatch.setattr(outbox.idempotency.engine.outbox, "finish", broken)
-    declare(outbox, kind, lambda job: None, max_attempts=1, timeout=0.3)
+    declare(outbox, kind, lambda job: None, max_attempts=1, timeout=3)
     outbox.place("charge")
     outbox.work(outbox.worker(lease=timedelta(seconds=0.2)))
     assert outbox.job().error == (
@@ -207,7 +207,7 @@ def test_a_failure_is_recorded_when_the_store_is_back_with_its_reason_and_the_pr
     url: str = request.getfixturevalue(f"{store}_url")
     failed, tried = threading.Event(), threading.Semaphore(0)
     with FaultProxy.before(url) as proxy:
-        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 10})
+        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 2})
         direct = Outbox(url, loop, threads)
 
         async def counted(*args: Any) -> Any:
@@ -266,7 +266,7 @@ def test_a_result_outlives_an_outage_of_many_leases(
     url: str = request.getfixturevalue(f"{store}_url")
     calls: list[float] = []
     with FaultProxy.before(url) as proxy:
-        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 10})
+        outbox = Outbox(proxy.url_for(url), loop, threads, {"timeout": 2})
         direct = Outbox(url, loop, threads)
 
         def charge(job: JobContext) -> None:
@@ -276,12 +276,12 @@ def test_a_result_outlives_an_outage_of_many_leases(
             proxy.cut_all()
 
         try:
-            declare(outbox, kind, charge, max_attempts=1, timeout=0.5)
+            declare(outbox, kind, charge, max_attempts=1, timeout=2)
             declare(direct, kind, charge)
             direct.place("charge")
             with serving(outbox, lease=timedelta(seconds=1)):
                 # Its time-out, and a lease each for the result and for the failure to record it, are over.
-                wait_until(lambda: bool(calls) and time.monotonic() > calls[0] + 4, 30)
+                wait_until(lambda: bool(calls) and time.monotonic() > calls[0] + 5, 30)
                 proxy.accept()
                 wait_until(lambda: direct.job().state != "live", 30)
             job = direct.job()

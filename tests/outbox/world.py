@@ -75,7 +75,9 @@ class Outbox:
     def __post_init__(self) -> None:
         self.idempotency = Idempotency(self.url, **self.options)
         if self.dialect != "sqlite":  # which makes its tables by itself
-            run(self.idempotency.engine.drivers.sync, lambda: migrate(self.idempotency.engine.queries))
+            ready = Idempotency(self.url)  # with time for it, whatever the options are
+            run(ready.engine.drivers.sync, lambda: migrate(ready.engine.queries))
+            ready.close()
         self.ask("create table if not exists orders (note text not null)")
 
     @property
