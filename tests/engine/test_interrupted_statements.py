@@ -89,7 +89,7 @@ def _sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bank]:
 def _mariadb(request: pytest.FixtureRequest) -> Iterator[Bank]:
     server: NamedServer = request.getfixturevalue("mariadb_server")
     url = server.create_database()
-    idempotency = Idempotency(url, timeout=1)
+    idempotency = Idempotency(url, timeout=4)
     database = urlsplit(url).path[1:]
     looked = (
         "select 1 from information_schema.innodb_trx t join information_schema.processlist p "

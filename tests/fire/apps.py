@@ -34,7 +34,7 @@ Guarded = tuple[str, dict[str, Any], Handler]
 
 ENVIRONMENT = "SAMEKEY_FIRE"
 TENANT = "fire"
-BLOCKING_LEASE = 1.0
+BLOCKING_LEASE = 3.0
 """Seconds. Three heartbeats must fit in, with room for a machine that is busy elsewhere."""
 
 
@@ -152,9 +152,9 @@ class Service:
         return await (self.atomic if current_operation().mode == "atomic" else self.leased)()
 
     async def blocking(self) -> Reply:
-        """Blocks its thread, and with it any event loop, for three leases, as careless code does."""
+        """Blocks its thread, and with it any event loop, for two leases, as careless code does."""
         self.note("run")
-        time.sleep(3 * BLOCKING_LEASE)
+        time.sleep(2 * BLOCKING_LEASE)
         return answer()
 
     def note(self, word: str) -> None:

@@ -98,7 +98,7 @@ def test_the_rest_of_a_handler_cannot_write_into_the_next_ones_transaction(
 
 @worlds
 def test_an_answer_while_a_statement_is_under_way_commits_nothing(postgres: Settings, raised: Raised) -> None:
-    sleeping = "select pg_sleep(0.5)"
+    sleeping = "select pg_sleep(3)"
     left: list[Any] = []
 
     async def answer_early(at: Scene) -> None:
@@ -157,8 +157,8 @@ def test_a_handler_that_hangs_past_its_longest_run_keeps_neither_key_nor_place(p
         else:
             go.wait(PATIENCE)
 
-    settings = replace(postgres, pool_size=1, timeout=PATIENCE, lease=1.0)
-    with scene(settings, hang, max_run=1.0) as at:
+    settings = replace(postgres, pool_size=1, timeout=PATIENCE, lease=3.0)
+    with scene(settings, hang, max_run=3.0) as at:
         first = at.client.start("/x", "k")
         while not at.evidence.runs("k"):
             threading.Event().wait(0.01)

@@ -10,10 +10,12 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from lab.processes import wait_until
 from lab.proxy import FaultProxy, cut_after
 from samekey import Idempotency
 from samekey.errors import FailedTransaction, OperationOver
@@ -160,6 +162,16 @@ def test_a_task_that_is_left_behind_writes_nothing(sqlite_url: str) -> None:
     assert in_a_loop(sqlite_url, work) == (None, ["tea"])
 
 
+def _sleeps(url: str) -> bool:
+    asked = (
+        "select count(*) from pg_stat_activity where datname = current_database() and state = 'active'"
+        " and wait_event = 'PgSleep'"
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        found = connection.execute(asked).fetchone()
+    return found is not None and found[0] > 0
+
+
 def test_a_statement_that_was_interrupted_keeps_everything_from_being_committed(postgres_url: str) -> None:
     async def work(engine: Any, idempotency: Idempotency) -> Any:
         async def handler() -> None:
@@ -167,9 +179,15 @@ def test_a_statement_that_was_interrupted_keeps_everything_from_being_committed(
                 session.add(Note(text="tea"))
                 await session.commit()
                 with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.05):
+                    async with asyncio.timeout(60) as limit:
+                        ending = asyncio.create_task(end_once_begun(limit))
                         await session.execute(text("select pg_sleep(30)"))
+                await ending
                 await session.rollback()
+
+        async def end_once_begun(limit: asyncio.Timeout) -> None:
+            await asyncio.to_thread(wait_until, lambda: _sleeps(postgres_url))
+            limit.reschedule(asyncio.get_running_loop().time())
 
         with pytest.raises(FailedTransaction):
             await idempotency.once_async(tenant="ann", key="k", run=handler, mode="atomic")

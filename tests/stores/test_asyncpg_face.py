@@ -320,7 +320,7 @@ def test_a_statement_under_way_at_the_end_is_rolled_back(watched: Watched, end: 
         session = await driver.open()
         connection, key = session.connection, new_key()
         await connection.execute(INSERT, key)
-        left = asyncio.ensure_future(connection.fetch("select pg_sleep(0.5)"))
+        left = asyncio.ensure_future(connection.fetch("select pg_sleep(3)"))
         await until(lambda: any("pg_sleep" in row[2] and row[1] == "active" for row in watched.sessions()))
         if end == "rollback":
             await session.rollback()

@@ -59,7 +59,8 @@ def another(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Callabl
 
 
 def migrate_url(url: str, schema: str = "samekey") -> list[int]:
-    drivers, queries = drivers_for(url), queries_of(url, schema)
+    # Whoever migrates at the same time is waited for, however slow the machine is.
+    drivers, queries = drivers_for(url, timeout=60), queries_of(url, schema)
     try:
         return [migration.version for migration in run(drivers.sync, lambda: migrate(queries))]
     finally:
@@ -115,7 +116,7 @@ def migrate_in_round(turn: Turn, urls: list[str]) -> list[int]:
 
 
 def make_engine_in_round(turn: Turn, urls: list[str]) -> bool:
-    idempotency = Idempotency(urls[turn.round])
+    idempotency = Idempotency(urls[turn.round], timeout=60)
     idempotency.check()
     idempotency.close()
     return True

@@ -281,7 +281,7 @@ def test_a_statement_under_way_at_the_end_is_rolled_back(watched: Watched, end: 
         connection.execute(INSERT, [key])
 
         def linger() -> None:
-            connection.execute("select pg_sleep(0.5)")
+            connection.execute("select pg_sleep(3)")
             connection.execute(INSERT, [key])
 
         with ThreadPoolExecutor(1) as pool:
