@@ -179,11 +179,16 @@ def test_a_statement_that_was_interrupted_keeps_everything_from_being_committed(
                 session.add(Note(text="tea"))
                 await session.commit()
                 with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(60) as limit:
-                        ending = asyncio.create_task(end_once_begun(limit))
-                        await session.execute(text("select pg_sleep(30)"))
-                await ending
+                    await interrupted(session)
                 await session.rollback()
+
+        async def interrupted(session: AsyncSession) -> None:
+            async with asyncio.timeout(60) as limit:
+                ending = asyncio.create_task(end_once_begun(limit))
+                try:
+                    await session.execute(text("select pg_sleep(30)"))
+                finally:
+                    await ending
 
         async def end_once_begun(limit: asyncio.Timeout) -> None:
             await asyncio.to_thread(wait_until, lambda: _sleeps(postgres_url))
