@@ -3,7 +3,10 @@ proof is read out of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from lab.processes import free_port
-from samekey import Idempotency, NotExecuted, OutcomeUnknown
+from samekey import Idempotency, NotExecuted, OutcomeUnknown, current_operation
 from samekey.outgoing import STRIPE, Outgoing, step
 from samekey.outgoing.httpx import ProviderTransport
 from samekey.outgoing.requests import ProviderAdapter
@@ -23,8 +26,53 @@ from tests.client.scripted import Cut, Hang, Say, scripted
 Send = Callable[[str], Any]
 
 
+SDK = '''
 class APIConnectionError(Exception):
-    """As an SDK has one."""
+    pass
+
+
+def raised_from(send, url):
+    try:
+        return send(url)
+    except Exception as error:
+        raise APIConnectionError("Unexpected error communicating with the provider") from error
+
+
+def raised_meanwhile(send, url):
+    try:
+        return send(url)
+    except Exception as error:
+        _raise_its_own(error)
+
+
+def _raise_its_own(error):
+    raise APIConnectionError(f"A {type(error).__name__} was raised")
+
+
+def raised_later(send, url):
+    """A loop of retries that is used up."""
+    try:
+        return raised_from(send, url)
+    except APIConnectionError as error:
+        last = error
+    raise last
+'''
+SDKS = ["raised_from", "raised_meanwhile", "raised_later"]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A provider's SDK, where packages are installed."""
+    place = tmp_path / "site-packages"
+    place.mkdir()
+    (place / "acme_sdk.py").write_text(SDK)
+    monkeypatch.syspath_prepend(str(place))
+    yield importlib.import_module("acme_sdk")
+    del sys.modules["acme_sdk"]
+
+
+class APIConnectionError(Exception):
+    """The application's own, whatever it is called."""
 
 
 def by_requests(url: str) -> Any:
@@ -39,50 +87,6 @@ def by_httpx(url: str) -> Any:
         return client.post(url, content="amount=450")
 
 
-def raised_from(send: Send, url: str) -> Any:
-    try:
-        return send(url)
-    except Exception as error:
-        raise APIConnectionError("Unexpected error communicating with the provider") from error
-
-
-def raised_meanwhile(send: Send, url: str) -> Any:
-    try:
-        return send(url)
-    except Exception as error:
-        _raise_its_own(error)
-
-
-def _raise_its_own(error: Exception) -> None:
-    raise APIConnectionError(f"A {type(error).__name__} was raised")
-
-
-def raised_later(send: Send, url: str) -> Any:
-    """A loop of retries that is used up."""
-    try:
-        return raised_from(send, url)
-    except APIConnectionError as error:
-        last = error
-    raise last
-
-
-def raised_twice(send: Send, url: str) -> Any:
-    try:
-        return raised_meanwhile(send, url)
-    except APIConnectionError as error:
-        raise RuntimeError("the payment failed") from error
-
-
-def raised_as_a_page(send: Send, url: str) -> Any:
-    try:
-        return raised_from(send, url)
-    except APIConnectionError as error:
-        raise HTTPException(503, "later") from error
-
-
-SDKS = [raised_from, raised_meanwhile, raised_later, raised_twice, raised_as_a_page]
-
-
 def leased(idempotency: Idempotency, call: Callable[[], Any]) -> Service:
     @idempotency.leased
     def pay(_request: Any) -> JSONResponse:
@@ -93,9 +97,11 @@ def leased(idempotency: Idempotency, call: Callable[[], Any]) -> Service:
 
 @pytest.mark.parametrize("sdk", SDKS)
 @pytest.mark.parametrize("send", [by_requests, by_httpx])
-def test_a_429_frees_the_key_through_an_sdk_too(idempotency: Idempotency, send: Send, sdk: Any) -> None:
+def test_a_429_frees_the_key_through_an_sdk_too(
+    idempotency: Idempotency, installed: Any, send: Send, sdk: str
+) -> None:
     with scripted(Say(429), MADE) as provider:
-        service = leased(idempotency, lambda: sdk(send, provider.url))
+        service = leased(idempotency, lambda: getattr(installed, sdk)(send, provider.url))
         assert service.post().status_code == 503
         assert service.post().status_code == 201
         assert len(provider.keys) == 1 and None not in provider.keys
@@ -103,21 +109,23 @@ def test_a_429_frees_the_key_through_an_sdk_too(idempotency: Idempotency, send: 
 
 @pytest.mark.parametrize("sdk", SDKS)
 @pytest.mark.parametrize("send", [by_requests, by_httpx])
-def test_and_so_does_a_connection_that_is_refused(idempotency: Idempotency, send: Send, sdk: Any) -> None:
+def test_and_so_does_a_connection_that_is_refused(
+    idempotency: Idempotency, installed: Any, send: Send, sdk: str
+) -> None:
     with scripted(MADE) as provider:
         urls = [f"http://127.0.0.1:{free_port()}", provider.url]
-        service = leased(idempotency, lambda: sdk(send, urls.pop(0)))
+        service = leased(idempotency, lambda: getattr(installed, sdk)(send, urls.pop(0)))
         assert service.post().status_code == 503
         assert service.post().status_code == 201
 
 
-def test_an_effect_that_nobody_can_look_up_is_called_again(idempotency: Idempotency) -> None:
+def test_an_effect_that_nobody_can_look_up_is_called_again(idempotency: Idempotency, installed: Any) -> None:
     with scripted(Say(429), MADE) as provider:
 
         @idempotency.phased("pay", version=1)
         def pay(op: Any, _order: Any) -> Any:
-            charge = op.effect("charge", lambda _effect: raised_from(by_httpx, provider.url).json()["id"])
-            return {"charge": charge}
+            charge = op.effect("charge", lambda _: installed.raised_from(by_httpx, provider.url).json())
+            return {"charge": charge["id"]}
 
         service = Service(idempotency, pay)
         assert service.post().status_code == 503
@@ -125,11 +133,13 @@ def test_an_effect_that_nobody_can_look_up_is_called_again(idempotency: Idempote
 
 
 @pytest.mark.parametrize("sdk", SDKS)
-def test_what_may_have_arrived_is_unknown_through_an_sdk(idempotency: Idempotency, sdk: Any) -> None:
+def test_what_may_have_arrived_is_unknown_through_an_sdk(
+    idempotency: Idempotency, installed: Any, sdk: str
+) -> None:
     with scripted(Cut(), MADE) as provider:
-        service = leased(idempotency, lambda: sdk(by_requests, provider.url))
+        service = leased(idempotency, lambda: getattr(installed, sdk)(by_requests, provider.url))
         first = service.post()
-        assert first.status_code == (503 if sdk is raised_as_a_page else 409)
+        assert first.status_code == 409
         assert service.post().json()["code"] == "outcome_unknown"
         assert len(provider.seen) == 1
 
@@ -164,7 +174,7 @@ def falls_back_inside_an_sdk(refused: str, other: str) -> Any:
         try:
             return _unguarded(other)
         except httpx.HTTPError:
-            _raise_its_own(RuntimeError())
+            raise APIConnectionError("no provider")  # noqa: B904
 
 
 def says_that_it_does_not_know(refused: str, _other: str) -> Any:
@@ -189,7 +199,39 @@ def is_one_of_several(refused: str, other: str) -> Any:
     with step("hold"):
         by_httpx(other)
     with step("take"):
-        return raised_from(by_httpx, refused)
+        try:
+            return by_httpx(refused)
+        except NotExecuted as error:
+            raise APIConnectionError("no provider") from error
+
+
+def acts_otherwise_and_raises(refused: str, other: str) -> Any:
+    try:
+        return by_httpx(refused)
+    except NotExecuted:
+        _act(other)
+        raise APIConnectionError("paid otherwise, and cannot go on")  # noqa: B904
+
+
+def acts_otherwise_and_raises_from_it(refused: str, other: str) -> Any:
+    try:
+        return by_httpx(refused)
+    except NotExecuted as error:
+        _act(other)
+        raise APIConnectionError("paid otherwise, and cannot go on") from error
+
+
+def acts_otherwise_and_says_later(refused: str, other: str) -> Any:
+    try:
+        return by_httpx(refused)
+    except NotExecuted as error:
+        _act(other)
+        raise HTTPException(503, "later") from error
+
+
+def _act(url: str) -> None:
+    with httpx.Client() as client:
+        client.post(url, content="amount=450").raise_for_status()
 
 
 def is_one_of_a_group(refused: str, _other: str) -> Any:
@@ -204,12 +246,31 @@ def is_one_of_a_group(refused: str, _other: str) -> Any:
     [
         *(falls_back, falls_back_and_blames_the_first, falls_back_inside_an_sdk, says_that_it_does_not_know),
         *(has_its_own_word, is_one_of_several, is_one_of_a_group),
+        *(acts_otherwise_and_raises, acts_otherwise_and_raises_from_it, acts_otherwise_and_says_later),
     ],
 )
 def test_an_error_that_tells_of_something_else_too_frees_no_key(idempotency: Idempotency, call: Any) -> None:
-    answer = MADE if call is is_one_of_several else Hang()
+    acts = (is_one_of_several, acts_otherwise_and_raises, acts_otherwise_and_raises_from_it)
+    answer = MADE if call in (*acts, acts_otherwise_and_says_later) else Hang()
     with scripted(Say(429)) as refused, scripted(answer) as other:
         service = leased(idempotency, lambda: call(refused.url, other.url))
         service.post()
         assert service.post().json()["code"] == "outcome_unknown"
         assert len(refused.seen) <= 1
+
+
+def test_a_call_that_cannot_be_made_frees_no_key_after_another_was_asked_for(
+    idempotency: Idempotency,
+) -> None:
+    """The first went out with our key, by an SDK that knows nothing of the transport."""
+    with scripted(MADE) as provider:
+
+        def pay_and_tell() -> Any:
+            current_operation().downstream_key("pay")
+            _act(provider.url)
+            return by_httpx(provider.url)
+
+        service = leased(idempotency, pay_and_tell)
+        service.post()
+        assert service.post().json()["code"] == "outcome_unknown"
+        assert len(provider.seen) == 1

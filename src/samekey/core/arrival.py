@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
 from typing import Final
@@ -71,7 +73,8 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
 
 def proof_in(error: BaseException) -> NotExecuted | None:
     """What our own transport said of a call, where an SDK has made its own error of it: nothing was done. It
-    is lost where anything else may have failed in between, a second way to the same effect for one."""
+    is lost where anything else may have been done or have failed in between, a second way to the same effect
+    for one."""
     seen = set[int]()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:
@@ -85,16 +88,32 @@ def proof_in(error: BaseException) -> NotExecuted | None:
 
 
 def _made_of(error: BaseException) -> BaseException | None:
-    """What an error was made of, and of nothing else: it was raised from it; or it is a package's own error,
-    which that package's own code raised where it had caught the other."""
+    """What an SDK's error was made of, and of nothing else: its own code raised it where it had caught the
+    other. Between an application's catching and raising anything may have been done."""
     cause, context = error.__cause__, error.__context__
-    if cause is not None:
-        return cause if context is None or context is cause else None
-    if context is None or error.__suppress_context__:
+    found = context if cause is None and not error.__suppress_context__ else cause
+    if found is None or (cause is not None and context not in (None, cause)):
         return None
-    caught_in, raised_in = _first(context.__traceback__), _last(error.__traceback__)
     own = type(error).__module__.partition(".")[0]
-    return context if caught_in == raised_in == own else None
+    if not _first(found.__traceback__) == _last(error.__traceback__) == own:
+        return None
+    return found if _is_a_library(own) and own != _caller(error) else None
+
+
+def _is_a_library(package: str) -> bool:
+    """Whether it was installed, as applications seldom are."""
+    module = sys.modules.get(package)
+    places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
+    return any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in places)
+
+
+def _caller(error: BaseException) -> str | None:
+    """The package of the function that samekey has called: an application may be installed, too."""
+    packages = (
+        str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        for frame, _ in walk_tb(error.__traceback__)
+    )
+    return next((one for one in packages if one != "samekey" and one not in sys.stdlib_module_names), None)
 
 
 def _first(trace: TracebackType | None) -> str | None:
