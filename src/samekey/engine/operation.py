@@ -359,9 +359,7 @@ class Running:
     def _is_foreign(self, error: NotExecuted) -> bool:
         """Whether it is about something else than all that this operation does: of several steps, it may be
         about one."""
-        # A call that was refused here has noted no step: whatever is noted is another one.
-        own = 0 if isinstance(error, ConfigurationError) else 1
-        several = self.claim.mode is Mode.LEASED and len(self.operation.sent().steps) > own
+        several = self.claim.mode is Mode.LEASED and len(self.operation.sent().steps) > 1
         return several or not error.is_word_of(self.operation.id, self.operation.began, next(MOMENTS))
 
     def _acted(self, ending: Ending) -> bool:

@@ -113,7 +113,7 @@ class Outgoing:
         try:
             Keyed(max_body=self.max_body).check_size(body)
         except BodyRefused as error:
-            raise self._refused(error, _calls_of(who)) from error
+            raise self._refused(error, who) from error
 
     def takes(self, request: Request, _carrier: MutableMapping[str, Any]) -> bool:
         """Only what changes something, and is sent from inside an operation."""
@@ -143,16 +143,16 @@ class Outgoing:
         try:
             finished = yield from self._call(who, calls, request)
         except KeylessCall as refused:
-            calls.is_no_word_of_others(refused)
+            _is_no_word_of_others(refused, who)
             raise
         except (BodyRefused, ConfigurationError) as error:
-            raise self._refused(error, calls) from error
+            raise self._refused(error, who) from error
         return finished
 
-    def _refused(self, error: Exception, calls: _Calls) -> CallRefused:
+    def _refused(self, error: Exception, who: Sender) -> CallRefused:
         logger.error("A call to %s was refused. %s", self.profile.name, error)
         refused = CallRefused(str(error))
-        calls.is_no_word_of_others(refused)
+        _is_no_word_of_others(refused, who)
         return refused
 
     def _call(self, who: Sender, calls: _Calls, request: Request) -> Generator[Act, Any, Finished]:
@@ -340,6 +340,14 @@ class Outgoing:
         logger.error("%s A retry of it may do it twice.", sentence)
 
 
+def _is_no_word_of_others(refused: CallRefused, who: Sender) -> None:
+    """That this call was not sent says nothing of those that were; nor of one by other means, for which the
+    handler has asked for a key."""
+    calls = _calls_of(who)
+    asked = isinstance(who, Operation) and any(one.step != _step.get() for one in who.sent().steps)
+    calls.is_no_word_of_others(refused, certainly=asked)
+
+
 class _Calls(MemoryJournal):
     """What this run of an operation, effect or job has sent: a call that is made again, and may have
     arrived, is no longer proof of anything; and another call under the same key is noticed."""
@@ -368,10 +376,10 @@ class _Calls(MemoryJournal):
         self.is_no_word_of_others(error)
         return error
 
-    def is_no_word_of_others(self, error: NotExecuted) -> None:
+    def is_no_word_of_others(self, error: NotExecuted, *, certainly: bool = False) -> None:
         """If other calls were sent, this proof about one of them frees no key."""
         with self._lock:
-            if self._kept:
+            if self._kept or certainly:
                 error.is_word_of("one of several calls", 0, next(MOMENTS))
 
 
