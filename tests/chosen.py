@@ -8,7 +8,7 @@ before a release. CI runs ``make test`` and then the rest, ``SAMEKEY_TESTS=rest`
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +24,11 @@ whole = pytest.mark.whole
 def stores(*names: str, first: int = 2) -> list[Any]:
     """Parameters: the first ones always, the rest in the whole matrix."""
     return [name if place < first else pytest.param(name, marks=whole) for place, name in enumerate(names)]
+
+
+def some(cases: Iterable[tuple[Any, ...]], always: Callable[..., bool]) -> list[Any]:
+    """Cases of several parameters: always those that ``always`` says yes to, the rest in the whole matrix."""
+    return [pytest.param(*case, marks=() if always(*case) else whole) for case in cases]
 
 
 def leave_to_the_whole(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,13 +11,17 @@ import pytest
 from hypothesis import settings
 
 from lab.servers import mariadb
-from lab.servers.postgres import NamedServer, PostgresUnavailable, find_server
+from lab.servers.postgres import MEMORY, NamedServer, PostgresUnavailable, find_server, roomy
 from tests.chosen import LEFT, leave_to_the_whole, summary
 
 if os.environ.get("CI"):
     # The same examples in every run, so that a failure belongs to the change; elsewhere they are new.
     settings.register_profile("ci", derandomize=True, print_blob=True)
     settings.load_profile("ci")
+
+# SQLite waits for the disk at each commit. Like the servers' files, those of tests are kept in memory.
+if "TMPDIR" not in os.environ and roomy(MEMORY):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # By name, so that it is there before this version is installed; an installed one is loaded by itself.
 pytest_plugins = ["samekey.testing.plugin"]

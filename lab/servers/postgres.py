@@ -224,7 +224,7 @@ def _may_enter(path: Path, identity: Mapping[str, Any]) -> bool:
 def _make_directory(purpose: str, identity: Mapping[str, Any], *, in_memory: bool = False) -> Path:
     """A temporary directory that the server's user owns and can reach."""
     tried = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")]  # noqa: S108 - mkdtemp
-    if in_memory and "TMPDIR" not in os.environ and _roomy(MEMORY):
+    if in_memory and "TMPDIR" not in os.environ and roomy(MEMORY):
         tried.insert(0, MEMORY)
     for parent in tried:
         if parent.is_dir() and _may_enter(parent.resolve(), identity):
@@ -238,7 +238,8 @@ def _make_directory(purpose: str, identity: Mapping[str, Any], *, in_memory: boo
     )
 
 
-def _roomy(directory: Path) -> bool:
+def roomy(directory: Path) -> bool:
+    """Whether files of servers, and of tests, may be kept there."""
     if not (directory.is_dir() and os.access(directory, os.W_OK)):
         return False
     return shutil.disk_usage(directory).free >= MEMORY_NEEDED

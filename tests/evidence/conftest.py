@@ -14,6 +14,7 @@ from samekey.core.record import Record
 from samekey.core.states import State
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import migrate
+from tests.chosen import stores
 from tests.dynamodb.conftest import dynamodb_server, dynamodb_url
 from tests.redis.conftest import redis_server, redis_url
 
@@ -82,19 +83,19 @@ def _node(request: pytest.FixtureRequest) -> Iterator[Node]:
     made.close()
 
 
-@pytest.fixture(params=[*SQL, *KEY_STORES])
+@pytest.fixture(params=stores(*SQL, *KEY_STORES, first=1))
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """On every store."""
     yield from _node(request)
 
 
-@pytest.fixture(params=SQL)
+@pytest.fixture(params=stores(*SQL))
 def sql_node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """On every store that has tables."""
     yield from _node(request)
 
 
-@pytest.fixture(params=KEY_STORES)
+@pytest.fixture(params=stores(*KEY_STORES, first=1))
 def key_node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """On the stores that keep keys and nothing else."""
     yield from _node(request)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from lab.servers import mariadb
 from lab.servers.postgres import NamedServer
+from samekey.stores.sql.queries import queries_for
 from tests.chosen import stores
 from tests.operator.world import TABLES, World
 from tests.thrift import leave_out
@@ -24,9 +26,9 @@ def operator_postgres_url(postgres_server: NamedServer) -> str:
 
 @pytest.fixture
 def pg_url(operator_postgres_url: str) -> str:
-    world = World(operator_postgres_url)
-    world.sql("truncate " + ", ".join(world.table(name) for name in TABLES))
-    world.close()
+    names = ", ".join(queries_for("postgres").expand(f"{{{name}}}") for name in TABLES)
+    with psycopg.connect(operator_postgres_url, autocommit=True) as connected:
+        connected.execute(f"truncate {names}".encode())
     return operator_postgres_url
 
 
@@ -47,8 +49,9 @@ def maria_url(operator_mariadb_url: str) -> str:
     return operator_mariadb_url
 
 
-@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb", first=1))
 def store_url(request: pytest.FixtureRequest) -> str:
+    """Where PostgreSQL matters in each run, a test asks for ``ON_POSTGRES_TOO``, ``locking`` or ``pg``."""
     names = {"sqlite": "sqlite_url", "postgres": "pg_url", "mariadb": "maria_url"}
     url: str = request.getfixturevalue(names[request.param])
     return url
@@ -82,6 +85,8 @@ def lite(sqlite_url: str) -> Iterator[World]:
     yield made
     made.close()
 
+
+ON_POSTGRES_TOO = pytest.mark.parametrize("store_url", stores("sqlite", "postgres", "mariadb"), indirect=True)
 
 NOT_ON_MARIADB = {
     "test_worker_against_reaper_in_two_processes",

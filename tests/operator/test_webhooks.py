@@ -16,7 +16,10 @@ from samekey.engine.evidence.said import Resolution
 from samekey.errors import AmbiguousProviderId, ConfigurationError, SignatureRefused
 from samekey.stores.protocols import Actor
 from samekey.workers.reconciler import Reconciler
+from tests.operator.conftest import ON_POSTGRES_TOO
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, SOURCE, World, moment_of
+
+pytestmark = ON_POSTGRES_TOO
 
 PAID = Executed(Response(201, {"id": "ch_1"}))
 DECLINED = Declined(Response(402, {"error": "no"}))
