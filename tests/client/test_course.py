@@ -208,3 +208,55 @@ def test_a_location_that_is_none_costs_no_answer(location: str) -> None:
     assert Drive(say(202, location=location), say()).run().answer.status == 201
     led_on = (say(202, location="/status"), say(303, location=location), say())
     assert Drive(*led_on).run().answer.status == 201
+
+
+MOVED = say(308, location="https://api.example/v2/payments")
+
+
+BUSY = say(409, b'{"code": "in_progress"}')
+
+
+@pytest.mark.parametrize("before", [TimeoutError(), BUSY], ids=["cut", "busy"])
+def test_what_may_be_done_at_one_route_is_not_sent_on_to_another(before: Answer | Exception) -> None:
+    drive = Drive(before, MOVED, say())
+    done = drive.run()
+    assert (done.answer.status, done.settled, done.happened) == (308, False, True)
+    assert {one.request.url for one in drive.sent} == {REQUEST.url}
+
+
+def test_nor_is_one_that_an_earlier_process_may_have_sent() -> None:
+    assert Drive(MOVED, say(), tried_before=True).run().settled is False
+    assert Drive(MOVED, say()).run().answer.status == 201
+
+
+def test_a_slash_makes_no_other_route_and_an_attempt_there_is_repeated_there() -> None:
+    slash = say(308, location=f"{REQUEST.url}/")
+    assert Drive(TimeoutError(), slash, say()).run().answer.status == 201
+    drive = Drive(MOVED, TimeoutError(), say())
+    assert drive.run().answer.status == 201
+    assert [one.request.url.rpartition("example")[2] for one in drive.sent] == [
+        *("/payments", "/v2/payments", "/v2/payments")
+    ]
+
+
+def test_one_attempt_follows_a_202_too_and_is_not_made_twice() -> None:
+    accepted = say(202, location="https://api.example/operations/1")
+    drive = Drive(accepted, say(202), say(202), say(200, b"done"), patience={"attempts": 1})
+    done = drive.run()
+    assert (done.answer.body, done.attempts, len(drive.sent)) == (b"done", 1, 4)
+    drive = Drive(accepted, say(403), say(), patience={"attempts": 1})
+    with pytest.raises(Unsettled):
+        drive.run()
+    assert [one.request.method for one in drive.sent] == ["POST", "GET"]
+
+
+@pytest.mark.parametrize(("life", "sent"), [(54.0, False), (86400.0, True)])
+def test_a_short_life_bears_no_clock_that_was_set_back(life: float, sent: bool) -> None:
+    """Two minutes after it began, by a clock that was set back by 200 seconds."""
+    begun = START.wall + 80
+    drive = Drive(say(), begun_at=begun, expires_at=begun + life, tried_before=True)
+    if sent:
+        assert drive.run().answer.status == 201
+    else:
+        with pytest.raises(KeyExpired):
+            drive.run()

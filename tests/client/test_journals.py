@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -248,3 +251,91 @@ def test_a_journal_in_memory_does_not_grow_for_ever() -> None:
         8,
         9,
     ]
+
+
+def test_nor_with_operations_that_have_neither_an_answer_nor_a_name(caplog: pytest.LogCaptureFixture) -> None:
+    journal = MemoryJournal(bytes_kept=10_000)
+    kept = [Entry.of(replace(REQUEST, body=b"x" * 1000), None, None, NOW + number) for number in range(9)]
+    for one in kept:
+        journal.begin(one)
+    assert journal.pending() == kept[-len(journal.pending()) :] and 2 < len(journal.pending()) < 6
+    assert kept[0].key in caplog.text
+    for one in kept[-2:]:
+        journal.finish(one, NOW)
+    room = [entry(f"order {number}") for number in range(3)]
+    for one in room:
+        journal.begin(one)
+    assert {one.name for one in room} <= {one.name for one in journal.pending()}, "what has a name stays"
+
+
+def test_the_file_of_a_table_is_for_its_owner_only(tmp_path: Path) -> None:
+    TableJournal(f"sqlite:///{tmp_path / 'app.db'}").begin(entry())
+    assert (tmp_path / "app.db").stat().st_mode & 0o077 == 0
+
+
+def test_what_is_done_is_not_read_by_who_looks_for_what_is_pending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = FileJournal(tmp_path)
+    for number in range(3):
+        done = entry(f"order {number}")
+        journal.begin(done)
+        journal.finish(done, NOW)
+    open_one = entry("still open")
+    journal.begin(open_one)
+    for path in tmp_path.glob("*.done"):
+        path.rename(path.with_suffix(".away"))
+        path.write_bytes(b"not to be read")
+    assert journal.pending() == [open_one] and not caplog.records
+    for path in tmp_path.glob("*.away"):
+        path.rename(path.with_suffix(".done"))
+    assert journal.forget(timedelta(hours=1), NOW + 7200) == 3
+    assert [path.suffix for path in tmp_path.glob("?*.*")] == [".operation"]
+
+
+@pytest.mark.parametrize("ending", [".done", ".operation"])
+def test_a_name_is_one_file_whichever_its_ending_also_after_a_crash_between_two(
+    tmp_path: Path, ending: str
+) -> None:
+    journal = FileJournal(tmp_path)
+    done = entry("order 17")
+    journal.begin(done)
+    journal.finish(replace(done, refused=True), NOW)
+    (path,) = tmp_path.glob("*.done")
+    path.rename(path.with_suffix(ending))
+    assert journal.pending() == []
+    again = journal.begin(entry("order 17"))
+    assert again is not None and again.key == done.key
+    assert [one.key for one in journal.pending()] == [done.key]
+    assert [one.suffix for one in tmp_path.glob("?*.*")] == [".operation"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
+def test_a_child_that_is_forked_while_a_thread_is_inside_can_use_it(kind: str, tmp_path: Path) -> None:
+    journal: Any = {
+        "memory": MemoryJournal,
+        "file": lambda: FileJournal(tmp_path / "operations"),
+        "sqlite": lambda: TableJournal(f"sqlite:///{tmp_path / 'app.db'}"),
+    }[kind]()
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with journal._lock if kind == "memory" else journal._alone():
+            inside.set()
+            leave.wait(0.5)  # a fork waits for it
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    assert inside.wait(30)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # a hang ends it
+        try:
+            journal.begin(entry("in the child"))
+            os._exit(0 if journal.pending() else 2)
+        finally:
+            os._exit(1)
+    leave.set()
+    thread.join()
+    journal.pending()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -304,6 +305,17 @@ def test_a_compressed_answer_is_read(wire: Wire) -> None:
     with scripted(Say(409, busy, encoded), Say(201, said, encoded)) as server:
         answer = wire.post(f"{server.url}/payments", BODY, keyed())
     assert json.loads(answer.body) == {"done": True}
+
+
+def test_and_so_is_one_that_was_stored_compressed(wire: Wire) -> None:
+    body = base64.b64encode(gzip.compress(b'{"done": true}')).decode()
+    headers = [["content-encoding", "gzip"], ["content-type", "application/json"]]
+    final = {"status": 201, "headers": headers, "body": body, "encoding": "base64"}
+    with scripted(
+        Say(202, b"{}", (("location", "/idempotency/op"), ("retry-after", "0"))),
+        Say(200, json.dumps({"id": "op", "state": "completed", "answer": final}).encode()),
+    ) as server:
+        assert json.loads(wire.post(f"{server.url}/payments", BODY, keyed()).body) == {"done": True}
 
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if "async" not in wire.name], ids=lambda w: w.name)

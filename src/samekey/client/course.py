@@ -22,7 +22,7 @@ SAFE_PART: Final = 0.9
 """Of a key's life, the part in which it is sent: clocks differ, and a request takes its time."""
 CLOCK_MAY_LAG: Final = 300.0
 """Seconds by which our clock may have been set back since an operation began, before nobody can tell its
-age."""
+age; of a short life no more than the part in which a key is not sent."""
 MOST_HOPS: Final = 5
 
 
@@ -169,6 +169,10 @@ class Course:
         self._now = began
         self._deadline = began.monotonic + patience.deadline.total_seconds()
         self._uncertain = tried_before
+        self._elsewhen = tried_before
+        """It may have been sent before this course, and nobody knows where to."""
+        self._lost_at: set[str] = set()
+        """URLs at which an attempt of this course may have been carried out."""
         self._done_before = done_before
         self._attempts = 0
         self._tries = 0
@@ -176,10 +180,12 @@ class Course:
         self._unknown = False
         self._last: Heard | Failed | None = None
         retention = patience.retention.total_seconds() * SAFE_PART
-        self._set_back = began.wall < begun_at - CLOCK_MAY_LAG
+        until = begun_at + retention if expires_at is None else expires_at
+        spare = max(until - begun_at, 0.0) * (1 - SAFE_PART)
+        self._set_back = began.wall < begun_at - min(CLOCK_MAY_LAG, spare)
         self._expires_at = expires_at
         self._known_at = began
-        self._known_for = (begun_at + retention if expires_at is None else expires_at) - began.wall
+        self._known_for = until - began.wall
 
     def steps(self) -> Generator[Step, Event, Done]:
         """Gives the answer, or raises: ``Unsettled``, ``KeyExpired``, ``RedirectRefused``, ``NeverSent``."""
@@ -206,19 +212,25 @@ class Course:
                 case Meaning.REFUSED:
                     settled = not self._uncertain
                     return replace(self._bare(event.answer), settled=settled, happened=not settled)
+                case Meaning.ELSEWHERE if self._may_be_done_at(target, reading):
+                    return self._bare(event.answer)
                 case Meaning.ELSEWHERE:
                     target, hops = self._elsewhere(target, reading, hops), hops + 1
                     continue
                 case Meaning.ACCEPTED:
                     self._uncertain = True
+                    self._lost_at.add(target.url)
                     if not self._patience.follow:
                         return self._final(event.answer)
                     found = yield from self._follow(target, reading)
                     if found is not None:
                         return self._final(found)
+                    if self._is_used_up():
+                        self._give_up(None)
                     continue
                 case Meaning.IN_PROGRESS | Meaning.UNCLEAR | Meaning.UNKNOWN:
                     self._uncertain = True
+                    self._lost_at.add(target.url)
                     self._unknown = reading.meaning is Meaning.UNKNOWN
                 case Meaning.LATER:
                     pass
@@ -245,8 +257,9 @@ class Course:
         assert not isinstance(event, Went)
         self._now, self._last = event.at, event
         self._attempts, self._tries = self._attempts + 1, self._tries + 1
-        if isinstance(event, Failed):
-            self._uncertain = self._uncertain or event.left
+        if isinstance(event, Failed) and event.left:
+            self._uncertain = True
+            self._lost_at.add(target.url)
         return event
 
     def _follow(self, target: Request, accepted: Reading) -> Generator[Step, Event, Answer | None]:
@@ -255,7 +268,8 @@ class Course:
         if location is not None and origin_of(location) != origin_of(target.url):
             location = None  # whoever that is, our credentials are not for them
         while True:
-            yield from self._pause(pause)
+            # A question to the status resource is no attempt: only the deadline ends them.
+            yield from self._pause(pause, asks=location is not None)
             if location is None:
                 return None
             asked = Request("GET", location, _without_body(target.headers))
@@ -276,6 +290,14 @@ class Course:
                 self._unknown = status.unknown
                 pause = Reading(Meaning.ACCEPTED, retry_after=status.retry_after)
 
+    def _may_be_done_at(self, target: Request, reading: Reading) -> bool:
+        """Whether an attempt may have been carried out where we are sent away from: another route may know
+        its own keys only, and carry it out once more. A slash at the end makes no other route."""
+        assert reading.location is not None
+        if target.url.rstrip("/") == reading.location.rstrip("/"):
+            return False
+        return target.url in self._lost_at or (self._elsewhen and target is self._request)
+
     def _elsewhere(self, target: Request, reading: Reading, hops: int) -> Request:
         assert reading.location is not None
         if origin_of(reading.location) != origin_of(target.url) or hops >= MOST_HOPS:
@@ -288,7 +310,11 @@ class Course:
             )
         return replace(target, url=reading.location)
 
-    def _pause(self, reading: Reading | None) -> Generator[Step, Event, Done | None]:
+    def _is_used_up(self) -> bool:
+        """Whether it was sent as often as it may be."""
+        return self._patience.attempts is not None and self._attempts >= self._patience.attempts
+
+    def _pause(self, reading: Reading | None, *, asks: bool = False) -> Generator[Step, Event, Done | None]:
         """Waits for the next attempt, or ends here because the time is over."""
         drawn = self._patience.backoff.pause_ms(self._tries, self._now.chance) / 1000
         asked_for = None if reading is None else reading.retry_after
@@ -296,8 +322,7 @@ class Course:
             # As long as we were asked to, and a little more, so that not all come back at once.
             first = self._patience.backoff.first.total_seconds()
             drawn = asked_for + min(first, asked_for) * self._now.chance
-        most = self._patience.attempts
-        if drawn >= self._left() or (most is not None and self._attempts >= most):
+        if drawn >= self._left() or (self._is_used_up() and not asks):
             return self._give_up(asked_for)
         event = yield Pause(drawn)
         assert isinstance(event, Went)

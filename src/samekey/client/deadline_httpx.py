@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .deadline import current
+from .deadline import current, to_one_of
 
 _WRITTEN_AT_ONCE: Final = 64 * 1024
 """Bytes: a reader that takes a large body drop by drop is given up in between."""
@@ -26,8 +26,11 @@ class BoundedBackend:
         self._library = library
 
     def connect_tcp(self, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
-        seconds = _left(timeout, self._library.ConnectTimeout)
-        return BoundedStream(self._inner.connect_tcp(host, port, seconds, **options), self._library)
+        def connect(address: str, share: int = 1) -> Any:
+            seconds = _left(timeout, self._library.ConnectTimeout, share)
+            return BoundedStream(self._inner.connect_tcp(address, port, seconds, **options), self._library)
+
+        return connect(host) if current() is None else to_one_of(host, port, connect)
 
     def connect_unix_socket(self, path: str, timeout: float | None = None, **options: Any) -> Any:
         seconds = _left(timeout, self._library.ConnectTimeout)
@@ -65,11 +68,11 @@ class BoundedStream:
         return self._inner.get_extra_info(info)
 
 
-def _left(timeout: float | None, late: type[Exception]) -> Any:
+def _left(timeout: float | None, late: type[Exception], share: int = 1) -> Any:
     attempt = current()
     if attempt is None:
         return timeout
     try:
-        return attempt.left(timeout)
+        return attempt.left(timeout, share)
     except TimeoutError as error:
         raise late(str(error)) from None

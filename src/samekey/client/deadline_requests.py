@@ -7,7 +7,7 @@ import http.client
 import io
 from typing import Any
 
-from .deadline import current
+from .deadline import current, to_one_of
 
 
 def bound(manager: Any) -> Any:
@@ -63,6 +63,8 @@ class BoundedConnection:
     response_class = _Answer
     timeout: Any
     sock: Any
+    port: int
+    _dns_host: Any
     _connecting = False
 
     def putrequest(self, *args: Any, **options: Any) -> Any:
@@ -83,10 +85,22 @@ class BoundedConnection:
             self._connecting = False
 
     def _new_conn(self) -> Any:
-        sock = super()._new_conn()  # type: ignore[misc]
-        attempt = current()
-        if attempt is not None:
-            sock.settimeout(attempt.left(self.timeout))  # a handshake may follow
+        attempt, host, timeout = current(), getattr(self, "_dns_host", None), self.timeout
+        if attempt is None:
+            return super()._new_conn()  # type: ignore[misc]
+
+        def connect(address: str, share: int) -> Any:
+            self._dns_host, self.timeout = address, attempt.left(timeout, share)
+            try:
+                return super(BoundedConnection, self)._new_conn()  # type: ignore[misc]
+            finally:
+                self._dns_host, self.timeout = host, timeout
+
+        if host is None or hasattr(self, "_socks_options"):  # it is the proxy's to find
+            sock = super()._new_conn()  # type: ignore[misc]
+        else:
+            sock = to_one_of(host, self.port, connect)
+        sock.settimeout(attempt.left(self.timeout))  # a handshake may follow
         return sock
 
     def send(self, data: Any) -> None:

@@ -1,26 +1,29 @@
 """A journal in a folder: one file for each operation.
 
 A file is written whole, flushed to the disk, and only then given its name; the folder is flushed too. So a
-crash leaves either the old file or the new one. A lock of the operating system stands around each act, and
+crash leaves either the old file or the new one. What is done has another ending, so that nobody who looks for
+what is pending has to read it. A lock of the operating system stands around each act, and
 ends with the process that held it.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from ..errors import ConfigurationError
 from .entry import Entry
 from .errors import JournalFailed
+from .inside import Inside
 from .journal import is_old, readable
 
 _ENDING: Final = ".operation"
+_DONE: Final = ".done"
 _UNFINISHED: Final = ".part"
 
 
@@ -38,7 +41,7 @@ class FileJournal:
                 "SQLite file: TableJournal('sqlite:///operations.db')."
             ) from None
         self._lock_file, self._locks = fcntl.flock, fcntl
-        self._inside = threading.Lock()
+        self._inside = Inside()
         self._folder = Path(folder)
         with _in_our_words(self._folder):
             new = not self._folder.exists()
@@ -91,15 +94,21 @@ class FileJournal:
     def pending(self) -> list[Entry]:
         with self._alone():
             return sorted(
-                (one for one in self._all() if one.finished_at is None), key=lambda one: one.begun_at
+                (one for one in self._all(_ENDING) if one.finished_at is None), key=lambda one: one.begun_at
             )
 
     def forget(self, older_than: timedelta, now: float) -> int:
-        with self._alone():
-            old = [one for one in self._all() if is_old(one, older_than, now)]
-            for one in old:
-                self._remove(one.label)
-            return len(old)
+        # Nobody waits while they are read: there may be many. Each is looked at once more before it goes.
+        done = chain(self._all(_DONE), self._all(_ENDING))
+        old = [one.label for one in done if is_old(one, older_than, now)]
+        gone = 0
+        for label in old:
+            with self._alone():
+                found = self._read(label)
+                if found is not None and is_old(found, older_than, now):
+                    self._remove(label)
+                    gone += 1
+        return gone
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -111,20 +120,25 @@ class FileJournal:
             finally:
                 os.close(handle)  # which ends the lock too
 
-    def _path(self, label: str) -> Path:
-        return self._folder / f"{label}{_ENDING}"
+    def _path(self, label: str, ending: str = _ENDING) -> Path:
+        return self._folder / f"{label}{ending}"
 
-    def _all(self) -> Iterator[Entry]:
-        return readable((str(path), _content(path)) for path in self._folder.glob(f"*{_ENDING}"))
+    def _all(self, ending: str) -> Iterator[Entry]:
+        found = ((str(path), _content(path)) for path in self._folder.glob(f"*{ending}"))
+        return readable((where, content) for where, content in found if content is not None)
 
     def _read(self, label: str) -> Entry | None:
-        path = self._path(label)
-        try:
-            return Entry.decode(path.read_bytes(), str(path))
-        except FileNotFoundError:
-            return None
+        for path in (self._path(label), self._path(label, _DONE)):
+            try:
+                return Entry.decode(path.read_bytes(), str(path))
+            except FileNotFoundError:
+                continue
+        return None
 
     def _write(self, entry: Entry) -> None:
+        """One file for each, whatever its ending: it is renamed by itself, before it is written or after."""
+        with suppress(FileNotFoundError):
+            os.rename(self._path(entry.label, _DONE), self._path(entry.label))
         # Nobody else writes here while we have the lock: what stands there is from a process that died.
         unfinished = self._folder / _UNFINISHED
         unfinished.unlink(missing_ok=True)
@@ -134,16 +148,21 @@ class FileJournal:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, self._path(entry.label))
+        if entry.finished_at is not None:
+            os.rename(self._path(entry.label), self._path(entry.label, _DONE))
         _flush(self._folder)
 
     def _remove(self, label: str) -> None:
-        self._path(label).unlink(missing_ok=True)
+        for ending in (_ENDING, _DONE):
+            self._path(label, ending).unlink(missing_ok=True)
         _flush(self._folder)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
+    except FileNotFoundError:
+        return None  # it has gone since, or is done
     except OSError:
         return b""  # a fault of the disk: as good as damaged
 

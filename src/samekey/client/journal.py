@@ -7,16 +7,19 @@ reads what is stored and changes its own part of that: the caller's copy may be 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
 from .entry import Entry
 from .errors import JournalFailed
+from .inside import Inside
 
 logger = logging.getLogger("samekey")
+
+_REST: Final = 1024
+"""Bytes for what an operation has beside its body."""
 
 
 class Journal(Protocol):
@@ -56,14 +59,19 @@ class Journal(Protocol):
 class MemoryJournal:
     """In this process only: keys are kept across retries, not across restarts.
 
-    ``remembered``: of so many named operations that are done the names are kept, the latest ones.
+    ``remembered``: of so many named operations that are done the names are kept, the latest ones. Of those
+    without an answer and without a name, which nobody can begin again, as many are kept as ``bytes_kept`` has
+    room for.
     """
 
     in_threads = True
 
-    def __init__(self, remembered: int = 10_000) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, remembered: int = 10_000, *, bytes_kept: int = 64 * 1024 * 1024) -> None:
+        self._lock = Inside()
         self._kept: dict[str, Entry] = {}
+        self._unnamed: dict[str, int] = {}
+        """Those without a name, oldest first, and the bytes of each."""
+        self._room = bytes_kept
         self._done: deque[str] = deque()
         self._remembered = remembered
 
@@ -71,7 +79,27 @@ class MemoryJournal:
         with self._lock:
             found = self._kept.get(entry.label)
             self._kept[entry.label] = entry if found is None else found.begun_again(entry)
+            if found is None and entry.name is None:
+                self._make_room(entry)
             return found
+
+    def _make_room(self, entry: Entry) -> None:
+        """An outage must not fill the memory with requests that nobody asks for."""
+        size = self._unnamed[entry.label] = len(entry.body) + _REST
+        self._room -= size
+        while self._room < 0 and len(self._unnamed) > 1:
+            oldest = next(iter(self._unnamed))
+            logger.error(
+                "An operation that had no answer is not kept any more (key %s): there are too many of them "
+                "for this journal in memory. Whether it was carried out is not known. Use FileJournal or "
+                "TableJournal, and finish what pending() lists.",
+                self._kept[oldest].key,
+            )
+            self._remove(oldest)
+
+    def _remove(self, label: str) -> None:
+        self._kept.pop(label, None)
+        self._room += self._unnamed.pop(label, 0)
 
     def join(self, entry: Entry) -> Entry | None:
         with self._lock:
@@ -92,7 +120,7 @@ class MemoryJournal:
             if found.key != entry.key:
                 return
             if entry.name is None:
-                self._kept.pop(entry.label, None)
+                self._remove(entry.label)
                 return
             self._kept[entry.label] = found.finished(entry, now, expires_at)
             if found.finished_at is None:
@@ -106,13 +134,13 @@ class MemoryJournal:
         with self._lock:
             found = self._kept.get(entry.label)
             if found is not None and found.may_be_dropped(entry.key):
-                del self._kept[entry.label]
+                self._remove(entry.label)
 
     def discard(self, entry: Entry) -> None:
         with self._lock:
             found = self._kept.get(entry.label)
             if found is not None and found.may_be_discarded(entry.key):
-                del self._kept[entry.label]
+                self._remove(entry.label)
 
     def pending(self) -> list[Entry]:
         with self._lock:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import requests
 import requests.adapters
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+from urllib3.response import HTTPResponse
 
 from ..errors import ConfigurationError
 from .carry import Keyed, Way, run
@@ -205,4 +208,8 @@ def _made(answer: Answer) -> Any:
     made.headers = requests.structures.CaseInsensitiveDict(dict(answer.headers))
     made.encoding = requests.utils.get_encoding_from_headers(made.headers)
     made._content, made._content_consumed = answer.body, True
+    if "content-encoding" in made.headers:  # it is as it was stored
+        decoded = HTTPResponse(io.BytesIO(answer.body), headers=made.headers, preload_content=False)
+        with suppress(HTTPError):
+            made._content = decoded.read(decode_content=True)
     return made

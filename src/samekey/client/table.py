@@ -6,8 +6,8 @@ what is saved must be durable before anything is sent, so it refuses one that is
 
 from __future__ import annotations
 
+import os
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +16,7 @@ from typing import Any, Final
 from ..errors import ConfigurationError
 from .entry import Entry
 from .errors import JournalFailed
+from .inside import Inside
 from .journal import is_old, readable
 
 WAIT: Final = 10.0
@@ -29,7 +30,7 @@ class TableJournal:
 
     def __init__(self, target: Any) -> None:
         self.in_threads = isinstance(target, str)
-        self._inside = threading.RLock()
+        self._inside = Inside()
         self._connect, self._kind = _opener(target) if isinstance(target, str) else _lent(target)
         self._closes = self.in_threads
         self._make_table()
@@ -205,6 +206,10 @@ def _opener(url: str) -> tuple[Callable[[], Any], str]:
 
 
 def _sqlite(path: str) -> sqlite3.Connection:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        pass  # whoever has made it says who may read it
     connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
     connection.execute("pragma synchronous = full")  # also where the file is in WAL mode
     return connection
