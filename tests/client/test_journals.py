@@ -312,11 +312,12 @@ def test_a_name_is_one_file_whichever_its_ending_also_after_a_crash_between_two(
 
 @pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
 def test_a_child_that_is_forked_while_a_thread_is_inside_can_use_it(kind: str, tmp_path: Path) -> None:
-    journal: Any = {
+    kinds: dict[str, Any] = {
         "memory": MemoryJournal,
         "file": lambda: FileJournal(tmp_path / "operations"),
         "sqlite": lambda: TableJournal(f"sqlite:///{tmp_path / 'app.db'}"),
-    }[kind]()
+    }
+    journal = kinds[kind]()
     inside, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
