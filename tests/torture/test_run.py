@@ -119,13 +119,18 @@ def test_sqlite_holds_and_shows_its_progress() -> None:
 
 
 def test_a_broken_promise_is_told_with_its_seed() -> None:
-    options = ("--app", "tests.torture.mutants:app", "--seconds", "3", "--fault-every", "0", "--seed", "5")
-    ran = run_command(*options, SAMEKEY_MUTANT="tenant")
+    options = ("--app", "tests.torture.mutants:app", "--seconds", "3", "--fault-every", "0")
+    for number in (5, 6, 7):  # a machine that crawls may have too little load in three seconds
+        ran = run_command(*options, "--seed", str(number), SAMEKEY_MUTANT="tenant")
+        if ran.returncode != 0:
+            break
     assert ran.returncode == 1, ran.stdout + ran.stderr
     *_, broken, seed, command = ran.stdout.splitlines()
     assert broken.startswith("BROKEN: ") and "refused_without_cause" in broken
-    assert seed == "seed 5; run it again with:"
-    assert command.strip().startswith("python -m lab.torture service --seconds 3 --seed 5 --clients 24")
+    assert seed == f"seed {number}; run it again with:"
+    assert command.strip().startswith(
+        f"python -m lab.torture service --seconds 3 --seed {number} --clients 24"
+    )
     assert "422 as if the key were taken, with another tenant's key" in ran.stdout
 
 
