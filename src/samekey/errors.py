@@ -237,8 +237,9 @@ class NotExecuted(HandlerError):
     """
 
     status = 503
-    of_call = False
-    """An outgoing transport said it of the call that it was to make: whoever wraps it takes nothing back."""
+    sdks: frozenset[str] = frozenset()
+    """Packages whose own errors, made of this one, say the same: the provider's, where an outgoing transport
+    said it of a call."""
     _said_by: tuple[str, int] = ("", 0)
 
     def is_word_of(self, operation: str, began: int, now: int) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +58,19 @@ def raised_later(send, url):
         last = error
     raise last
 '''
+PROVIDER = replace(STRIPE, sdks=frozenset({"acme_sdk"}))
 SDKS = ["raised_from", "raised_meanwhile", "raised_later"]
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A provider's SDK, where packages are installed."""
-    place = tmp_path / "site-packages"
-    place.mkdir()
-    (place / "acme_sdk.py").write_text(SDK)
-    monkeypatch.syspath_prepend(str(place))
+    """A provider's SDK, and a package of the application's own that works as one."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("acme_sdk", "shop_core"):
+        (tmp_path / f"{name}.py").write_text(SDK)
     yield importlib.import_module("acme_sdk")
-    del sys.modules["acme_sdk"]
+    for name in ("acme_sdk", "shop_core"):
+        sys.modules.pop(name, None)
 
 
 class APIConnectionError(Exception):
@@ -78,12 +80,12 @@ class APIConnectionError(Exception):
 def by_requests(url: str) -> Any:
     with requests.Session() as session:
         session.trust_env = False
-        session.mount("http://", ProviderAdapter(Outgoing(STRIPE, strict=True)))
+        session.mount("http://", ProviderAdapter(Outgoing(PROVIDER, strict=True)))
         return session.post(url, data="amount=450", timeout=5)
 
 
 def by_httpx(url: str) -> Any:
-    with httpx.Client(transport=ProviderTransport(Outgoing(STRIPE, strict=True))) as client:
+    with httpx.Client(transport=ProviderTransport(Outgoing(PROVIDER, strict=True))) as client:
         return client.post(url, content="amount=450")
 
 
@@ -274,3 +276,15 @@ def test_a_call_that_cannot_be_made_frees_no_key_after_another_was_asked_for(
         service.post()
         assert service.post().json()["code"] == "outcome_unknown"
         assert len(provider.seen) == 1
+
+
+@pytest.mark.parametrize("way", SDKS)
+def test_a_package_that_the_profile_does_not_name_frees_no_key(
+    idempotency: Idempotency, installed: Any, way: str
+) -> None:
+    """It may have gone another way between catching and raising."""
+    core = importlib.import_module("shop_core")
+    with scripted(Say(429), MADE) as provider:
+        service = leased(idempotency, lambda: getattr(core, way)(by_httpx, provider.url))
+        service.post()
+        assert service.post().json()["code"] == "outcome_unknown"

@@ -20,6 +20,7 @@ import httpx2
 import pytest
 
 from samekey.core import arrival as module
+from samekey.core.known_errors import MAY_HAVE_ARRIVED, NEVER_SENT
 from samekey.core.outcome import Ending, OnError, Outcome, judge, of_error, of_status
 from samekey.core.settings import Remember
 from samekey.errors import EscapedTransaction, NotExecuted, OutcomeUnknown, StoreUnavailable
@@ -468,7 +469,7 @@ def test_asyncio_wait_for_and_cancel() -> None:
 
 # --- the names -----------------------------------------------------------------------------------
 
-NAMED = sorted(module._NEVER_SENT | module._MAY_HAVE_ARRIVED)
+NAMED = sorted(NEVER_SENT | MAY_HAVE_ARRIVED)
 CHECKED = {"builtins", "socket", "ssl", "http", "subprocess", "multiprocessing", "concurrent", "asyncio"}
 CHECKED |= {"httpx2", "httpcore2"}
 
@@ -488,13 +489,13 @@ def test_classes_that_are_not_installed_here_are_found_by_their_public_name(path
     for private in (home, f"{home}._errors", f"{home}._core._errors"):
         made = type(kind, (Exception,), {"__module__": private})
         child = type("Child", (made,), {"__module__": "app"})
-        wanted = FAIL if path in module._NEVER_SENT else UNKNOWN
+        wanted = FAIL if path in NEVER_SENT else UNKNOWN
         assert of_error(made()) is wanted
         assert of_error(child()) is wanted
 
 
 def test_httpx_and_its_successor_are_treated_alike() -> None:
-    for names in (module._NEVER_SENT, module._MAY_HAVE_ARRIVED):
+    for names in (NEVER_SENT, MAY_HAVE_ARRIVED):
         for old, new in (("httpx.", "httpx2."), ("httpcore.", "httpcore2.")):
             assert {n.removeprefix(old) for n in names if n.startswith(old)} == {
                 n.removeprefix(new) for n in names if n.startswith(new)

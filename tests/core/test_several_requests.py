@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import get_context
 
 import aiohttp
 import boto3  # type: ignore[import-untyped]
@@ -40,6 +46,9 @@ def provider(answer: Callable[[BaseHTTPRequestHandler, int], None]) -> Iterator[
     seen: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told(404)(self, 0)
+
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("content-length") or 0))
             seen.append(self.path)
@@ -205,3 +214,37 @@ def test_an_sdk_that_repeats_requests_and_says_so() -> None:
         with pytest.raises(httpx.HTTPStatusError) as caught:
             response.raise_for_status()
         assert may_have_happened(caught.value) is happened
+
+
+def by_urllib(url: str) -> None:
+    try:
+        urllib.request.urlopen(url, b"x").close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
+
+
+@pytest.mark.parametrize("call", [by_urllib, by_aiohttp])
+def test_the_refusal_of_where_a_redirect_led_proves_nothing(call: Callable[[str], None]) -> None:
+    with provider(told(404)) as (other, _), provider(told(303, other)) as (url, seen):
+        assert may_have_happened(error_of(call, url))
+        assert seen == ["/charge"]
+
+
+def test_what_comes_out_of_another_process_proves_nothing() -> None:
+    with nobody() as refused, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        error = error_of(lambda url: pool.submit(by_httpx, url).result(), refused)
+    assert isinstance(error, httpx.ConnectError) and may_have_happened(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "happened"),
+    [
+        (EOFError(), True),
+        (BrokenProcessPool(), True),
+        (subprocess.CalledProcessError(-9, "pay"), True),
+        (subprocess.CalledProcessError(1, "pay"), False),
+    ],
+)
+def test_what_broke_off_proves_nothing(error: Exception, happened: bool) -> None:
+    assert may_have_happened(error) is happened

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import errno
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
 from typing import Final
 
 from ..errors import EscapedTransaction, NotExecuted, OutcomeUnknown, SamekeyError
+from .known_errors import MAY_HAVE_ARRIVED, NEVER_SENT
 
 
 def may_have_happened(error: BaseException, *, own: bool = False) -> bool:
@@ -72,15 +71,16 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
 
 
 def proof_in(error: BaseException) -> NotExecuted | None:
-    """What our own transport said of a call, where an SDK has made its own error of it: nothing was done. It
-    is lost where anything else may have been done or have failed in between, a second way to the same effect
-    for one."""
-    seen = set[int]()
+    """What our own transport said of a call, where the provider's SDK has made its own error of it: nothing
+    was done. Only of SDKs that the call's profile names: what anybody else makes of it, an application for
+    one, may have been made after something else was done, a second way to the same effect."""
+    seen, makers = set[int](), set[str]()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:
         if isinstance(found, NotExecuted):
-            return found if found is error or found.of_call else None
+            return found if makers <= found.sdks else None
         seen.add(id(found))
+        makers.add(type(found).__module__.partition(".")[0])
         # Our own errors speak for themselves, and a group speaks of several things.
         speaks = isinstance(found, SamekeyError | BaseExceptionGroup) or not isinstance(found, Exception)
         found = None if speaks else _made_of(found)
@@ -88,32 +88,14 @@ def proof_in(error: BaseException) -> NotExecuted | None:
 
 
 def _made_of(error: BaseException) -> BaseException | None:
-    """What an SDK's error was made of, and of nothing else: its own code raised it where it had caught the
-    other. Between an application's catching and raising anything may have been done."""
+    """What an error was made of, and of nothing else: its own package raised it where it had caught the
+    other."""
     cause, context = error.__cause__, error.__context__
     found = context if cause is None and not error.__suppress_context__ else cause
     if found is None or (cause is not None and context not in (None, cause)):
         return None
     own = type(error).__module__.partition(".")[0]
-    if not _first(found.__traceback__) == _last(error.__traceback__) == own:
-        return None
-    return found if _is_a_library(own) and own != _caller(error) else None
-
-
-def _is_a_library(package: str) -> bool:
-    """Whether it was installed, as applications seldom are."""
-    module = sys.modules.get(package)
-    places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
-    return any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in places)
-
-
-def _caller(error: BaseException) -> str | None:
-    """The package of the function that samekey has called: an application may be installed, too."""
-    packages = (
-        str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        for frame, _ in walk_tb(error.__traceback__)
-    )
-    return next((one for one in packages if one != "samekey" and one not in sys.stdlib_module_names), None)
+    return found if _first(found.__traceback__) == _last(error.__traceback__) == own else None
 
 
 def _first(trace: TracebackType | None) -> str | None:
@@ -138,11 +120,11 @@ def left_this_machine(error: BaseException) -> bool | None:
     found: bool | None = None
     for cause in _chain(error, set()):
         names = _names(cause)
-        if names & _NEVER_SENT:
-            if _is_of_a_later_request(cause):
+        if names & NEVER_SENT:
+            if not _was_never_sent(cause):
                 return True
             found = False  # and what it was raised from is how the connection could not be made
-        elif found is not False and names & _MAY_HAVE_ARRIVED:
+        elif found is not False and names & MAY_HAVE_ARRIVED:
             return True
         elif found is None and isinstance(cause, OSError):
             found = True  # unless what it was raised from says more
@@ -150,7 +132,13 @@ def left_this_machine(error: BaseException) -> bool | None:
 
 
 def _was_never_sent(error: BaseException) -> bool:
-    return bool(_names(error) & _NEVER_SENT) and not _is_of_a_later_request(error)
+    known = _names(error) & NEVER_SENT and not _is_of_another_process(error)
+    return bool(known) and not _is_of_a_later_request(error)
+
+
+def _is_of_another_process(error: BaseException) -> bool:
+    """It came out of a pool of processes: what its frames knew was left there."""
+    return type(error.__cause__).__name__ in ("_RemoteTraceback", "RemoteTraceback")
 
 
 def _is_of_a_later_request(error: BaseException) -> bool:
@@ -159,7 +147,7 @@ def _is_of_a_later_request(error: BaseException) -> bool:
     for frame, _ in walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _TRANSPORTS:
             continue
-        if frame.f_code.co_name == "resolve_redirects":  # requests
+        if frame.f_code.co_name in ("resolve_redirects", "http_error_302"):  # requests, urllib
             return True
         names = frame.f_locals
         if not _have_refused(names.get("history")) or not _were_in_vain(names.get("retries")):
@@ -180,7 +168,7 @@ def _were_in_vain(retries: object) -> bool:
     noted = getattr(retries, "history", None)
     for attempt in noted if isinstance(noted, Iterable) else ():
         error, status = getattr(attempt, "error", None), getattr(attempt, "status", None)
-        sent = not isinstance(error, BaseException) or not _names(error) & _NEVER_SENT
+        sent = not isinstance(error, BaseException) or not _names(error) & NEVER_SENT
         if sent and not (type(status) is int and _refuses(status)):
             return False
     return True
@@ -196,13 +184,15 @@ def _may_have_arrived(error: BaseException) -> bool:
         return not (_refuses(status) and _is_of_the_only_request(error))
     if isinstance(error, OSError):
         return not (isinstance(error, _OF_FILES) or error.errno in _OF_THIS_MACHINE)
+    if "subprocess.CalledProcessError" in _names(error):
+        return bool(getattr(error, "returncode", -1) < 0)  # it was killed, at whatever it was
     if _NAMES_OF_BROKEN & {kind.__name__ for kind in type(error).__mro__}:
         return _may_have_been_committed(error)
     kinds = [kind for kind in type(error).__mro__ if kind.__module__ != "builtins"]
     return (
         any(kind.__module__.partition(".")[0] in _TALKERS for kind in kinds)
         or any(_NATURE.search(kind.__name__) for kind in kinds)
-        or bool(_names(error) & _MAY_HAVE_ARRIVED)
+        or bool(_names(error) & MAY_HAVE_ARRIVED)
         or _is_of_a_later_request(error)  # a plain error, about an address that a redirect has named
     )
 
@@ -256,6 +246,8 @@ def _given_by(response: object) -> Iterator[int | None]:
 def _is_of_the_only_request(error: BaseException) -> bool:
     """Whether the call had sent nothing else before the request that got this answer, or nothing that was
     done: of redirects and repeated attempts the first may have been carried out, and its answer lost."""
+    if _is_of_a_later_request(error) or _is_of_another_process(error):
+        return False
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore
         said = response.get("ResponseMetadata")
@@ -335,92 +327,3 @@ _OF_FILES: Final = (
 )
 _OF_THIS_MACHINE: Final = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 """What the operating system says of files. Everything else that it says may be about the wire."""
-
-_NEVER_SENT: Final = frozenset(
-    {
-        "builtins.ConnectionRefusedError",
-        "socket.gaierror",
-        "ssl.SSLCertVerificationError",
-        "httpx.ConnectError",
-        "httpx.ConnectTimeout",
-        "httpx.PoolTimeout",
-        "httpx.UnsupportedProtocol",
-        "httpx2.ConnectError",
-        "httpx2.ConnectTimeout",
-        "httpx2.PoolTimeout",
-        "httpx2.UnsupportedProtocol",
-        "httpcore.ConnectError",
-        "httpcore.ConnectTimeout",
-        "httpcore.PoolTimeout",
-        "httpcore.UnsupportedProtocol",
-        "httpcore2.ConnectError",
-        "httpcore2.ConnectTimeout",
-        "httpcore2.PoolTimeout",
-        "httpcore2.UnsupportedProtocol",
-        "requests.exceptions.ConnectTimeout",
-        "urllib3.exceptions.NewConnectionError",
-        "urllib3.exceptions.ConnectTimeoutError",
-        "aiohttp.client_exceptions.ClientConnectorError",
-        "aiohttp.client_exceptions.ConnectionTimeoutError",
-        "aiohttp.client_exceptions.InvalidURL",
-        "httpx.InvalidURL",
-        "httpx2.InvalidURL",
-        "http.client.InvalidURL",
-        "requests.exceptions.InvalidURL",
-        "requests.exceptions.MissingSchema",
-        "requests.exceptions.InvalidSchema",
-        "requests.exceptions.InvalidHeader",
-        "urllib3.exceptions.LocationValueError",
-        "botocore.exceptions.NoCredentialsError",
-        "botocore.exceptions.NoRegionError",
-        "botocore.exceptions.ParamValidationError",
-        "smtplib.SMTPConnectError",
-        "smtplib.SMTPHeloError",
-        "smtplib.SMTPAuthenticationError",
-        "smtplib.SMTPSenderRefused",
-        "smtplib.SMTPRecipientsRefused",
-        "smtplib.SMTPNotSupportedError",
-    }
-)
-"""Errors that prove that no request left this machine, where the call was one request. (botocore repeats by
-itself, so that a refused connection proves nothing there.)"""
-
-_MAY_HAVE_ARRIVED: Final = frozenset(
-    {
-        "builtins.TimeoutError",
-        "builtins.ConnectionError",
-        "ssl.SSLError",
-        "http.client.IncompleteRead",
-        "http.client.BadStatusLine",
-        "http.client.LineTooLong",
-        "http.client.UnknownProtocol",
-        "http.client.UnknownTransferEncoding",
-        "subprocess.TimeoutExpired",
-        "multiprocessing.context.TimeoutError",
-        "concurrent.futures.CancelledError",
-        "asyncio.exceptions.IncompleteReadError",
-        "httpx.RequestError",
-        "httpx2.RequestError",
-        "httpcore.NetworkError",
-        "httpcore.TimeoutException",
-        "httpcore.ProtocolError",
-        "httpcore.ProxyError",
-        "httpcore2.NetworkError",
-        "httpcore2.TimeoutException",
-        "httpcore2.ProtocolError",
-        "httpcore2.ProxyError",
-        "requests.exceptions.Timeout",
-        "requests.exceptions.ConnectionError",
-        "requests.exceptions.ChunkedEncodingError",
-        "requests.exceptions.ContentDecodingError",
-        "requests.exceptions.TooManyRedirects",
-        "urllib3.exceptions.TimeoutError",
-        "urllib3.exceptions.ProtocolError",
-        "aiohttp.client_exceptions.ClientConnectionError",
-        "aiohttp.client_exceptions.ClientPayloadError",
-        "grpc.RpcError",
-        "botocore.exceptions.ConnectionError",
-        "botocore.exceptions.HTTPClientError",
-    }
-)
-"""Errors after which the provider may or may not have acted. Named, so that nothing is imported."""

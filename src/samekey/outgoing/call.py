@@ -61,8 +61,6 @@ class ProviderUnclear(OutcomeUnknown):
 class CallRefused(NotExecuted, ConfigurationError):
     """A call that cannot be made as it stands: the sentence says why. Nothing of it was sent."""
 
-    of_call = True
-
 
 class KeylessCall(CallRefused):
     """A call that changes something was refused because no key would have gone with it. Nothing was sent."""
@@ -143,6 +141,7 @@ class Outgoing:
         try:
             finished = yield from self._call(who, calls, request)
         except KeylessCall as refused:
+            refused.sdks = self.profile.sdks
             _is_no_word_of_others(refused, who)
             raise
         except (BodyRefused, ConfigurationError) as error:
@@ -152,6 +151,7 @@ class Outgoing:
     def _refused(self, error: Exception, who: Sender) -> CallRefused:
         logger.error("A call to %s was refused. %s", self.profile.name, error)
         refused = CallRefused(str(error))
+        refused.sdks = self.profile.sdks
         _is_no_word_of_others(refused, who)
         return refused
 
@@ -266,9 +266,8 @@ class Outgoing:
         try:
             finished = yield from acts
         except NeverSent as never:
-            raise calls.not_executed(
-                f"{provider} could not be reached, and nothing was sent."
-            ) from never.error
+            sentence = f"{provider} could not be reached, and nothing was sent."
+            raise calls.not_executed(sentence, self.profile.sdks) from never.error
         except Unsettled as unsettled:
             raise ProviderUnclear(f"{provider}: {unsettled.why}", unsettled.answer) from unsettled
         except (KeyExpired, RedirectRefused) as unsettled:
@@ -281,7 +280,8 @@ class Outgoing:
             ) from None
         answer, told = finished.answer, finished.told
         if not told.happened and answer.status in _NOT_LOOKED_AT:
-            raise calls.not_executed(f"{provider} has not looked at the call: {answer.status}.")
+            sentence = f"{provider} has not looked at the call: {answer.status}."
+            raise calls.not_executed(sentence, self.profile.sdks)
         doubt = self._doubt(finished, calls)
         if doubt is not None:
             raise ProviderUnclear(f"{provider}: {doubt}", answer)
@@ -369,10 +369,10 @@ class _Calls(MemoryJournal):
         # What never left may be tried again where its operation was declared to be repeatable.
         return entry if found is None and self.tried_before and not self._may_repeat else found
 
-    def not_executed(self, sentence: str) -> NotExecuted:
+    def not_executed(self, sentence: str, sdks: frozenset[str]) -> NotExecuted:
         """A call was not carried out, by proof."""
         error = NotExecuted(sentence)
-        error.of_call = True
+        error.sdks = sdks
         self.is_no_word_of_others(error)
         return error
 

@@ -25,25 +25,40 @@ class Profile:
     """Where an answer has its own id: a JSON Pointer."""
     untouched: tuple[str, ...] = ()
     """Paths of requests that only fetch a token: they go out as they are."""
+    sdks: frozenset[str] = frozenset()
+    """The provider's own packages. Of whatever their transport raises they make errors of their own, and do
+    nothing else: there, proof that nothing was sent stays proof."""
 
     def sent_key(self, downstream_key: str) -> str:
         """A downstream key as this provider sees it: for lookups, where a long one is sent as its digest."""
         return self.dialect.spell(downstream_key)
 
 
-STRIPE: Final = Profile("stripe", Dialect(quoted=False), timedelta(hours=24))
+STRIPE: Final = Profile("stripe", Dialect(quoted=False), timedelta(hours=24), sdks=frozenset({"stripe"}))
 STRIPE_V2: Final = Profile(
-    "stripe", Dialect(quoted=False), timedelta(days=30), methods=frozenset({"POST", "DELETE"})
+    "stripe",
+    Dialect(quoted=False),
+    timedelta(days=30),
+    methods=frozenset({"POST", "DELETE"}),
+    sdks=frozenset({"stripe"}),
 )
 ADYEN: Final = Profile(
-    "adyen", Dialect(quoted=False, longest=64), timedelta(days=7), provider_id="/pspReference"
+    "adyen",
+    Dialect(quoted=False, longest=64),
+    timedelta(days=7),
+    provider_id="/pspReference",
+    sdks=frozenset({"Adyen"}),
 )
 PAYPAL: Final = Profile(
     "paypal",
     Dialect(header="PayPal-Request-Id", quoted=False, longest=108),
     timedelta(hours=3),
     untouched=("/v1/oauth2/token",),
+    sdks=frozenset({"paypalserversdk", "paypalcheckoutsdk", "paypalhttp"}),
 )
 SQUARE: Final = Profile(
-    "square", Dialect(quoted=False, member="idempotency_key", longest=45), provider_id="/payment/id"
+    "square",
+    Dialect(quoted=False, member="idempotency_key", longest=45),
+    provider_id="/payment/id",
+    sdks=frozenset({"square"}),
 )

@@ -1,0 +1,97 @@
+"""Errors of well-known libraries, by name, so that nothing is imported: what they say of a request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NEVER_SENT: Final = frozenset(
+    {
+        "builtins.ConnectionRefusedError",
+        "socket.gaierror",
+        "ssl.SSLCertVerificationError",
+        "httpx.ConnectError",
+        "httpx.ConnectTimeout",
+        "httpx.PoolTimeout",
+        "httpx.UnsupportedProtocol",
+        "httpx2.ConnectError",
+        "httpx2.ConnectTimeout",
+        "httpx2.PoolTimeout",
+        "httpx2.UnsupportedProtocol",
+        "httpcore.ConnectError",
+        "httpcore.ConnectTimeout",
+        "httpcore.PoolTimeout",
+        "httpcore.UnsupportedProtocol",
+        "httpcore2.ConnectError",
+        "httpcore2.ConnectTimeout",
+        "httpcore2.PoolTimeout",
+        "httpcore2.UnsupportedProtocol",
+        "requests.exceptions.ConnectTimeout",
+        "urllib3.exceptions.NewConnectionError",
+        "urllib3.exceptions.ConnectTimeoutError",
+        "aiohttp.client_exceptions.ClientConnectorError",
+        "aiohttp.client_exceptions.ConnectionTimeoutError",
+        "aiohttp.client_exceptions.InvalidURL",
+        "httpx.InvalidURL",
+        "httpx2.InvalidURL",
+        "http.client.InvalidURL",
+        "requests.exceptions.InvalidURL",
+        "requests.exceptions.MissingSchema",
+        "requests.exceptions.InvalidSchema",
+        "requests.exceptions.InvalidHeader",
+        "urllib3.exceptions.LocationValueError",
+        "botocore.exceptions.NoCredentialsError",
+        "botocore.exceptions.NoRegionError",
+        "botocore.exceptions.ParamValidationError",
+        "smtplib.SMTPConnectError",
+        "smtplib.SMTPHeloError",
+        "smtplib.SMTPAuthenticationError",
+        "smtplib.SMTPSenderRefused",
+        "smtplib.SMTPRecipientsRefused",
+        "smtplib.SMTPNotSupportedError",
+    }
+)
+"""Errors that prove that no request left this machine, where the call was one request. (botocore repeats by
+itself, so that a refused connection proves nothing there.)"""
+
+MAY_HAVE_ARRIVED: Final = frozenset(
+    {
+        "builtins.TimeoutError",
+        "builtins.ConnectionError",
+        "builtins.EOFError",
+        "concurrent.futures.process.BrokenProcessPool",
+        "multiprocessing.context.ProcessError",
+        "ssl.SSLError",
+        "http.client.IncompleteRead",
+        "http.client.BadStatusLine",
+        "http.client.LineTooLong",
+        "http.client.UnknownProtocol",
+        "http.client.UnknownTransferEncoding",
+        "subprocess.TimeoutExpired",
+        "multiprocessing.context.TimeoutError",
+        "concurrent.futures.CancelledError",
+        "asyncio.exceptions.IncompleteReadError",
+        "httpx.RequestError",
+        "httpx2.RequestError",
+        "httpcore.NetworkError",
+        "httpcore.TimeoutException",
+        "httpcore.ProtocolError",
+        "httpcore.ProxyError",
+        "httpcore2.NetworkError",
+        "httpcore2.TimeoutException",
+        "httpcore2.ProtocolError",
+        "httpcore2.ProxyError",
+        "requests.exceptions.Timeout",
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.ChunkedEncodingError",
+        "requests.exceptions.ContentDecodingError",
+        "requests.exceptions.TooManyRedirects",
+        "urllib3.exceptions.TimeoutError",
+        "urllib3.exceptions.ProtocolError",
+        "aiohttp.client_exceptions.ClientConnectionError",
+        "aiohttp.client_exceptions.ClientPayloadError",
+        "grpc.RpcError",
+        "botocore.exceptions.ConnectionError",
+        "botocore.exceptions.HTTPClientError",
+    }
+)
+"""Errors after which the provider may or may not have acted. Named, so that nothing is imported."""
