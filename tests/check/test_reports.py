@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -40,14 +42,20 @@ same = "/id"
 
 
 class Planned(Server):
-    """Slow and failing on request; forgets books after a second."""
+    """Slow and failing on request; forgets books after a second, by a clock that only waiting moves."""
+
+    waited = 0.0
+
+    def wait(self, seconds: float) -> None:
+        self.waited += seconds
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.waited
 
     def guarded(self, asked: Asked, tenant: str, key: str) -> Reply:
-        import time
-
         known = self.scope(asked, tenant, key) in self.records
-        began = self.__dict__.setdefault("began", {}).setdefault(key, time.monotonic())
-        if known and b"book" in asked.body and time.monotonic() - began > 1.05:
+        began = self.__dict__.setdefault("began", {}).setdefault(key, self.waited)
+        if known and b"book" in asked.body and self.waited - began > 1.05:
             self.records.pop(self.scope(asked, tenant, key), None)
         if asked.header("x-fail") and not known and key not in self.__dict__.setdefault("failed", set()):
             self.__dict__["failed"].add(key)
@@ -66,7 +74,10 @@ def write_plan(directory: Path, url: str) -> Path:
 
 def test_a_plan_checks_every_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "ann")
-    with serving(Planned()) as url:
+    server = Planned()
+    clock = SimpleNamespace(sleep=server.wait, monotonic=server.monotonic)
+    monkeypatch.setattr("samekey.check.probes.lifetime.time", clock)
+    with serving(server) as url:
         result = samekey_check("--plan", str(write_plan(tmp_path, url)), "--json", "--rate", "2000")
     report = json.loads(result.stdout)
     assert (result.exit_code, report["findings"]) == (0, [])
