@@ -72,6 +72,8 @@ class Server:
     effects: list[str] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
     attempts: int = 0
+    coming: int = 0
+    """Requests whose head is here and whose answer is not sent."""
     fails_every: ClassVar[int] = 0
     """Every so many runs fail, before their effect."""
 
@@ -206,6 +208,15 @@ def serving(server: Server, *, version: str = "HTTP/1.0", threads: bool = True) 
         protocol_version = version
 
         def handle_one(self) -> None:
+            with server.lock:
+                server.coming += 1
+            try:
+                self.answer_one()
+            finally:
+                with server.lock:
+                    server.coming -= 1
+
+        def answer_one(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length)
             if len(body) < length:
