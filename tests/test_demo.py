@@ -26,6 +26,7 @@ from examples.demo.stage import Stage
 from examples.demo.tour import Step, Tour, chosen
 from lab.processes import alive, kill9, wait_until
 from samekey.stores.sql.looking import Transition
+from tests.chosen import whole
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 240.0
@@ -109,6 +110,7 @@ def toured(tmp_path_factory: pytest.TempPathFactory) -> Toured:
     return Toured(done.returncode, done.stdout, done.stderr, directory)
 
 
+@whole
 def test_every_claim_of_the_tour_holds(toured: Toured) -> None:
     assert toured.code == 0, toured.output + toured.errors
     assert "NOT TRUE" not in toured.output
@@ -118,6 +120,7 @@ def test_every_claim_of_the_tour_holds(toured: Toured) -> None:
     assert toured.errors == ""
 
 
+@whole
 def test_every_step_shows_requests_answers_claims_and_states(toured: Toured) -> None:
     positions = [toured.output.index(f"\n{title}\n") for title in TITLES]
     assert positions == sorted(positions)
@@ -128,6 +131,7 @@ def test_every_step_shows_requests_answers_claims_and_states(toured: Toured) -> 
         assert re.search(r"✓ \S+ \((deferred|atomic|leased|phased)\): in_progress by request → ", step), step
 
 
+@whole
 def test_each_crash_and_its_recovery_are_told(toured: Toured) -> None:
     assert toured.output.count("! kill -9 for the service") == 2
     assert toured.output.count("! kill -9 for the worker") == 1
@@ -141,6 +145,7 @@ def test_each_crash_and_its_recovery_are_told(toured: Toured) -> None:
         assert re.search(recovered, toured.output), recovered
 
 
+@whole
 def test_the_ledger_is_printed_as_the_proof(toured: Toured) -> None:
     proof = toured.output.partition(TITLES[-1])[2]
     for kind, reference, amount in (
@@ -153,10 +158,12 @@ def test_the_ledger_is_printed_as_the_proof(toured: Toured) -> None:
     assert '"equal": 8, "missing": [], "extra": [], "different": [], "duplicated": []' in proof
 
 
+@whole
 def test_a_pipe_gets_no_control_codes(toured: Toured) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", toured.output)
 
 
+@whole
 def test_nothing_is_left_of_the_tour(toured: Toured) -> None:
     assert_nothing_is_left(toured.directory, toured.output)
 
@@ -164,6 +171,7 @@ def test_nothing_is_left_of_the_tour(toured: Toured) -> None:
 # Broken promises
 
 
+@whole
 def test_broken_claims_give_a_failing_exit_code(tmp_path: Path) -> None:
     """A client without idempotency, and a provider without it: the demo must notice each of them."""
     demo = run_demo(tmp_path, "payment", "worker-killed", DEMO_NEW_KEYS="1", DEMO_FORGETFUL_PROVIDER="1")
@@ -237,6 +245,7 @@ def read_until(demo: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"It ended without saying {words!r}:\n{''.join(lines)}")
 
 
+@whole
 def test_without_ci_everything_stays_until_ctrl_c(waiting: subprocess.Popen[str], tmp_path: Path) -> None:
     output = read_until(waiting, "kill -9") + read_until(waiting, "kill -9")
     assert "Everything is still running" in output

@@ -62,6 +62,7 @@ from samekey.stores.sql.queries import queries_for
 from samekey.tenants import single_tenant
 from samekey.workers.reconciler import Reconciler
 from samekey.wsgi import IdempotencyMiddleware as WSGIMiddleware
+from tests.chosen import whole
 from tests.matrix import rows as matrix
 from tests.test_layers import ANY, LAYERS
 
@@ -478,6 +479,7 @@ def test_examples_of_architecture(names: dict[str, Any]) -> None:
     assert inspect.isgeneratorfunction(names["rename"])
 
 
+@whole
 def test_examples_of_testing(
     names: dict[str, Any], postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

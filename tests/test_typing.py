@@ -17,6 +17,7 @@ from samekey import Idempotency
 from samekey.core.policy import Policy
 from samekey.core.settings import HandlerSettings, Settings
 from samekey.engine.handler.rules import _AT_THE_EDGE
+from tests.chosen import whole
 
 RIGHT = """\
 from datetime import timedelta
@@ -102,7 +103,7 @@ def _errors(checker: str, path: Path) -> tuple[int, str]:
     return ran.returncode, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+@pytest.mark.parametrize("checker", ["mypy", pytest.param("pyright", marks=whole)])
 def test_every_misspelt_option_is_an_error(checker: str, tmp_path: Path) -> None:
     page = tmp_path / "right.py"
     page.write_text(RIGHT)

@@ -205,10 +205,23 @@ def test_the_whole_table(state: State) -> None:
     wrong = []
     for case in CASES:
         if case.state is state:
-            decision = decide(*built(case), NOW)
+            stored, request, policy = built(case)
+            decision = decide(stored, request, policy, NOW)
             if type(decision) is not expected(case):
                 wrong.append((case, type(decision).__name__, expected(case).__name__))
+            about_its_record(decision, stored)
     assert not wrong, f"{len(wrong)} cases, the first: {wrong[0]}"
+
+
+def about_its_record(decision: object, stored: Record) -> None:
+    """A verdict carries the record that it is about."""
+    if isinstance(decision, Outstanding):
+        assert (decision.operation_id, decision.expires_at) == (stored.id, stored.expires_at)
+    elif isinstance(decision, Unreadable):
+        assert decision.detail
+        assert stored.key not in decision.detail
+    else:
+        assert decision.record is stored  # type: ignore[attr-defined]
 
 
 def test_the_table_is_whole() -> None:
@@ -216,22 +229,11 @@ def test_the_table_is_whole() -> None:
     assert {expected(case) for case in CASES} == {*get_args(Verdict), *get_args(Move)}
 
 
-def test_a_verdict_carries_the_record_that_it_is_about() -> None:
-    for case in CASES:
-        stored, request, policy = built(case)
-        decision = decide(stored, request, policy, NOW)
-        if isinstance(decision, Outstanding):
-            assert (decision.operation_id, decision.expires_at) == (stored.id, stored.expires_at)
-        elif isinstance(decision, Unreadable):
-            assert decision.detail
-            assert stored.key not in decision.detail
-        else:
-            assert decision.record is stored
-
-
 def test_decide_never_says_execute() -> None:
-    """Only a statement that compared and set may say so: between reading and deciding the record may move."""
-    assert not [case for case in CASES if isinstance(decide(*built(case), NOW), Execute)]
+    """Only a statement that compared and set may say so: between reading and deciding the record may move.
+
+    That no case of the table decides so, the table itself shows: it knows no other answers than these.
+    """
     assert Execute not in get_args(Verdict)
     assert Execute not in get_args(Move)
     assert set(get_args(Decision)) == {Execute, *get_args(Verdict)}

@@ -15,6 +15,7 @@ import pytest
 
 from samekey import KeyRules
 from samekey.core.header import KeyRefused, parse_key
+from tests.chosen import some
 from tests.edges.apps import Kind
 from tests.edges.callers import Request
 from tests.edges.conftest import Build
@@ -154,13 +155,13 @@ def _is_key(lines: tuple[bytes, ...]) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("kind", "route"),
-    [
-        *(("asgi", "/edge"), ("wsgi", "/edge"), ("starlette", "/edge")),
-        *(("fastapi", "/leased"), ("threadpool", "/atomic"), ("flask", "/leased")),
-    ],
-)
+APPLICATIONS: list[tuple[Kind, str]] = [
+    *(("asgi", "/edge"), ("wsgi", "/edge"), ("starlette", "/edge")),
+    *(("fastapi", "/leased"), ("threadpool", "/atomic"), ("flask", "/leased")),
+]
+
+
+@pytest.mark.parametrize(("kind", "route"), some(APPLICATIONS, lambda kind, route: kind == "fastapi"))
 def test_odd_requests(kind: Kind, route: str, builder: Build, stores: Stores) -> None:
     choose = random.Random(f"{kind} {route}")
     world = World()

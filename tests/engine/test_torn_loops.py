@@ -142,7 +142,7 @@ def kept() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.mark.parametrize("store", ["redis", "postgres", "sqlite", "mariadb"])
+@pytest.mark.parametrize("store", stores("postgres", "sqlite", "redis", "mariadb"))
 def test_whenever_the_loop_ends_no_key_is_left_behind(request: pytest.FixtureRequest, store: str) -> None:
     idempotency = Idempotency(request.getfixturevalue(f"{store}_url"))
     if store != "redis":
@@ -165,7 +165,7 @@ def test_whenever_the_loop_ends_no_key_is_left_behind(request: pytest.FixtureReq
 
 
 @pytest.mark.parametrize("how", ["closed", "kept"])
-@pytest.mark.parametrize("store", stores("postgres", "sqlite", "redis", "mariadb"))
+@pytest.mark.parametrize("store", stores("sqlite", "postgres", "redis", "mariadb", first=1))
 @pytest.mark.usefixtures("beat")
 def test_whenever_the_loop_stops_no_key_is_left_behind(
     request: pytest.FixtureRequest, store: str, how: How
@@ -189,7 +189,7 @@ def test_whenever_the_loop_stops_no_key_is_left_behind(
 
 
 @pytest.mark.parametrize("how", ["closed", "kept"])
-@pytest.mark.parametrize("store", stores("postgres", "sqlite", "mariadb"))
+@pytest.mark.parametrize("store", stores("postgres", "sqlite", "mariadb", first=1))
 @pytest.mark.usefixtures("beat")
 def test_whenever_the_loop_stops_atomic_work_is_done_once_and_holds_up_nobody(
     request: pytest.FixtureRequest, store: str, how: How
@@ -224,7 +224,7 @@ def test_whenever_the_loop_stops_atomic_work_is_done_once_and_holds_up_nobody(
 
 
 @pytest.mark.parametrize("how", ["closed", "kept"])
-@pytest.mark.parametrize("store", stores("postgres", "sqlite", "mariadb"))
+@pytest.mark.parametrize("store", stores("postgres", "sqlite", "mariadb", first=1))
 def test_the_longest_run_ends_also_in_a_loop_that_has_stopped(
     request: pytest.FixtureRequest, store: str, how: How
 ) -> None:

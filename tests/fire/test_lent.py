@@ -14,6 +14,7 @@ import pytest
 
 from lab.processes import PATIENCE
 from samekey.errors import OperationOver, UnfinishedWork
+from tests.chosen import whole
 from tests.fire.apps import Settings, World, build
 from tests.fire.checkpoints import current_key
 from tests.fire.evidence import query
@@ -214,6 +215,7 @@ def request(key: str) -> tuple[dict[str, Any], Callable[[], Any]]:
     return scope, receive
 
 
+@whole
 @pytest.mark.parametrize("world", ["asgi"])
 def test_240_requests_with_random_deadlines(postgres: Settings) -> None:
     """Every answer has its row, nothing runs twice, and afterwards every place is there."""

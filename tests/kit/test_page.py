@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import lab
+from tests.chosen import whole
 from tests.test_docs import blocks
 
 PROVIDER = """
@@ -30,6 +31,7 @@ def anew():
 """
 
 
+@whole
 def test_the_first_example_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["samekey.testing.plugin"]\n')
     example = blocks("docs/testing.md", "python")[0].replace("def make_app", f"{PROVIDER}\n\ndef make_app", 1)

@@ -10,6 +10,7 @@ import pytest
 
 from lab import ROOT, environment
 from lab.mutation.changes import mutants_of
+from tests.chosen import whole
 
 SOURCE = '''"""A docstring."""
 from typing import TYPE_CHECKING
@@ -87,6 +88,7 @@ with judge.copied() as source:
 """
 
 
+@whole
 @pytest.mark.parametrize(
     ("test", "verdict"),
     [

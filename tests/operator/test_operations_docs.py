@@ -11,6 +11,7 @@ import samekey.ops.doctor
 import samekey.ops.doctor_servers
 import samekey.ops.doctor_tables
 from samekey.engine.evidence.said import Resolution
+from tests.chosen import whole
 from tests.operator.session import (
     IDS,
     PAGE,
@@ -32,6 +33,7 @@ TEXT = PAGE.read_text()
 COMMANDS = dict(commands())
 
 
+@whole
 def test_the_sessions_are_as_they_are_told() -> None:
     """``python -m tests.operator.session`` writes them anew."""
     played = play(TEXT)
@@ -81,6 +83,7 @@ def test_the_night_needs_only_what_the_tools_print() -> None:
     assert "All is well." in printed
 
 
+@whole
 def test_every_command_is_shown_with_its_output() -> None:
     shown = {
         name

@@ -14,6 +14,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.schemas import BaseSchema
 
+from tests.chosen import whole
 from tests.payments.running import ANN, Service, service, unique
 
 FEW = settings(
@@ -41,7 +42,11 @@ def document(fuzzed: Service) -> BaseSchema:
 
 
 @pytest.mark.parametrize(
-    "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fits", "does not fit"]
+    "mode",
+    [
+        pytest.param(GenerationMode.POSITIVE, id="fits"),
+        pytest.param(GenerationMode.NEGATIVE, id="does not fit", marks=whole),
+    ],
 )
 def test_no_input_gives_a_500(document: BaseSchema, mode: GenerationMode) -> None:
     tried: Counter[tuple[str, int]] = Counter()

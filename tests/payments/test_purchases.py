@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import product
 from typing import Any
 
 import pytest
 
 from examples.provider import Entry, Fault, Kind
+from tests.chosen import some
 from tests.payments.running import CARDS_SECRET, Service, unique
 from tests.payments.test_lost_answers import event, lost, send, transfer
 
@@ -54,8 +56,15 @@ def test_either_step_may_be_declined(running: Service, kind: Kind) -> None:
     assert running.compare().returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["authorisation", "capture"])
-@pytest.mark.parametrize("fault", ["charge_then_drop", "error_before", "error_after", "malformed"])
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    some(
+        product(
+            ("charge_then_drop", "error_before", "error_after", "malformed"), ("authorisation", "capture")
+        ),
+        lambda fault, kind: (fault, kind) == ("charge_then_drop", "capture"),
+    ),
+)
 def test_whatever_happens_it_is_one_of_each(running: Service, fault: Fault, kind: Kind) -> None:
     key, body = unique("key"), purchase()
     running.cards.fail(fault, reference=body["reference"], kind=kind)

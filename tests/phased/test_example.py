@@ -19,6 +19,7 @@ import httpx2
 import pytest
 
 from lab.processes import GuardedProcess, serve_asgi, wait_until
+from tests.chosen import whole
 
 ROOT = Path(__file__).parent.parent.parent
 RIDE = {"pick_up": "Bern", "drop_off": "Thun", "card": "4242"}
@@ -125,6 +126,7 @@ def worker(environment: dict[str, str], log: Path) -> Iterator[None]:
         assert process.end() == 0, process.output()
 
 
+@whole
 def test_the_example(provider: CardProvider, environment: dict[str, str], tmp_path: Path) -> None:
     with serve_asgi("examples.rides:app", environment, directory=ROOT) as server:
         first, again = post(server.url), post(server.url)

@@ -20,6 +20,7 @@ from samekey.drivers.postgres.asyncpg import AsyncpgDriver
 from samekey.drivers.url import drivers_for
 from samekey.errors import ConnectionLost, OperationOver, SamekeyError
 from samekey.stores.sql.queries import queries_for
+from tests.chosen import whole
 from tests.stores.postgres_sessions import Watched, asyncpg_driver, new_key, psycopg_driver, until
 
 INSERT = "insert into lent_effects (key) values ($1)"
@@ -72,6 +73,7 @@ async def cancelled_at(driver: AsyncpgDriver, key: str, moment: int) -> bool:
     return True
 
 
+@whole
 @pytest.mark.parametrize("warm", [False, True], ids=["new connections", "pooled connections"])
 def test_cancelled_at_every_turn_of_the_event_loop(watched: Watched, warm: bool) -> None:
     """After each: the places are there, the next one's transaction is its own, nothing half is kept."""
@@ -136,6 +138,7 @@ def test_a_piece_that_is_cancelled_in_flight_does_not_reach_the_next(watched: Wa
     watched.wait_for_sessions(0)
 
 
+@whole
 def test_600_operations_with_random_deadlines(watched: Watched) -> None:
     """Every one that was told that it committed has its row, and exactly one."""
     chance = random.Random(17)
