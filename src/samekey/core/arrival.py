@@ -11,8 +11,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from traceback import walk_tb
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final
 
 from ..errors import EscapedTransaction, NotExecuted, OutcomeUnknown, SamekeyError
@@ -110,6 +109,14 @@ def _last(trace: TracebackType | None) -> str | None:
     return None if trace is None else _package(trace)
 
 
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """From where it was caught to where it was raised."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
 def _package(trace: TracebackType) -> str:
     return str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
 
@@ -144,7 +151,7 @@ def _is_of_another_process(error: BaseException) -> bool:
 def _is_of_a_later_request(error: BaseException) -> bool:
     """Whether the call had sent something before: the error is about a redirect that was followed, or about
     one more attempt. The libraries do not put it into the error, but their frames know it."""
-    for frame, _ in walk_tb(error.__traceback__):
+    for frame in _frames(error):
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _TRANSPORTS:
             continue
         if frame.f_code.co_name in ("resolve_redirects", "http_error_302"):  # requests, urllib
@@ -211,7 +218,7 @@ def _may_have_been_committed(error: BaseException) -> bool:
     number = error.args[0] if error.args else None
     if type(number) is int and 1000 <= number < 3000:  # MySQL; from 2000 on its client library speaks
         return (number >= 2000 and number not in _NO_CONNECTION) or number in _MYSQL_IS_GOING
-    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    frames = _frames(error)
     return not any(
         frame.f_code.co_name == "connect"
         and str(frame.f_globals.get("__name__", "")).partition(".")[0] == package
