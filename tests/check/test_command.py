@@ -51,6 +51,16 @@ def test_a_finding_has_what_a_script_needs_and_no_credentials() -> None:
     assert "Bearer ann" not in result.stdout and "Authorization: •••" in finding["exchanges"][0]["request"]
 
 
+def test_headers_come_from_the_environment_one_on_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEKEY_CHECK_HEADER", f"{ANN}\nX-Of: the environment\n")
+    monkeypatch.setenv("SAMEKEY_CHECK_OTHER_HEADER", BOB)
+    with serving(GlobalKeys()) as url:
+        result = samekey_check(f"{url}/orders", "--body", BODY, "--json")
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (result.exit_code, finding["id"]) == (1, "isolation.tenant")
+    assert "X-Of: " in finding["exchanges"][0]["request"]
+
+
 def test_what_people_read() -> None:
     with serving(GlobalKeys()) as url:
         result = samekey_check(f"{url}/orders", "--body", BODY, "--header", ANN, "--other-header", BOB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,12 +13,14 @@ from starlette.responses import JSONResponse
 
 from lab.processes import free_port, wait_until
 from samekey import AsyncPhasedOperation, Effect, Idempotency, Input, JobContext, Response, current_operation
+from samekey.client.dialect import Dialect
 from samekey.core.states import State
 from samekey.outgoing import (
     ADYEN,
     STRIPE,
     Outgoing,
     Patience,
+    Profile,
     ProviderUnclear,
 )
 from samekey.outgoing.httpx2 import AsyncProviderTransport
@@ -234,4 +237,19 @@ def test_a_job_is_not_sent_again_when_the_provider_may_not_know_its_key_any_more
             by_httpx2(server.url, Outgoing(STRIPE), {})
         with sends(Old(23 * 3600.0)):
             assert by_httpx2(server.url, Outgoing(ADYEN), {}).status_code == 200
+    assert len(server.seen) == 2
+
+
+def test_a_window_that_nobody_publishes_is_not_for_ever() -> None:
+    from samekey.engine.sending import sends
+
+    bank = Profile("bank", Dialect(quoted=False))
+    with scripted(MADE) as server:
+        with sends(Old(20 * 3600.0)):
+            assert by_httpx2(server.url, Outgoing(bank), {}).status_code == 200
+        with sends(Old(72 * 3600.0)), pytest.raises(ProviderUnclear, match="does not know its key"):
+            by_httpx2(server.url, Outgoing(bank), {})
+        with sends(Old(72 * 3600.0)):
+            known = replace(bank, window=timedelta.max)
+            assert by_httpx2(server.url, Outgoing(known), {}).status_code == 200
     assert len(server.seen) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click import ParamType
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
@@ -52,6 +53,15 @@ _STYLES = {
 }
 
 
+class _Line(ParamType):
+    """A text whose list, in the environment, is one on each line: most of them hold blanks."""
+
+    name = "text"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [line for line in rv.splitlines() if line.strip()]
+
+
 def check_command(
     url: Annotated[
         str | None, typer.Argument(envvar="SAMEKEY_CHECK_URL", help="The endpoint.", metavar="URL")
@@ -61,11 +71,19 @@ def check_command(
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(envvar="SAMEKEY_CHECK_HEADER", help="'Name: value', sent each time; repeatable."),
+        typer.Option(
+            envvar="SAMEKEY_CHECK_HEADER",
+            help="'Name: value', sent each time; repeatable. In the environment: one on each line.",
+            click_type=_Line(),
+        ),
     ] = None,
     other_header: Annotated[
         list[str] | None,
-        typer.Option(envvar="SAMEKEY_CHECK_OTHER_HEADER", help="How a second tenant differs; repeatable."),
+        typer.Option(
+            envvar="SAMEKEY_CHECK_OTHER_HEADER",
+            help="How a second tenant differs; repeatable.",
+            click_type=_Line(),
+        ),
     ] = None,
     count_url: Annotated[
         str | None,

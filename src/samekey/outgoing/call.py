@@ -32,7 +32,7 @@ from ..engine.operation import MOMENTS, Operation
 from ..engine.phased.definition import Effect
 from ..engine.sending import Sender, sender
 from ..errors import ConfigurationError, NotExecuted, OutcomeUnknown
-from .profiles import Profile
+from .profiles import UNPUBLISHED, Profile
 
 logger = logging.getLogger("samekey")
 
@@ -238,12 +238,11 @@ class Outgoing:
     def _check_window(self, who: Sender) -> None:
         """The provider must still know the key, if it may have had it before."""
         window = self.profile.window
-        if window is None:
-            return
-        longest = window.total_seconds()
-        if isinstance(who, Effect) and who.window is not None and who.window > longest:
+        longest = (UNPUBLISHED if window is None else window).total_seconds()
+        told = who.window if isinstance(who, Effect) and window is not None else None
+        if told is not None and told > longest:
             raise ConfigurationError(
-                f"The effect's provider_window is {who.window:g} s, but {self.profile.name} knows a key for "
+                f"The effect's provider_window is {told:g} s, but {self.profile.name} knows a key for "
                 f"{longest:g} s. Nothing was sent. Give op.effect a provider_window that is no longer."
             )
         if not isinstance(who, Effect) and who.tried_before and who.age >= longest * SAFE_PART:

@@ -9,6 +9,9 @@ from typing import Final
 
 from ..client.dialect import Dialect
 
+UNPUBLISHED: Final = timedelta(hours=24)
+"""What a provider is trusted with that publishes no window: what most of them publish, at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -18,7 +21,8 @@ class Profile:
     """The ``source`` of its ids and events."""
     dialect: Dialect
     window: timedelta | None = None
-    """For so long it knows a key, at least. None: it does not say."""
+    """For so long it knows a key, at least. None: it does not say, and is believed to for ``UNPUBLISHED``;
+    ``timedelta.max``: for ever, by your own word."""
     methods: frozenset[str] = frozenset({"POST"})
     """Those with which it takes a key."""
     provider_id: str | None = "/id"
