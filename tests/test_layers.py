@@ -114,7 +114,7 @@ LAYERS = {
     # It knows nothing of samekey's own way of doing it: it looks at any server, from outside.
     "check": Layer(frozenset({"errors"}), frozenset({"uvicorn"})),
     "samekey": Layer(frozenset({"core", "engine", "idempotency", "response", "evidence", "errors", "logs"})),
-    "cli": Layer(ANY, frozenset({"typer", "click", "rich"})),
+    "cli": Layer(ANY, frozenset({"typer", "rich"})),
     "testing": Layer(ANY, ANY),
 }
 """By the first name below ``samekey``; ``samekey`` itself is ``__init__.py``, the public names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from click import ParamType
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
@@ -53,15 +53,6 @@ _STYLES = {
 }
 
 
-class _Line(ParamType):
-    """A text whose list, in the environment, is one on each line: most of them hold blanks."""
-
-    name = "text"
-
-    def split_envvar_value(self, rv: str) -> list[str]:
-        return [line for line in rv.splitlines() if line.strip()]
-
-
 def check_command(
     url: Annotated[
         str | None, typer.Argument(envvar="SAMEKEY_CHECK_URL", help="The endpoint.", metavar="URL")
@@ -74,7 +65,6 @@ def check_command(
         typer.Option(
             envvar="SAMEKEY_CHECK_HEADER",
             help="'Name: value', sent each time; repeatable. In the environment: one on each line.",
-            click_type=_Line(),
         ),
     ] = None,
     other_header: Annotated[
@@ -82,7 +72,6 @@ def check_command(
         typer.Option(
             envvar="SAMEKEY_CHECK_OTHER_HEADER",
             help="How a second tenant differs; repeatable.",
-            click_type=_Line(),
         ),
     ] = None,
     count_url: Annotated[
@@ -197,8 +186,19 @@ def _wanted(
     if url is None:
         raise ConfigurationError("Give the URL of the endpoint, or a plan with --plan.")
     document = ABSENT if body is None else body_of(body)
-    headers = headers_of(header or []), headers_of(other_header or [])
+    headers = (
+        headers_of(_lines("SAMEKEY_CHECK_HEADER", header)),
+        headers_of(_lines("SAMEKEY_CHECK_OTHER_HEADER", other_header)),
+    )
     return Plan((Endpoint(url, document, method.upper(), *headers, count_url),))
+
+
+def _lines(variable: str, given: list[str] | None) -> list[str]:
+    """What the variable holds, one on each line: typer takes each word for one, and headers have blanks."""
+    text = os.environ.get(variable, "")
+    if not given or given != text.split():
+        return given or []
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def _plain(reports: Sequence[Report]) -> Iterator[str]:
