@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from lab.servers import mariadb
 from lab.servers.postgres import MEMORY, NamedServer, PostgresUnavailable, find_server, roomy
 from tests.chosen import LEFT, leave_to_the_whole, summary
 
-if os.environ.get("CI"):
-    # The same examples in every run, so that a failure belongs to the change; elsewhere they are new.
-    settings.register_profile("ci", derandomize=True, print_blob=True)
-    settings.load_profile("ci")
+# An example may take as long as the machine likes. In CI there are the same ones in every run, so that a failure
+# belongs to the change; elsewhere they are new.
+settings.register_profile(
+    "samekey",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
+settings.load_profile("samekey")
 
 # SQLite waits for the disk at each commit. Like the servers' files, those of tests are kept in memory.
 if "TMPDIR" not in os.environ and roomy(MEMORY):
