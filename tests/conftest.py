@@ -14,8 +14,8 @@ from lab.servers import mariadb
 from lab.servers.postgres import MEMORY, NamedServer, PostgresUnavailable, find_server, roomy
 from tests.chosen import LEFT, leave_to_the_whole, summary
 
-# An example may take as long as the machine likes. In CI there are the same ones in every run, so that a failure
-# belongs to the change; elsewhere they are new.
+# An example may take as long as the machine likes. In CI there are the same ones in every run, so that a
+# failure belongs to the change; elsewhere they are new.
 settings.register_profile(
     "samekey",
     deadline=None,
