@@ -83,9 +83,10 @@ def test_what_is_said_of_retention_is_one_of_few_words(name: str) -> None:
 
 
 def test_every_field_of_a_record_is_a_column_or_made_of_the_answers() -> None:
-    """But what a lookup is asked about, which is made of the operation's effects."""
+    """But what a lookup is asked about, which is made of the operation's effects, and the question itself."""
     fields = {field.name for field in dataclasses.fields(Record)}
-    assert fields - {"answer", "withheld", "open_effect"} == set(COLUMNS) - OPTIONAL_INTEGERS - ANSWER_BYTES
+    made = {"answer", "withheld", "open_effect", "asking"}
+    assert fields - made == set(COLUMNS) - OPTIONAL_INTEGERS - ANSWER_BYTES
 
 
 # --- round trips ---------------------------------------------------------------------------------
