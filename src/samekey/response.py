@@ -45,28 +45,7 @@ class Response:
 
 
 def answer_of(result: Any) -> Answer:
-    """A returned value as an answer: a ``Response`` as it is, a framework's own one too, anything else as
-    JSON with status 200."""
-    if isinstance(result, Response):
-        return result.answer()
+    """A value as an answer: a ``Response`` as it is, anything else as JSON with status 200."""
     if isinstance(result, Answer):
         return result
-    return of_framework(result) or Response(200, result).answer()
-
-
-def of_framework(result: Any) -> Answer | None:
-    """What Starlette, Flask or Django would send of this response; None if it is none, or a stream."""
-    status = getattr(result, "status_code", None)
-    if not isinstance(status, int) or getattr(result, "is_streamed", False):
-        return None
-    body = getattr(result, "body", None)  # Starlette's
-    if body is None and callable(getattr(result, "get_data", None)):
-        body = result.get_data()  # Flask's
-    elif body is None:
-        body = getattr(result, "content", None)  # Django's
-    headers: Any = getattr(result, "headers", None)
-    if not isinstance(body, bytes) or not hasattr(headers, "items"):
-        return None
-    named = ((str(name).lower().encode("latin-1"), str(value)) for name, value in headers.items())
-    kept = ((name, value.encode("latin-1")) for name, value in named if name != b"content-length")
-    return Answer(status, tuple(kept), body)
+    return (result if isinstance(result, Response) else Response(200, result)).answer()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from datetime import date
 from typing import Any
 
+import httpx
+import litestar
 import pytest
 import werkzeug.test
 from fastapi import FastAPI
 from flask import Flask, make_response
+from starlette.background import BackgroundTask
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from samekey import Idempotency, Input
 from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
-from samekey.response import of_framework
+from samekey.engine.handler.own_responses import of_framework
+from samekey.errors import NotSerialisable
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
+from tests.django.world import project
 
 
 def of_fastapi(idempotency: Idempotency, charges: list[str]) -> Any:
@@ -67,3 +74,44 @@ def test_it_is_the_answer_first_and_replayed(made: Any, sqlite_url: str) -> None
 @pytest.mark.parametrize("value", [None, {"status_code": 1}, "text", 7, object()])
 def test_nothing_else_is_taken_for_one(value: Any) -> None:
     assert of_framework(value) is None
+
+
+def of_rest_framework() -> Any:
+    project()
+    from rest_framework.response import Response
+
+    return Response({"id": date(2026, 11, 16)}, status=201, headers={"x-ride": "7"})
+
+
+def of_a_template() -> Any:
+    project()
+    from django.template import engines
+    from django.template.response import SimpleTemplateResponse
+
+    template = engines["django"].from_string('{"id": "{{ number }}"}')
+    return SimpleTemplateResponse(
+        template, {"number": "2026-11-16"}, "application/json", 201, headers={"x-ride": "7"}
+    )
+
+
+def of_litestar() -> Any:
+    return litestar.Response({"id": date(2026, 11, 16)}, headers={"x-ride": "7"})
+
+
+@pytest.mark.parametrize("made", [of_rest_framework, of_a_template, of_litestar])
+def test_what_is_rendered_late_is_rendered(made: Any) -> None:
+    answer = of_framework(made(), 201)
+    assert answer is not None
+    assert (answer.status, json.loads(answer.body)) == (201, {"id": "2026-11-16"})
+    assert answer.header(b"x-ride") == b"7"
+    assert (answer.header(b"content-type") or b"").startswith(b"application/json")
+
+
+def test_a_background_task_is_said_to_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    answer = of_framework(JSONResponse({}, background=BackgroundTask(print)))
+    assert answer is not None and "is not run" in caplog.text
+
+
+def test_what_somebody_else_has_answered_is_none() -> None:
+    with pytest.raises(NotSerialisable, match="httpx was answered by somebody else"):
+        of_framework(httpx.Response(200, json={"secret": 1}))

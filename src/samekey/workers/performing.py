@@ -31,6 +31,7 @@ from ..engine.about import about
 from ..engine.engine import Engine
 from ..engine.evidence.belated import Belated
 from ..engine.evidence.reconcile import NotingResolver
+from ..engine.handler.own_responses import answer_returned
 from ..engine.jobs import Envelope, JobContext, JobDefinition, NotForUs
 from ..engine.keeper import TRIED_FOR, Keeper
 from ..engine.sending import sends
@@ -43,7 +44,6 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..evidence import Declined, Executed
-from ..response import answer_of
 from ..stores.sql.jobs import JOB_FAILED, Contested, Job
 from ..stores.sql.operator import Operator
 from .apart import Aborted, Apart, NotBegun, TooLong, told
@@ -335,7 +335,7 @@ class Performer:
         """What is stored of a result; None if it is too large to keep."""
         try:
             policy = self._engine.policy
-            answer = replayable(answer_of(result), policy.keep_headers, policy.drop_headers)
+            answer = replayable(answer_returned(result), policy.keep_headers, policy.drop_headers)
         except NotSerialisable:
             raise
         except Exception as error:  # a status, header or text that no answer can have

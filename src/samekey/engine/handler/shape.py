@@ -14,7 +14,8 @@ from typing import Any
 
 from ...core.record import Answer
 from ...errors import NotSerialisable
-from ...response import Response, answer_of
+from ...response import Response
+from .own_responses import answer_returned
 
 DEFINITION = "__samekey_definition__"
 """The attribute of a phased endpoint that has its definition."""
@@ -66,7 +67,7 @@ class Shape:
         content, headers = result, {}
         if isinstance(result, Response):
             if not 200 <= result.status <= 299 or isinstance(result.content, bytes | str | None):
-                return answer_of(result)
+                return answer_returned(result)
             status, content, headers = result.status, result.content, dict(result.headers)
         made = self._response_class()(self._filtered(content), status_code=status)
         body = b"" if status in _WITHOUT_BODY else bytes(made.body)

@@ -14,7 +14,8 @@ from ...core.provider import StoredText
 from ...core.record import Answer
 from ...core.texts import checked_text
 from ...errors import DefinitionChanged, OutcomeUnknown
-from ...response import Response, answer_of, of_framework
+from ...response import Response
+from ..handler.own_responses import answer_returned, of_framework
 from ..handler.rules import Rules
 from ..handler.shape import Shape, known_shapes
 from .extras import Extras
@@ -71,14 +72,14 @@ class Definition:
 
     def shaped(self, result: Any, shape: str | None, status: int | None) -> Answer:
         """What the function returned, as the route of its first request would have sent it."""
-        made = of_framework(result)
+        made = of_framework(result, status)
         if made is not None:
             return made
         if shape is None and status is None:
-            return answer_of(_spelled(result))
+            return answer_returned(_spelled(result))
         if shape is None:
             plain = isinstance(result, Response | Answer)
-            return answer_of(result if plain else Response(status or 200, result))
+            return answer_returned(result if plain else Response(status or 200, result))
         found = self.shapes.get(shape) or self._found_shape(shape)
         if found is None:
             raise DefinitionChanged(
