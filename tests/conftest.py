@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,12 @@ def sqlite_url(tmp_path: Path) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole: part of the whole matrix, which make test-all runs")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: no later search for garbage has to look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

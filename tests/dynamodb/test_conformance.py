@@ -10,6 +10,7 @@ from samekey.core.decide import Replay, Withheld
 from samekey.testing.conformance import KeyStoreConformance, Subject, new_claim, retry_of
 from samekey.testing.conformance_claims import claim_at, complete, hold
 from samekey.testing.conformance_records import ANSWERS
+from tests.chosen import whole
 from tests.dynamodb.subjects import AsyncDynamoSubject, SyncDynamoSubject
 
 
@@ -45,12 +46,14 @@ def async_subject(dynamodb_session_url: str) -> Iterator[Subject]:
     subject.close()
 
 
+@whole
 class TestSync(DynamoConformance):
     @pytest.fixture
     def store(self, sync_subject: Subject) -> Subject:
         return sync_subject
 
 
+@whole
 class TestAsync(DynamoConformance):
     @pytest.fixture
     def store(self, async_subject: Subject) -> Subject:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from samekey import OutcomeUnknown, current_operation
 from samekey.engine.handler.options import TransactionOptions
 from samekey.errors import CommitRefused, NothingWritten
+from tests.chosen import stores
 from tests.edges.apps import FRAMEWORKS, Kind, Setup
 from tests.edges.callers import Got, LoopThread
 from tests.edges.conftest import Build
@@ -26,7 +27,7 @@ every_kind = pytest.mark.parametrize("kind", FRAMEWORKS)
 Play = Callable[..., tuple[list[Got], Store, World]]
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
 def both(request: pytest.FixtureRequest) -> Stores:
     """Every transactional store."""
     name = "stores" if request.param == "sqlite" else f"{request.param}_stores"

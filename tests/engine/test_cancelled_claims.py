@@ -17,6 +17,7 @@ from samekey.core.record import Record
 from samekey.core.states import State
 from samekey.drivers.run import run, run_in
 from samekey.testing.conformance import new_claim
+from tests.chosen import whole
 
 Mode = Literal["leased", "repeatable", "atomic"]
 SCOPE = scope_of(call_part("t"))
@@ -172,6 +173,7 @@ def test_atomic_work_whose_caller_left_before_the_handler_gives_its_connection_b
     assert record_of(direct, "k0") is None
 
 
+@whole
 def test_atomic_work_on_mariadb_gives_its_claim_back_if_no_connection_is_free(mariadb_url: str) -> None:
     direct = Idempotency(mariadb_url)
     direct.migrate()

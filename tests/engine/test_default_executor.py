@@ -20,6 +20,7 @@ from starlette.routing import Route
 import samekey
 from samekey import Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware
+from tests.chosen import stores
 from tests.stores.crash_scenarios import execute
 
 PATIENCE = 20.0
@@ -38,7 +39,7 @@ def every_thread_hangs() -> Iterator[None]:
         hang.set()
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("sqlite", "postgres", "mariadb"))
 @pytest.mark.parametrize("mode", ["leased", "atomic"])
 def test_a_sync_handlers_outcome_is_recorded(request: pytest.FixtureRequest, store: str, mode: str) -> None:
     url = request.getfixturevalue(f"{store}_url")

@@ -22,6 +22,7 @@ from samekey.engine.lookups import MAX_CALLERS, LookupLimit
 from samekey.errors import LimitExceeded
 from samekey.stores.sql.limits import Admission
 from samekey.stores.sql.migrations import migrate
+from tests.chosen import stores
 
 MINUTE = 60_000
 
@@ -110,7 +111,7 @@ def test_the_lookup_limit_remembers_a_bounded_number_of_callers() -> None:
     assert len(limit._used) <= MAX_CALLERS
 
 
-@pytest.fixture(params=["sqlite_url", "postgres_url", "mariadb_url"])
+@pytest.fixture(params=stores("sqlite_url", "postgres_url", "mariadb_url"))
 def any_url(request: pytest.FixtureRequest) -> str:
     found: str = request.getfixturevalue(request.param)
     return found

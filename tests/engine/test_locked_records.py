@@ -17,13 +17,14 @@ from samekey.drivers.run import run, run_in
 from samekey.engine.keeper import Keeper
 from samekey.stores.sql.jobs import Job
 from samekey.testing.conformance import new_claim
+from tests.chosen import stores
 from tests.taking import begin
 
 PAID = Answer(201, (), b"{}")
 DAY = 86_400_000
 
 
-@pytest.fixture(params=["postgres_url", "mariadb_url"])
+@pytest.fixture(params=stores("postgres_url", "mariadb_url", first=1))
 def store(request: pytest.FixtureRequest) -> Iterator[Idempotency]:
     """SQLite has one lock for everything, and nobody can take a lease from under it either."""
     found = Idempotency(request.getfixturevalue(request.param), timeout=2)

@@ -6,9 +6,10 @@ import pytest
 
 from samekey import Idempotency
 from samekey.errors import SchemaMismatch
+from tests.chosen import stores
 
 
-@pytest.mark.parametrize("fixture", ["postgres_url", "mariadb_url"])
+@pytest.mark.parametrize("fixture", stores("postgres_url", "mariadb_url", first=1))
 def test_the_tables_are_made_once(fixture: str, request: pytest.FixtureRequest) -> None:
     idempotency = Idempotency(request.getfixturevalue(fixture))
     with pytest.raises(SchemaMismatch, match="samekey migrate"):

@@ -19,6 +19,7 @@ from samekey.drivers.postgres import psycopg_session
 from samekey.drivers.threads import Lane
 from samekey.engine.keeper import Keeper
 from samekey.errors import StoreBusy, StoreUnavailable
+from tests.chosen import stores
 from tests.engine.test_keeper import Store, lease
 
 Mode = Literal["leased", "atomic"]
@@ -83,7 +84,7 @@ def test_an_alarm_outlives_what_it_calls() -> None:
 
 
 @pytest.mark.parametrize("mode", ["leased", "atomic"])
-@pytest.mark.parametrize("store", ["postgres", "sqlite", "mariadb"])
+@pytest.mark.parametrize("store", stores("postgres", "sqlite", "mariadb"))
 def test_a_call_that_cannot_be_attended_to_leaves_its_key_as_it_was(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, store: str, mode: Mode
 ) -> None:

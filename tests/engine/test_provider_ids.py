@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from samekey import ConfigurationError, Idempotency, current_operation
+from tests.chosen import stores
 from tests.stores.crash_scenarios import execute
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("sqlite", "postgres", "mariadb"))
 @pytest.mark.parametrize("mode", ["atomic", "leased"])
 def test_a_number_is_refused_at_once_and_does_not_make_the_work_impossible(
     request: pytest.FixtureRequest, store: str, mode: Any

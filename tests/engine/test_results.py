@@ -10,6 +10,7 @@ import pytest
 
 from samekey import Idempotency, current_operation
 from samekey.errors import NotSerialisable, ResultUnavailable
+from tests.chosen import stores
 from tests.stores.crash_scenarios import execute
 
 
@@ -61,7 +62,7 @@ UNREADABLE: list[Callable[[], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("sqlite", "postgres", "mariadb"))
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("mode", ["atomic", "leased"])
 def test_a_result_that_cannot_be_read_ends_its_operation(

@@ -19,6 +19,7 @@ from samekey.stores.sql.migrations import migrate
 from samekey.workers import service as service_module
 from samekey.workers.service import Services, WorkerService
 from samekey.workers.sweeper import Sweeper
+from tests.chosen import stores
 
 OFTEN = timedelta(milliseconds=50)
 
@@ -29,7 +30,7 @@ async def until(condition: Any, seconds: float = 30) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("store", ["postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("postgres", "mariadb", first=1))
 def test_background_work_comes_to_life_when_the_store_does(
     request: pytest.FixtureRequest,
     store: str,

@@ -13,13 +13,14 @@ from starlette.routing import Route
 from samekey import Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.errors import OperationOver, SamekeyError
+from tests.chosen import stores
 from tests.edges.callers import Request, call_asgi
 from tests.stores.crash_scenarios import execute
 
 PATIENCE = 20.0
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("sqlite", "postgres", "mariadb"))
 def test_a_handler_without_a_key_loses_its_connection_after_its_longest_run(
     request: pytest.FixtureRequest, store: str
 ) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from samekey import Declined, Executed, NotExecuted, Resolution, Response
 from samekey.core.states import State
+from tests.chosen import stores
 from tests.operator.world import MINUTE, SOURCE, TENANT, World
 from tests.taking import begin
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     made = World(request.getfixturevalue(f"{request.param}_url"))
     yield made

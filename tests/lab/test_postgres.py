@@ -26,6 +26,9 @@ from lab.servers.postgres import (
     find_binaries,
     find_server,
 )
+from tests.chosen import whole
+
+pytestmark = whole
 
 BINARIES: dict[str, Path | None] = {
     "installed": next(iter(postgres._debian_binaries()), None),

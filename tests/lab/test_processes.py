@@ -37,6 +37,9 @@ from lab.processes import (
     spawn,
     wait_until,
 )
+from tests.chosen import whole
+
+pytestmark = whole
 
 
 def state_of(pid: int) -> str:

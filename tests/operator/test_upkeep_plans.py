@@ -16,6 +16,7 @@ import pytest
 from lab.servers.postgres import NamedServer
 from samekey.core.program import Statement, Value
 from samekey.stores.sql.queries import queries_for
+from tests.chosen import whole
 from tests.operator.world import World
 
 QUERIES = queries_for("postgres")
@@ -58,7 +59,7 @@ VALUES: dict[str, Value] = {
 }
 
 
-@pytest.fixture(scope="module", params=["analysed", "never analysed"])
+@pytest.fixture(scope="module", params=["never analysed", pytest.param("analysed", marks=whole)])
 def table(request: pytest.FixtureRequest, postgres_server: NamedServer) -> Iterator[psycopg.Connection[Any]]:
     url = postgres_server.create_database()
     World(url).close()

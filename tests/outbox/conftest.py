@@ -28,12 +28,15 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb", first=1))
 def outbox(request: pytest.FixtureRequest, loop: LoopThread, threads: ThreadPoolExecutor) -> Iterator[Outbox]:
-    """On every transactional store."""
+    """On every transactional store; where PostgreSQL matters in each run, for ``ON_POSTGRES_TOO``."""
     found = Outbox(request.getfixturevalue(f"{request.param}_url"), loop, threads)
     yield found
     found.close()
+
+
+ON_POSTGRES_TOO = pytest.mark.parametrize("outbox", stores("sqlite", "postgres", "mariadb"), indirect=True)
 
 
 @pytest.fixture

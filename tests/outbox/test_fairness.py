@@ -23,6 +23,7 @@ from samekey.workers import outbox as outbox_module
 from samekey.workers.outbox import OutboxWorker
 from samekey.workers.places import Places
 from samekey.workers.service import Services, WorkerService
+from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.world import NO_PAUSE, Outbox
 
@@ -360,7 +361,7 @@ def test_outages_that_come_again_and_again_do_not_put_a_dead_workers_job_off_for
     assert calm >= 30, "whoever lives had a lease of good weather to say so"
 
 
-@pytest.mark.parametrize("store", ["postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("postgres", "mariadb", first=1))
 def test_a_blip_of_the_database_makes_no_suspects(
     request: pytest.FixtureRequest, store: str, loop: LoopThread, threads: ThreadPoolExecutor
 ) -> None:

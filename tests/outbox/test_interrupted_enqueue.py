@@ -18,6 +18,7 @@ from lab.servers import mariadb
 from samekey import current_operation
 from samekey.asgi import IdempotencyMiddleware
 from samekey.errors import FailedTransaction
+from tests.chosen import stores
 from tests.edges.apps import tenant_of
 from tests.edges.callers import AsgiClient
 from tests.outbox.world import Outbox, order
@@ -47,7 +48,7 @@ def waits(outbox: Outbox) -> bool:
     return bool(outbox.ask(asked + " and datname = current_database()")[0][0])
 
 
-@pytest.mark.parametrize("store", ["mariadb", "postgres"])
+@pytest.mark.parametrize("store", stores("postgres", "mariadb", first=1))
 def test_an_enqueue_that_was_cancelled_on_its_way_never_shares_its_key(
     request: pytest.FixtureRequest, store: str, loop: Any, threads: Any
 ) -> None:

@@ -18,6 +18,7 @@ from samekey import JobContext
 from samekey.core.claim import scope_part
 from samekey.encryption import fernet
 from samekey.errors import ConnectionLost
+from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.test_fairness import COLUMNS, Hung, crowd, is_done, serving
 from tests.outbox.world import Outbox, hang
@@ -89,7 +90,7 @@ def test_replies_that_a_real_connection_loses_count_nothing(
             outbox.close()
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("sqlite", "postgres", "mariadb"))
 def test_a_crowd_of_unreadable_jobs_holds_up_none_that_can_be_read(
     request: pytest.FixtureRequest,
     store: str,

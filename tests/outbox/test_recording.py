@@ -56,7 +56,7 @@ class Safe:
 
 
 @KINDS
-@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("sqlite", "postgres", "mariadb"))
 def test_a_record_that_fails_by_anything_is_made_again_and_the_provider_is_called_once(
     request: pytest.FixtureRequest,
     store: str,
@@ -88,7 +88,7 @@ def test_a_record_that_fails_by_anything_is_made_again_and_the_provider_is_calle
 
 
 @KINDS
-@pytest.mark.parametrize("store", ["postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("postgres", "mariadb", first=1))
 def test_a_store_that_stalls_is_waited_for_and_the_provider_is_called_once(
     request: pytest.FixtureRequest, store: str, kind: str, loop: LoopThread, threads: ThreadPoolExecutor
 ) -> None:
@@ -192,7 +192,7 @@ def test_whatever_the_function_raises_is_the_functions_failure(
 
 @KINDS
 @pytest.mark.parametrize("attempts", [1, 2])
-@pytest.mark.parametrize("store", ["postgres", "mariadb"])
+@pytest.mark.parametrize("store", stores("postgres", "mariadb", first=1))
 def test_a_failure_is_recorded_when_the_store_is_back_with_its_reason_and_the_providers_id(
     request: pytest.FixtureRequest,
     store: str,

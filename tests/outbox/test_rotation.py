@@ -11,13 +11,14 @@ import pytest
 from cryptography.fernet import Fernet
 
 from samekey.encryption import fernet
+from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.world import Outbox, order
 
 OLD, NEW = Fernet.generate_key(), Fernet.generate_key()
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=stores("sqlite", "postgres", "mariadb"))
 def url(request: pytest.FixtureRequest) -> str:
     found: str = request.getfixturevalue(f"{request.param}_url")
     return found

@@ -17,7 +17,10 @@ from samekey.drivers.run import run, run_in
 from samekey.errors import LeaseLost, StoreUnavailable
 from samekey.workers import apart, performing
 from samekey.workers.outbox import OutboxWorker
+from tests.outbox.conftest import ON_POSTGRES_TOO
 from tests.outbox.world import NO_PAUSE, Outbox, hang, order
+
+pytestmark = ON_POSTGRES_TOO
 
 KINDS = pytest.mark.parametrize("kind", ["async", "sync"])
 

@@ -46,7 +46,7 @@ def prepared_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=stores(*STORES))
+@pytest.fixture(params=stores(*STORES, first=1))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database with the tables of samekey and of the application, and nothing in them."""
     if request.param == "sqlite":
@@ -56,6 +56,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     shared: str = request.getfixturevalue(name)
     clear(shared)
     return shared
+
+
+ON_POSTGRES_TOO = pytest.mark.parametrize("url", stores(*STORES), indirect=True)
+"""For what asks the store itself; the rest is about the code around it, and shown on SQLite in each run."""
 
 
 @pytest.fixture(params=STYLES)

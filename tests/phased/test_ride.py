@@ -10,8 +10,11 @@ import pytest
 
 from samekey import Backoff, Response
 from samekey.core.claim import downstream_key
+from tests.phased.conftest import ON_POSTGRES_TOO
 from tests.phased.provider import Provider, ProviderClient
 from tests.phased.world import World, column, count, execute, kept, now, ride_body, state_of
+
+pytestmark = ON_POSTGRES_TOO
 
 
 def test_a_ride_and_its_replay(world: World, provider: Provider, client: ProviderClient) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from lab.servers.redis import NamedServer, RedisCluster, RedisServer, bundled_binary
 from samekey.testing.conformance import KeyStoreConformance, Subject
+from tests.chosen import whole
 from tests.redis.subjects import AsyncRedisSubject, SyncRedisSubject
 
 
@@ -62,12 +63,14 @@ class TestRedisAsync(KeyStoreConformance):
         return async_subject
 
 
+@whole
 class TestCluster(KeyStoreConformance):
     @pytest.fixture
     def store(self, cluster_subject: Subject) -> Subject:
         return cluster_subject
 
 
+@whole
 class TestClusterAsync(KeyStoreConformance):
     @pytest.fixture
     def store(self, async_cluster_subject: Subject) -> Subject:

@@ -13,6 +13,7 @@ from samekey.errors import SamekeyError
 from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import AsyncSubject, StoreConformance, Subject, SyncSubject, run_all
+from tests.chosen import whole
 from tests.stores.conftest import migrated
 from tests.stores.mutants import MUTANTS, mutated
 
@@ -103,6 +104,7 @@ def test_the_suite_runs_without_a_test_framework() -> None:
     assert len(names) > 50
 
 
+@whole
 @pytest.mark.parametrize(("name", "right", "wrong"), MUTANTS)
 def test_the_suite_finds_a_broken_statement(name: str, right: str, wrong: str) -> None:
     drivers = migrated("sqlite:///:memory:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from lab import environment
 from lab.processes import Turn, race
 from lab.servers import mariadb
 from lab.servers.postgres import NamedServer
@@ -30,6 +30,8 @@ from samekey.stores.sql.migrations import Migration, check, code_version, migrat
 from samekey.stores.sql.queries import Queries, queries_for
 from samekey.testing.conformance import new_claim
 from tests.chosen import stores, whole
+from tests.operator import command
+from tests.operator.command import Ran
 from tests.stores.crash_scenarios import exchange_of
 from tests.stores.schemas import describe, execute, execute_script
 
@@ -139,6 +141,7 @@ def test_migrators_at_once_on_mariadb(mariadb_server: mariadb.NamedServer) -> No
         mariadb_server.drop_database(url)
 
 
+@whole
 def test_migrators_at_once_on_sqlite(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path / str(number)}.db" for number in range(12)]
     for url, results in zip(urls, race(migrate_in_round, 3, urls, rounds=len(urls)), strict=True):
@@ -404,51 +407,50 @@ def test_a_role_that_owns_the_schema_need_not_be_able_to_create_schemas(
 # ------------------------------------------------------------------ the command
 
 
-def samekey(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SAMEKEY_")}
-    return subprocess.run(
-        [sys.executable, "-m", "samekey.cli", *arguments],
-        env={**inherited, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200", **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def samekey(*arguments: str, **environment: str) -> Ran:
+    return command.samekey(*arguments, env={"NO_COLOR": "1", "TERM": "dumb", **environment})
 
 
 def test_the_command_migrates_and_says_what_it_did(url: str) -> None:
     first = samekey("migrate", url)
-    assert (first.returncode, first.stderr) == (0, "")
-    lines = first.stdout.splitlines()
+    assert (first.code, first.err) == (0, "")
+    lines = first.out.splitlines()
     names = [f"applied {m.version:04d} {m.name}" for m in migrations(queries_of(url).dialect)]
     version = code_version(queries_of(url).dialect)
     assert lines == [*names, f"The tables have version {version}."]
     second = samekey("migrate", SAMEKEY_URL=url)
-    assert (second.returncode, second.stdout.splitlines()) == (0, lines[-1:])
-    assert samekey("migrate", "--check", url).returncode == 0
+    assert (second.code, second.out.splitlines()) == (0, lines[-1:])
+    assert samekey("migrate", "--check", url).code == 0
 
 
 def test_the_command_checks_without_changing(postgres_url: str) -> None:
     missing = samekey("migrate", "--check", postgres_url)
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert missing.stderr == (
-        "samekey: The tables of samekey are missing. Create them: samekey migrate URL\n"
-    )
+    assert (missing.code, missing.out) == (1, "")
+    assert missing.err == ("samekey: The tables of samekey are missing. Create them: samekey migrate URL\n")
     assert execute(postgres_url, "select count(*) from pg_namespace where nspname = 'samekey'") == [(0,)]
 
 
 def test_the_command_prints_its_sql_without_a_connection() -> None:
-    printed = samekey("migrate", "--print-sql", "postgresql://nobody@127.0.0.1:1/none")
+    """As a process of its own."""
+    line = [
+        sys.executable,
+        "-m",
+        "samekey.cli",
+        "migrate",
+        "--print-sql",
+        "postgresql://nobody@127.0.0.1:1/none",
+    ]
+    printed = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert (printed.returncode, printed.stderr) == (0, "")
     assert printed.stdout == script(queries_for("postgres"))
 
 
 def test_the_command_takes_every_option_from_the_environment(postgres_url: str) -> None:
-    assert samekey("migrate", SAMEKEY_URL=postgres_url, SAMEKEY_SCHEMA="theirs").returncode == 0
+    assert samekey("migrate", SAMEKEY_URL=postgres_url, SAMEKEY_SCHEMA="theirs").code == 0
     check_url(postgres_url, "theirs")
-    assert samekey("migrate", SAMEKEY_URL=postgres_url, SAMEKEY_CHECK="1").returncode == 1
+    assert samekey("migrate", SAMEKEY_URL=postgres_url, SAMEKEY_CHECK="1").code == 1
     printed = samekey("migrate", SAMEKEY_URL=postgres_url, SAMEKEY_PRINT_SQL="1", SAMEKEY_SCHEMA="theirs")
-    assert printed.stdout == script(queries_for("postgres", "theirs"))
+    assert printed.out == script(queries_for("postgres", "theirs"))
 
 
 def test_the_command_fails_with_a_sentence() -> None:
@@ -461,20 +463,20 @@ def test_the_command_fails_with_a_sentence() -> None:
         (["--schema", "a b", "postgresql://nobody@127.0.0.1:1/none"], "cannot be the name of a schema"),
     ):
         failed = samekey("migrate", *arguments)
-        assert (failed.returncode, failed.stdout) == (1, ""), failed
-        assert failed.stderr.startswith("samekey: ") and said in failed.stderr, failed.stderr
-        assert "Traceback" not in failed.stderr
+        assert (failed.code, failed.out) == (1, ""), failed
+        assert failed.err.startswith("samekey: ") and said in failed.err, failed.err
+        assert "Traceback" not in failed.err
 
 
 def test_the_command_without_a_url_is_a_usage_error() -> None:
     usage = samekey("migrate")
-    assert usage.returncode == 2
-    assert "Traceback" not in usage.stderr
+    assert usage.code == 2
+    assert "Traceback" not in usage.err
 
 
 def test_the_command_does_not_touch_tables_that_are_too_new(sqlite_url: str) -> None:
     migrate_url(sqlite_url)
     execute(sqlite_url, f"insert into {versions_table(sqlite_url)} (version, min_compatible) values (99, 99)")
     newer = samekey("migrate", sqlite_url)
-    assert newer.returncode == 1, newer.stdout
-    assert "Upgrade samekey" in newer.stderr
+    assert newer.code == 1, newer.out
+    assert "Upgrade samekey" in newer.err

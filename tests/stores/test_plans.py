@@ -22,6 +22,7 @@ from samekey.drivers.url import drivers_for
 from samekey.stores.keys import answer_values, claim_values
 from samekey.stores.sql.queries import queries_for
 from samekey.testing.conformance import new_claim
+from tests.chosen import stores
 from tests.stores.conftest import migrated
 from tests.stores.schemas import execute
 
@@ -190,7 +191,7 @@ READ = """
 """
 
 
-@pytest.mark.parametrize("name", [*ONE_KEY, "renew"])
+@pytest.mark.parametrize("name", stores(*ONE_KEY, "renew"))
 def test_a_plan_made_for_an_empty_table_is_not_kept_for_a_full_one(
     postgres_server: NamedServer, template: str, name: str
 ) -> None:
