@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,19 @@ def mariadb_url(mariadb_server: mariadb.NamedServer) -> Iterator[str]:
 def sqlite_url(tmp_path: Path) -> str:
     """A database file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'samekey.db'}"
+
+
+@pytest.fixture(autouse=True)
+def no_words_of_other_tests(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What a thread says that another test has left behind, and that goes on for a while, is not heard."""
+    others = {one for one in threading.enumerate() if one.name.startswith("samekey-")}
+
+    def is_its_own(_record: logging.LogRecord) -> bool:
+        return threading.current_thread() not in others
+
+    caplog.handler.addFilter(is_its_own)
+    yield
+    caplog.handler.removeFilter(is_its_own)
 
 
 def pytest_configure(config: pytest.Config) -> None:
