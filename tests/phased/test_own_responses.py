@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -18,8 +19,8 @@ from starlette.testclient import TestClient
 
 from samekey import Idempotency, Input
 from samekey.asgi import IdempotencyMiddleware as AsgiMiddleware
-from samekey.engine.handler.own_responses import of_framework
-from samekey.errors import NotSerialisable
+from samekey.engine.handler.own_responses import answer_returned, of_framework
+from samekey.errors import ConfigurationError, NotSerialisable
 from samekey.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.django.world import project
 
@@ -115,3 +116,29 @@ def test_a_background_task_is_said_to_be_left_out(caplog: pytest.LogCaptureFixtu
 def test_what_somebody_else_has_answered_is_none() -> None:
     with pytest.raises(NotSerialisable, match="httpx was answered by somebody else"):
         of_framework(httpx.Response(200, json={"secret": 1}))
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "body", "header"),
+    [
+        (({"a": 1}, 201), 201, {"a": 1}, None),
+        (({"a": 1}, "201 CREATED"), 201, {"a": 1}, None),
+        (({"a": 1}, HTTPStatus.CREATED), 201, {"a": 1}, None),
+        (({"a": 1}, 201, {"X-A": "1"}), 201, {"a": 1}, b"1"),
+        (({"a": 1}, 201, [("X-A", "1")]), 201, {"a": 1}, b"1"),
+        (({"a": 1}, {"X-A": "1"}), 200, {"a": 1}, b"1"),
+        ((Flask("x").response_class('{"a": 1}', mimetype="application/json"), 201), 201, {"a": 1}, None),
+        ((1, 2), 200, [1, 2], None),
+        ((1, 2, 3), 200, [1, 2, 3], None),
+        (({"a": 1}, True), 200, [{"a": 1}, True], None),
+    ],
+)
+def test_a_tuple_is_read_as_flask_reads_it(value: Any, status: int, body: Any, header: bytes | None) -> None:
+    answer = answer_returned(value)
+    assert (answer.status, json.loads(answer.body), answer.header(b"x-a")) == (status, body, header)
+    assert answer.header(b"content-type") == b"application/json"
+
+
+def test_a_header_with_a_line_break_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="line break"):
+        answer_returned(({}, 201, [("X-A", "1\r\nX-B: 2")]))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from ...core.record import Answer
+from ...core.record import Answer, Headers
 from ...errors import NotSerialisable
-from ...response import answer_of
+from ...response import Response, answer_of
 
 logger = logging.getLogger("samekey")
 
@@ -17,7 +18,46 @@ logger = logging.getLogger("samekey")
 def answer_returned(result: Any) -> Answer:
     """A returned value as an answer: a response as it is, a framework's own one too, anything else as JSON
     with status 200."""
-    return of_framework(result) or answer_of(result)
+    return of_framework(result) or _spelled(result) or answer_of(result)
+
+
+def _spelled(result: Any) -> Answer | None:
+    """Content, status and headers in a tuple are an answer, as everywhere in Flask: the content may be a
+    response already, the status a text, the headers pairs."""
+    if type(result) is not tuple or len(result) not in (2, 3):
+        return None
+    content, *rest = result
+    status = _status(rest[0])
+    headers = rest[1] if len(rest) == 2 else rest[0] if status is None else ()
+    if status is None and (len(rest) == 2 or "flask" not in sys.modules):
+        return None  # two values, or three: elsewhere that is a list
+    pairs = _pairs(headers)
+    if pairs is None:
+        return None
+    made = of_framework(content) or answer_of(content)
+    named = {name for name, _ in pairs}
+    kept = [(name, value) for name, value in made.headers if name not in named]
+    return Answer(made.status if status is None else status, (*kept, *pairs), made.body)
+
+
+def _status(value: Any) -> int | None:
+    number = value.partition(" ")[0] if isinstance(value, str) else value
+    if isinstance(number, str):
+        number = int(number) if number.isdecimal() and len(number) == 3 else None
+    fits = isinstance(number, int) and not isinstance(number, bool) and 200 <= number <= 599
+    return int(number) if fits else None
+
+
+def _pairs(headers: Any) -> Headers | None:
+    if isinstance(headers, Mapping):
+        headers = [*headers.items()]
+    if not isinstance(headers, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in headers
+    ):
+        return None
+    checked = Response(200, None, {str(name): str(value) for name, value in headers})
+    checked.answer()  # a line break is refused
+    return tuple((str(n).lower().encode("latin-1"), str(v).encode("latin-1")) for n, v in headers)
 
 
 def of_framework(result: Any, status: int | None = None) -> Answer | None:

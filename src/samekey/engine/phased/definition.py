@@ -76,7 +76,7 @@ class Definition:
         if made is not None:
             return made
         if shape is None and status is None:
-            return answer_returned(_spelled(result))
+            return answer_returned(result)
         if shape is None:
             plain = isinstance(result, Response | Answer)
             return answer_returned(result if plain else Response(status or 200, result))
@@ -110,17 +110,6 @@ def _status_in_litestar(context: Any) -> int | None:
     handler = context.get("route_handler") if isinstance(context, Mapping) else None
     status = getattr(handler, "status_code", None)
     return status if isinstance(status, int) else None
-
-
-def _spelled(result: Any) -> Any:
-    """Content, status and perhaps headers in a tuple are an answer, as everywhere in Flask."""
-    if type(result) is tuple:
-        match result:
-            case (content, int(status)) if 200 <= status <= 599:
-                return Response(status, content)
-            case (content, int(status), Mapping() as headers) if 200 <= status <= 599:
-                return Response(status, content, headers)
-    return result
 
 
 class Effect:
