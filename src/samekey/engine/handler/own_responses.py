@@ -41,11 +41,11 @@ def _spelled(result: Any) -> Answer | None:
 
 
 def _status(value: Any) -> int | None:
-    number = value.partition(" ")[0] if isinstance(value, str) else value
-    if isinstance(number, str):
-        number = int(number) if number.isdecimal() and len(number) == 3 else None
-    fits = isinstance(number, int) and not isinstance(number, bool) and 200 <= number <= 599
-    return int(number) if fits else None
+    first = value.partition(" ")[0] if isinstance(value, str) else ""
+    number = int(first) if first.isdecimal() and len(first) == 3 else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 200 <= number <= 599:
+        return None
+    return int(number)
 
 
 def _pairs(headers: Any) -> Headers | None:
