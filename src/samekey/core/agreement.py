@@ -6,7 +6,7 @@ told the other. Doubt is none: a "no" that may be about a former attempt contrad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from .disputes import Yes, is_known_to
@@ -28,21 +28,50 @@ class Aftermath(StrEnum):
     """It says otherwise than the answer that stands."""
 
 
-def aftermath(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Aftermath:
-    """Of a word that cannot change anything any more."""
-    if record.state is not State.COMPLETED or is_before(word, record):
+def aftermath(
+    word: Word, record: Record, effects: Sequence[KnownEffect], heard_of: Collection[str | None] = ()
+) -> Aftermath:
+    """Of a word that cannot change anything any more. ``heard_of``: objects of the provider's that former
+    events about the operation have named: each is shown to a person once."""
+    if is_before(word, record):
         return Aftermath.LATE
     effect = _meant(word, record, effects)
-    if word.says is Says.EXECUTED and _knew(word, record, effects):
+    yes = word.says is Says.EXECUTED
+    if yes and word.provider_id not in heard_of and _made_twice(word, record, effect, effects):
+        return Aftermath.CONFLICT
+    if record.state is not State.COMPLETED:
+        return Aftermath.CONFLICT if yes and _is_refused(effect) else Aftermath.LATE
+    if yes and _knew(word, record, effects):
         return Aftermath.USED
     happened = _happened(record, effect)
     if happened is None:
         return Aftermath.LATE
-    if (word.says is Says.EXECUTED) == happened:
+    if yes == happened:
         return Aftermath.USED
-    if word.says is Says.EXECUTED or certainly_about(word, record, effect, effects):
+    if yes or certainly_about(word, record, effect, effects):
         return Aftermath.CONFLICT
     return Aftermath.LATE
+
+
+def _made_twice(
+    word: Word, record: Record, effect: KnownEffect | None, effects: Sequence[KnownEffect]
+) -> bool:
+    """Whether it names another object than the one that is the result of what was sent more than once: then
+    each send may have made its own. (Of one send a provider may name several objects.)"""
+    if record.mode in (Mode.LEASED, Mode.REPEATABLE):
+        known = {one.provider_id for one in effects if one.run == record.run} | {record.provider_id}
+        sends = record.attempts if record.state is State.COMPLETED else 0
+    elif effect is None or not (effect.outcome == Says.EXECUTED or effect.job_state == "done"):
+        return False
+    else:
+        known, sends = {effect.provider_id}, effect.sends
+    return sends > 1 and known != {None} and word.provider_id is not None and word.provider_id not in known
+
+
+def _is_refused(effect: KnownEffect | None) -> bool:
+    """Whether an effect has a refusal for its result, or an operator has given it up, whatever its operation
+    has come to."""
+    return effect is not None and (effect.outcome == Says.DECLINED or effect.job_state == "discarded")
 
 
 def _knew(word: Word, record: Record, effects: Sequence[KnownEffect]) -> bool:

@@ -242,8 +242,10 @@ def placed(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Word:
 def _judge(word: Word, record: Record, effects: Sequence[KnownEffect], others: Sequence[Word]) -> Verdict:
     if is_before(word, record):
         # About a former operation of this key, which had the same downstream keys, or by a clock that is far
-        # off. Where nothing is left of a former one, nobody can tell: an operator sees it.
-        return TooLate() if record.life > 1 or record.state in _OVER else Unplaced()
+        # off. Where nothing is left of a former one, or it names what this one has made, nobody can tell: an
+        # operator sees it.
+        former = record.life > 1 and not _names_its_own(word, record, effects)
+        return TooLate() if former or record.state in _OVER else Unplaced()
     if record.mode is Mode.PHASED:
         return _judge_phase(word, record, [e for e in effects if e.kind is EffectKind.PHASE])
     if record.mode is Mode.DEFERRED and any(e.kind is EffectKind.JOB for e in effects):
@@ -374,9 +376,10 @@ def _one_of(word: Word, effects: Sequence[KnownEffect]) -> KnownEffect | None:
     if not made:
         return sent[0] if len(sent) == 1 and len(effects) == 1 and not word.among else None
     # One object of the provider's may stand for several effects: it tells of the one that has no result yet.
-    still = [effect for effect in made if not _is_done(effect)]
+    still = [effect for effect in made if not _is_done(effect) and not _sent_after(word, effect)]
     if still:
         return still[0] if len(still) == 1 else None
+    made = [effect for effect in made if not _sent_after(word, effect)] or made
     # What has its result is meant only where nothing else can be: another one may be about the same object,
     # and have noted nothing yet.
     others = any(_may_share(word, effect) for effect in sent)
@@ -392,10 +395,14 @@ def _has_made(effect: KnownEffect, word: Word) -> bool:
 def _may_share(word: Word, effect: KnownEffect) -> bool:
     """Whether an object that another effect has made may be this one's too, which has no result: it was sent
     to the same provider, as far as the code says, and not certainly after what the word tells of."""
-    if _is_done(effect) or effect.provider_id is not None or _is_foreign(word, effect):
+    if _is_over(effect) or effect.provider_id is not None or _is_foreign(word, effect):
         return False
-    after = effect.sends == 1 and word.occurred_at < (effect.sent_at or 0) - CLOCK_TOLERANCE_MS
-    return not after
+    return not _sent_after(word, effect)
+
+
+def _sent_after(word: Word, effect: KnownEffect) -> bool:
+    """Whether it was sent only after what the word tells of, so that it cannot be meant."""
+    return effect.sends == 1 and word.occurred_at < (effect.sent_at or 0) - CLOCK_TOLERANCE_MS
 
 
 def names_what_is_done(word: Word, effects: Sequence[KnownEffect]) -> bool:
@@ -406,6 +413,12 @@ def names_what_is_done(word: Word, effects: Sequence[KnownEffect]) -> bool:
 
 def _is_done(effect: KnownEffect) -> bool:
     return effect.outcome in _HAPPENED or effect.job_state == "done"
+
+
+def _is_over(effect: KnownEffect) -> bool:
+    """Done, or provably never sent, or given up: a word about another one's object does not mean it."""
+    given_up = effect.job_state in ("discarded", "cancelled")
+    return _is_done(effect) or given_up or effect.outcome == Says.NOT_EXECUTED
 
 
 def unburied(record: Record) -> Record:
@@ -420,8 +433,8 @@ def unburied(record: Record) -> Record:
 
 def is_before(word: Word, record: Record) -> bool:
     """Whether it happened before the operation began, in whichever life of its key, and however often it has
-    run."""
-    return word.occurred_at < record.since_ms
+    run; unless it names this very operation, which no clock outweighs."""
+    return not word.of_this_life and word.occurred_at < record.since_ms
 
 
 def _of_former_life(
@@ -429,7 +442,7 @@ def _of_former_life(
 ) -> bool:
     """Whether it names what a former life of the key has made, and this one has not: a debit may bounce days
     after the operation that it belongs to is forgotten."""
-    return is_past(word.provider_id, record, effects, past)
+    return not word.of_this_life and is_past(word.provider_id, record, effects, past)
 
 
 def is_past(

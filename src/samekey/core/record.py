@@ -136,12 +136,13 @@ class Record:
 
     @property
     def since(self) -> datetime:
-        """Nothing that this operation has sent is older, by the store's clock or by one that is a little
-        wrong. What the provider made earlier under the same key is a former life's: a lookup must not give
-        that, and one that has asked for this is believed not to."""
+        """Nothing that this operation has sent is older, by the store's clock or by one that is far off: a
+        former life has made nothing for twice as long before this one. What the provider made earlier under
+        the same key is a former life's: a lookup must not give that, and one that has asked for this is
+        believed not to."""
         if self.asking is not None:
             self.asking.looked_since = True
-        return _EPOCH + timedelta(milliseconds=self.since_ms)
+        return _EPOCH + timedelta(milliseconds=self.created_at - min(HEARD_MS, self.ttl_ms) // 2)
 
     @property
     def since_ms(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, assert_never
 
+from ...core.agreement import Aftermath, aftermath
 from ...core.disputes import Yes, check_set_aside
 from ...core.effects import Foreign, Keep, Says, Settle, TooLate, Unplaced, judge, unburied
 from ...core.program import Program
@@ -15,7 +16,7 @@ from ...evidence import Declined, Evidence, Executed, answer_for, check_about, s
 from ...stores.protocols import Actor, Searching
 from ...stores.sql.overruling import Moved
 from .asked import check_life, check_step
-from .said import Misfit, Resolution, Said
+from .said import Misfit, Resolution, Said, tell_conflict
 
 MOST_FREED: Final = 64
 """Attempts of one operation that events may free on a key store, where the record keeps them all: it must
@@ -79,7 +80,7 @@ class DirectResolver:
         now, record = found
         said = said.about_this(record)
         freed_by = yield from self.finding.freed_by(operation_id)
-        if said.digest in freed_by:
+        if said.digest in freed_by and says(said.evidence) is Says.NOT_EXECUTED:
             return Resolution.DUPLICATE
         effects = yield from self.finding.effects(operation_id)
         past = (yield from self.finding.past_ids(operation_id)) if record.life > 1 else ()
@@ -114,6 +115,8 @@ class DirectResolver:
                 yield from self._dispute(record, said)
                 return Resolution.UNPLACED
             case TooLate():
+                if aftermath(said.word(now), record, effects) is Aftermath.CONFLICT:
+                    tell_conflict(said.word(now), record)  # there is no place to keep it
                 return Resolution.TOO_LATE
             case _:
                 assert_never(verdict)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
-from ...core.agreement import aftermath
+from ...core.agreement import Aftermath, aftermath
 from ...core.effects import (
     EffectKind,
     Foreign,
@@ -22,6 +22,7 @@ from ...core.effects import (
     Settle,
     TooLate,
     Unplaced,
+    Word,
     asked_about,
     choose,
     is_former,
@@ -34,6 +35,7 @@ from ...core.phases import encode_value
 from ...core.program import BEGIN, Program
 from ...core.record import Record
 from ...core.states import Mode, State
+from ...core.texts import LONGEST
 from ...errors import ConfigurationError
 from ...evidence import Declined, Evidence, Executed, answer_for, check_about, encode_evidence, says, value_in
 from ...stores.protocols import Actor, Searching
@@ -52,6 +54,7 @@ from .said import (
     is_usable,
     kept_as,
     left_to_others,
+    tell_conflict,
 )
 
 logger = logging.getLogger("samekey")
@@ -67,6 +70,9 @@ _NOT_GONE_ON: Final = (
     "does beside that call was not done: have it take `found` if there is such a thing."
 )
 
+AFTER_ALL: Final = " (after all)"
+"""Ends the name of an event that says yes where one of that name has said no before."""
+
 _UNSETTLED = (State.UNKNOWN, State.DEAD_LETTER)
 
 
@@ -75,6 +81,12 @@ def _fits(finding: Evidence, record: Record) -> bool:
     again because somebody believed that nothing had happened, that something has."""
     happened = isinstance(finding, Executed | Declined) and record.mode in (Mode.LEASED, Mode.REPEATABLE)
     return record.state in _UNSETTLED or (happened and record.state is State.FAILED_RETRYABLE)
+
+
+def _is_new(said: Said, earlier: ProviderEvent) -> bool:
+    """Whether an event has said no before: that it happened is never passed over, whatever the provider calls
+    its events."""
+    return isinstance(said.evidence, Executed) and earlier.says != Says.EXECUTED
 
 
 class NotingResolver:
@@ -149,12 +161,16 @@ class NotingResolver:
             return Resolution.NOT_FOUND
         now, record = found
         said = said.about_this(record)
-        earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
+        effects = yield from self._effects.of(operation_id)
+        said = replace(said, about=placed(said.word(now), record, effects).about)
+        earlier = yield from self._earlier(said, operation_id)
+        if earlier is not None and earlier.state in OVER and _is_new(said, earlier):
+            said = replace(said, event_id=said.event_id[: LONGEST - len(AFTER_ALL)] + AFTER_ALL)
+            earlier = yield from self._earlier(said, operation_id)
         if earlier is not None and earlier.state in OVER:
             return Resolution.DUPLICATE
         if earlier is not None and earlier.says == Says.EXECUTED and not isinstance(said.evidence, Executed):
             return Resolution.UNPLACED  # it takes back that it happened: that is for an operator to believe
-        effects = yield from self._effects.of(operation_id)
         if earlier is not None and earlier.of_this_life:
             said = replace(said, by_operation=True)  # it has named this very operation before
         if earlier is not None and earlier.about != said.about:
@@ -178,7 +194,7 @@ class NotingResolver:
             verdict = Keep()
         match verdict:
             case TooLate():
-                yield from self._note(said, record, now, aftermath(word, record, effects))
+                yield from self._note(said, record, now, (yield from self._late(word, record, effects)))
                 yield from self._effects.go_on_undisputed(record.id, said.actor)
                 return Resolution.TOO_LATE
             case Keep() | Unplaced():
@@ -214,7 +230,7 @@ class NotingResolver:
                 continue
             verdict = judge(word, record, effects, [other for other in words if other is not word], past)
             if isinstance(verdict, TooLate):
-                yield from self._effects.mark(kept_as(word), aftermath(word, record, effects))
+                yield from self._effects.mark(kept_as(word), (yield from self._late(word, record, effects)))
             if not isinstance(verdict, Settle) or not is_usable(verdict.word):
                 continue
             used = kept_as(verdict.word)
@@ -227,6 +243,18 @@ class NotingResolver:
         yield from self._effects.go_on_undisputed(operation_id, Actor("webhook", "what it said was late"))
         yield from self._effects.looked_at(operation_id)
         return False
+
+    def _earlier(self, said: Said, operation_id: str) -> Program[ProviderEvent | None]:
+        """What was noted of this event before."""
+        return self._effects.event(said.source, said.event_id, operation_id, said.about, said.names_id)
+
+    def _late(self, word: Word, record: Record, effects: Sequence[KnownEffect]) -> Program[Aftermath]:
+        """What becomes of a word that changes nothing any more. A contradiction is told."""
+        heard_of = yield from self._effects.heard_of(record.id)
+        found = aftermath(word, record, effects, heard_of)
+        if found is Aftermath.CONFLICT:
+            tell_conflict(word, record)
+        return found
 
     def kept_about(self, operation_id: str, step: str) -> Program[FoundWord | None]:
         """What was kept about an effect that the run has come to again, before it is tried again."""
@@ -329,7 +357,7 @@ class NotingResolver:
             return
         now, record = found[0], unburied(found[1])
         said = said.about_this(record)
-        earlier = yield from self._effects.event(said.source, said.event_id, operation_id, said.about)
+        earlier = yield from self._earlier(said, operation_id)
         if earlier is None or earlier.state not in OVER:
             yield from self._note(said, record, now, "ambiguous")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -23,6 +24,9 @@ from ...evidence import (
 )
 from ...stores.protocols import Actor
 from ...stores.sql.effects import ProviderEvent
+from ..about import about
+
+logger = logging.getLogger("samekey")
 
 
 class Resolution(StrEnum):
@@ -193,6 +197,19 @@ def left_to_others(operation_id: str) -> DefinitionChanged:
         f"What a provider has said about operation {operation_id} cannot be decrypted here: this process "
         "lacks the encryption key that it was written with. Give it that key too, fernet(…, THAT_KEY), and "
         "it goes on. If the row is damaged, see samekey evidence list."
+    )
+
+
+def tell_conflict(word: Word, record: Record) -> None:
+    """A person must see it: the client was told otherwise, or it happened twice."""
+    logger.error(
+        "Event %s of %s contradicts what is known of operation %s: the provider has made %s. Look at its "
+        "side whether it happened after all, or twice. See samekey evidence list, where there is one.",
+        word.event_id,
+        word.source,
+        record.id,
+        "something" if word.provider_id is None else repr(word.provider_id),
+        extra=about(operation=record.id, endpoint=record.endpoint, attempt=record.attempts),
     )
 
 

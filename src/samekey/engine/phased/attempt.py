@@ -233,7 +233,9 @@ class PhasedRun:
         if phase is None:
             try:
                 yield from ask(
-                    lambda: phases.intend(lease, operation_id, position, name, source=rules.source)
+                    lambda: phases.intend(
+                        lease, operation_id, position, name, source=rules.source, unless=self._mere_doubt
+                    )
                 )
             except Disputed:
                 return (yield from self._told(name))
@@ -470,7 +472,11 @@ class PhasedRun:
         return effect
 
     def _take_back(self, position: int, name: str) -> Flow[None]:
-        yield from ask(lambda: self.ways.phases.take_back(self.lease, self.operation_id, position, name))
+        yield from ask(
+            lambda: self.ways.phases.take_back(
+                self.lease, self.operation_id, position, name, unless=self._mere_doubt
+            )
+        )
         self._acted = position > 0
 
     def _judge(self, error: BaseException, otherwise: OnError) -> Outcome:

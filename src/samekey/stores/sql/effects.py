@@ -87,16 +87,27 @@ class Effects:
     # Evidence
 
     def event(
-        self, source: str, event_id: str, operation_id: str, about: str | None
+        self, source: str, event_id: str, operation_id: str, about: str | None, provider_id: str | None
     ) -> Program[ProviderEvent | None]:
         """What was noted of an event about this effect. One that names the operation alone, now or then, is
-        the same event as one that names an effect of it."""
+        the same event as one that names an effect of it, unless they name two objects of the provider's: one
+        event may tell of several."""
         rows = yield self._queries.statement(
             "find_event", None, source=source, event_id=event_id, operation_id=operation_id
         )
         noted = [_event(row) for row in rows]
-        alike = [one for one in noted if about is None or one.about in (None, about)]
+        alike = [
+            one
+            for one in noted
+            if (about is not None and one.about == about)
+            or (None in (about, one.about) and _one_object(provider_id, one.provider_id))
+        ]
         return max(alike, key=lambda one: (one.state in OVER, one.about == about), default=None)
+
+    def heard_of(self, operation_id: str) -> Program[list[str]]:
+        """Objects of the provider's that events which are over have named."""
+        rows = yield self._queries.statement("heard_of", None, operation_id=operation_id)
+        return [str(row[0]) for row in rows]
 
     def note(self, event: ProviderEvent, *, now: int | None = None) -> Program[None]:
         """Keeps an event about one effect; what was noted of it about another stays."""
@@ -375,6 +386,11 @@ class Effects:
             provider_id=provider_id,
             source=source,
         )
+
+
+def _one_object(first: str | None, second: str | None) -> bool:
+    """Whether two ids of the provider's may be of one object, as far as they are known."""
+    return None in (first, second) or first == second
 
 
 def _event(row: Row) -> ProviderEvent:

@@ -309,7 +309,14 @@ class Jobs:
         steps = [SentStep(one.step, one.downstream_key, provider_id) for one in mine]
         others = {one.downstream_key for one in effects if one not in mine}
         waiting = yield from waiting_yeses(self._queries, job.operation_id)
-        concerned = [yes for yes in waiting if yes.about not in others]
+        # What another job has made and this one, which has an object of its own, has not is that one's.
+        made = {one.provider_id for one in effects if one not in mine} - {None}
+        elsewhere = made - {provider_id} if provider_id is not None else set()
+        concerned = [
+            yes
+            for yes in waiting
+            if yes.about not in others and not (yes.about is None and yes.provider_id in elsewhere)
+        ]
         return all(is_known_to(yes, steps, sends=job.sends) for yes in concerned)
 
     def retry(

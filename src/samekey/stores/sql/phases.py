@@ -138,16 +138,18 @@ class Phases:
         name: str,
         *,
         source: str | None = None,
+        unless: Callable[[], Program[bool]] | None = None,
         now: int | None = None,
     ) -> Program[None]:
         """Commits that an effect is about to be tried. ``Disputed`` if a provider's yes waits, here as in
-        the two that follow: nothing is sent before that has been settled."""
+        the two that follow: nothing is sent before that has been settled. ``unless``, here and below: whether
+        what waits is no reason not to."""
         yield BEGIN
         yield self._queries.statement(
             "write_intent", now, operation_id=operation_id, position=position, name=name
         )
         yield from self._note_sent(lease, operation_id, position, name, source, now)
-        yield from self._may_send(lease, name, now)
+        yield from self._may_send(lease, name, now, unless)
 
     def intend_again(
         self,
@@ -160,8 +162,7 @@ class Phases:
         unless: Callable[[], Program[bool]] | None = None,
         now: int | None = None,
     ) -> Program[None]:
-        """Commits that the effect is about to be tried once more, under the same intent. ``unless``, here and
-        below: whether what waits is no reason not to."""
+        """Commits that the effect is about to be tried once more, under the same intent."""
         yield BEGIN
         yield from self._note_sent(lease, operation_id, position, name, source, now)
         yield from self._may_send(lease, name, now, unless)
@@ -222,14 +223,21 @@ class Phases:
             )
 
     def take_back(
-        self, lease: Lease, operation_id: str, position: int, name: str, *, now: int | None = None
+        self,
+        lease: Lease,
+        operation_id: str,
+        position: int,
+        name: str,
+        *,
+        unless: Callable[[], Program[bool]] | None = None,
+        now: int | None = None,
     ) -> Program[None]:
         """The effect provably never happened, and the operation stops here; ``Disputed`` if the provider
         says otherwise."""
         yield BEGIN
         yield self._queries.statement("drop_intent", now, operation_id=operation_id, position=position)
         yield from self._settled(operation_id, name, Says.NOT_EXECUTED, None, None, now)
-        yield from self._may_send(lease, name, now)
+        yield from self._may_send(lease, name, now, unless)
 
     def write_effect(
         self,

@@ -180,6 +180,11 @@ on conflict (source, event_id, operation_id, about) do update set
     of_this_life = greatest(excluded.of_this_life, v.of_this_life)
     where v.state in ('waiting', 'ambiguous')
 
+-- name: heard_of
+-- The provider's objects that events about an operation have named which are over.
+select distinct provider_id from {evidence}
+where operation_id = :operation_id::text and provider_id is not null and state in ('used', 'late', 'conflict')
+
 -- name: waiting_evidence
 select {event} from {evidence}
 where operation_id = :operation_id::text and state = 'waiting' order by received_at, source, event_id
@@ -215,12 +220,16 @@ where id = :operation_id::text and expires_at < {now} + 60000 and {durable}
 -- name: effect_settled
 -- An effect has its result, whoever told it: a yes that waits about it has nothing more to say, nor has one that fits
 -- others too and names the same object. Nor has one that names no effect, once every effect that was sent has one.
-update {evidence} set state = 'used'
+-- But of what was sent more than once, another object than its result's may have been made by another send.
+update {evidence} set state = case when about = :downstream_key::text and provider_id <> :provider_id::text and exists (
+    select from {effects} as e
+    where e.operation_id = :operation_id::text and e.downstream_key = :downstream_key::text and e.sends > 1
+) then 'conflict' else 'used' end
 where operation_id = :operation_id::text and says = 'executed'
     and (state = 'waiting' or (state = 'ambiguous' and provider_id = :provider_id::text)) and (
     about = :downstream_key::text or (about = '' and not exists (
         select from {effects} as e where e.operation_id = :operation_id::text and e.kind = 'phase'
-            and coalesce(e.outcome, '') not in ('executed', 'declined')
+            and coalesce(e.outcome, '') not in ('executed', 'declined', 'not_executed')
     ))
 )
 
