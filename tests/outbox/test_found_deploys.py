@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from samekey import Executed, Resolution, Response
+from samekey.drivers.run import run
 from samekey.engine.jobs import JobContext
 from samekey.errors import ConfigurationError
+from samekey.stores.protocols import Actor
 from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.world import NO_PAUSE, Outbox
@@ -103,6 +105,43 @@ def test_a_function_that_does_not_take_it_any_more_calls_nobody(
     assert after.job().state == "live" and after.job().attempts == 0
     assert "does not take that" in caplog.text
     before.make_due()
+    before.work()
+    assert before.orders() == ["written", "paid"] and len(provider.calls) == 1
+
+
+def rolled_back_for_good(nodes: tuple[Outbox, Outbox], provider: Provider) -> Outbox:
+    """Found done a day ago and more, and nobody takes that any more."""
+    before, after = that_takes_what_was_found(nodes[0], provider), that_does_not(nodes[1], provider)
+    before.place("charge", {}, key="k")
+    before.work()
+    provider.loses_replies = False
+    assert tell(after, provider.calls[0]) is Resolution.RESOLVED
+    after.work()
+    assert after.job().state == "live"
+    evidence = "samekey.evidence" if after.dialect == "postgres" else "samekey_evidence"
+    after.ask(f"update {evidence} set received_at = received_at - ?", 25 * 3_600_000)
+    after.work()
+    assert (after.job().state, after.states()) == ("dead", [("dead_letter", "job_failed")])
+    assert "samekey keys resolve --executed" in str(after.job().error) and len(provider.calls) == 1
+    return after
+
+
+def test_what_nobody_takes_for_a_day_is_an_operators_to_end(nodes: tuple[Outbox, Outbox]) -> None:
+    after = rolled_back_for_good(nodes, Provider())
+    engine = after.idempotency.engine
+    (record,) = run(engine.drivers.sync, engine.store.finding.find)
+    finding = Executed(Response(201, {"charge": "ch_1"}), "ch_1")
+    settle = lambda: engine.resolver.apply(record, finding, Actor("ann", "seen"))  # noqa: E731
+    assert run(engine.drivers.sync, settle)
+    assert [job.state for job in after.jobs()] == ["done"] and after.states()[0][0] == "completed"
+
+
+def test_or_goes_on_with_code_that_takes_it(nodes: tuple[Outbox, Outbox]) -> None:
+    provider = Provider()
+    after = rolled_back_for_good(nodes, provider)
+    engine, before = after.idempotency.engine, nodes[0]
+    retry = engine.store.tables.operator.retry_dead_job
+    assert run(engine.drivers.sync, lambda: retry(after.job().id, Actor("ann", "mended")))
     before.work()
     assert before.orders() == ["written", "paid"] and len(provider.calls) == 1
 

@@ -36,7 +36,12 @@ class Yes:
         return f"{self.source}:{self.event_id}"
 
     def __str__(self) -> str:
-        return f"{self.name!r}" + ("" if self.about is None else f" about {self.about}")
+        if self.about is not None:
+            return f"{self.name!r} about {self.about}"
+        # Perhaps of another effect, which has made that: whoever looks knows it by its id.
+        return f"{self.name!r}" + (
+            "" if self.provider_id is None else f" about the object {self.provider_id!r}"
+        )
 
 
 MORE: Final = Yes("samekey", "more")

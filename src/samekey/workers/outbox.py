@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ from .depths import Depths
 from .performing import Performer, name_of
 from .places import Room
 from .slots import Piece, Slots
+from .unable import Unable
 from .weather import GRANTED, Weather
 
 logger = logging.getLogger("samekey")
@@ -72,7 +74,10 @@ class OutboxWorker:
         self._weather = Weather(lease.total_seconds(), began)
         self._keeper = Keeper(idempotency.drivers.sync, self._outbox.renew, self._outbox.held, self._heard)
         self.slots = Slots(concurrency, changed, self._hangs)
-        self._performer = Performer(idempotency, self.slots.apart, self._keeper, self._lease_ms)
+        self.unable = Unable()
+        self._performer = Performer(
+            idempotency, self.slots.apart, self._keeper, self._lease_ms, self.unable, self._left_to_others
+        )
         self._held: dict[asyncio.Task[Any], Job] = {}
         self._buried: set[asyncio.Task[Any]] = set()
         """Those of them that were never entered, and only end as dead letters."""
@@ -141,12 +146,21 @@ class OutboxWorker:
         # Who holds least comes first: what hangs has held its places for long.
         for name in sorted(waiting, key=lambda name: (places.held(name), waiting[name])):
             room = places.room(name)
-            if room.places and waiting[name] <= 0:
+            if self.unable.tries(name):
+                room = replace(room, places=min(room.places, 1))
+            if room.places and waiting[name] <= 0 and not self.unable.rests(name):
                 with self._depths.look(name, room) as look:
                     look.found, started = await self._take(name, room, look.depth)
                 self.took += look.found
                 begun += started
-        self.next_due_ms = min((ms for name, ms in waiting.items() if places.room(name).places), default=None)
+        self.next_due_ms = min(
+            (
+                max(ms, int(1000 * self.unable.rests(name)))
+                for name, ms in waiting.items()
+                if places.room(name).places
+            ),
+            default=None,
+        )
         return begun
 
     def _tell_strangers(self, due: Iterable[str]) -> None:
@@ -207,12 +221,16 @@ class OutboxWorker:
         return len(jobs), self._started - before
 
     async def _leave_to_others(self, name: str, jobs: list[Job], why: str) -> None:
-        age = min(job.taken_at - job.created_at for job in jobs)
-        pause = min(max(NOT_FOR_US, timedelta(milliseconds=age / 2)), LONG_NOT_FOR_US)
+        age = timedelta(milliseconds=min(job.taken_at - job.created_at for job in jobs))
+        await self._give_back(jobs, self._left_to_others(name, age, why), why)
+
+    def _left_to_others(self, name: str, age: timedelta, why: str) -> timedelta:
+        """Says why jobs wait, and for how long they are left alone: half of the time that it has been so."""
+        pause = min(max(NOT_FOR_US, age / 2), LONG_NOT_FOR_US)
         sentence = f"Jobs {name!r} wait, untouched. {why}"
         self._remind(sentence)
         self._unreadable[name] = time.monotonic() + pause.total_seconds() + REMIND, sentence
-        await self._give_back(jobs, pause, why)
+        return pause
 
     async def _without_spare_suspects(self, jobs: list[Job]) -> list[Job]:
         """One suspect at a time: if it kills this process, it takes no other one with it."""

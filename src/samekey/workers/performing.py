@@ -31,8 +31,9 @@ from ..engine.about import about
 from ..engine.engine import Engine
 from ..engine.evidence.belated import Belated
 from ..engine.evidence.reconcile import NotingResolver
+from ..engine.evidence.said import WordLeft
 from ..engine.handler.own_responses import answer_returned
-from ..engine.jobs import Envelope, JobContext, JobDefinition, NotForUs
+from ..engine.jobs import Envelope, JobContext, JobDefinition
 from ..engine.keeper import TRIED_FOR, Keeper
 from ..engine.sending import sends
 from ..engine.within import SharedTransaction, inside
@@ -41,6 +42,7 @@ from ..errors import (
     FailedTransaction,
     LeaseLost,
     NotSerialisable,
+    StoreBusy,
     StoreUnavailable,
 )
 from ..evidence import Declined, Executed
@@ -48,6 +50,7 @@ from ..stores.sql.jobs import JOB_FAILED, Contested, Job
 from ..stores.sql.operator import Operator
 from .apart import Aborted, Apart, NotBegun, TooLong, told
 from .lasting import will_last
+from .unable import Unable
 
 logger = logging.getLogger("samekey")
 
@@ -57,8 +60,10 @@ SETTLE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """Seconds between tries to record what came of a job, which is cheaper than calling the provider again. The
 last is repeated for as long as the lease can be kept."""
 NOT_BEGUN = timedelta(seconds=2)
-"""Before a job is taken again whose function could not be called: the store, a thread or a key of encryption
-was missing for it, perhaps here only."""
+"""Before a job is taken again whose function could not be called, for want of the store."""
+LEFT_FOR = timedelta(hours=24)
+"""How long a job of which a provider has said what became of it waits for a worker that can make use of that:
+a deploy that was rolled back is put right within a day, or not at all."""
 
 
 def name_of(job: Job) -> str:
@@ -94,13 +99,24 @@ class Performer:
     own; what is kept of its result; and the record. After the call only the record is tried again.
     """
 
-    def __init__(self, engine: Engine, apart: Apart, keeper: Keeper, lease_ms: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        apart: Apart,
+        keeper: Keeper,
+        lease_ms: int,
+        unable: Unable,
+        left_to_others: Callable[[str, timedelta, str], timedelta],
+    ) -> None:
+        """``left_to_others`` is told of a kind why its job waits, and since when; gives for how long."""
         self._engine = engine
         self._driver = engine.drivers.aio
         self._outbox = engine.outbox
         self._apart = apart
         self._keeper = keeper
         self._lease_ms = lease_ms
+        self._unable = unable
+        self._left_to_others = left_to_others
         self._belated = Belated(engine.keys, engine.resolver)
         self.left: dict[str, str | None] = {}
         """The provider's ids of jobs that were cancelled, by the job's id."""
@@ -112,8 +128,7 @@ class Performer:
         lease = Lease(job.id, "", job.attempt, self._lease_ms)
         try:
             try:
-                # Its time for the work, its time for the writes, and what another worker grants it anyway.
-                self._keeper.watch(lease, 2 * milliseconds(definition.timeout) + self._lease_ms)
+                self._watch(lease, definition)
                 function = await self._ready(job, definition, context)
             except Exception as error:  # none is the function's own: it was not called
                 await self._not_begun(job, error)
@@ -125,13 +140,21 @@ class Performer:
         finally:
             self._keeper.forget(lease)
 
+    def _watch(self, lease: Lease, definition: JobDefinition) -> None:
+        """For its time for the work, its time for the writes, and what another worker grants it anyway."""
+        try:
+            self._keeper.watch(lease, 2 * milliseconds(definition.timeout) + self._lease_ms)
+        except StoreBusy as error:
+            raise NotBegun(str(error)) from error
+
     async def _ready(self, job: Job, definition: JobDefinition, context: JobContext) -> Callable[..., Any]:
         """Its function, with what is known of the job where it takes that."""
         if not definition.takes_found:
-            if context.tried_before and await self._is_settled(job, context):
-                raise NotForUs(
+            if context.tried_before and (since := await self._settled_at(job, context)) is not None:
+                raise WordLeft(
                     "A provider has said what became of it, and by this process's code its function does not "
-                    "take that (`found`): it would call the provider again. It waits for a worker whose does"
+                    "take that (`found`): it would call the provider again. It waits for a worker whose does",
+                    since,
                 )
             return definition.function
         return partial(definition.function, found=await self._found(job, context))
@@ -139,8 +162,19 @@ class Performer:
     async def _not_begun(self, job: Job, error: Exception) -> None:
         """Its function was not called, so nothing counts, and others may try."""
         sentence = _kept(f"It was not begun: {told(error)}")
-        logger.warning("The %s is given back. %s", name_of(job), sentence)
-        pause = milliseconds(NOT_BEGUN)
+        wait = NOT_BEGUN
+        if isinstance(error, NotBegun):
+            self._unable.failed(job.name, str(error))
+            wait = timedelta(0)  # for others, who can
+        elif isinstance(error, WordLeft):
+            age = timedelta(milliseconds=max(0, job.taken_at - error.since))
+            if age > LEFT_FOR:
+                await self._bury_known(job, error)
+                return
+            wait = self._left_to_others(job.name, age, str(error))
+        else:
+            logger.warning("The %s is given back. %s", name_of(job), sentence)
+        pause = milliseconds(wait)
 
         async def once() -> None:
             await run_async(
@@ -148,6 +182,21 @@ class Performer:
             )
 
         await self._patiently(job, once, self._kept_until())
+
+    async def _bury_known(self, job: Job, error: WordLeft) -> None:
+        """Nobody has come who can make use of what a provider has said of it: an operator decides."""
+        sentence = (
+            f"{error}. None has come for {LEFT_FOR.total_seconds() / 3600:g} hours. Start a worker that can, "
+            "and samekey dead retry; or look at the provider's side, and say samekey keys resolve --executed "
+            "(of a job that does not answer: samekey dead discard)."
+        )
+
+        def known() -> Program[bool]:
+            yield BEGIN
+            yield from self._outbox.ends_here(job)
+            return (yield from self.buried(job, sentence))
+
+        await self._bury_as(job, sentence, lambda: run_async(self._driver, known))
 
     async def _attempt(
         self,
@@ -177,12 +226,14 @@ class Performer:
             await self._not_begun(job, error)
             return
         except Exception as error:  # whatever it is, also one of ours: it is the function's own
+            self._unable.began(job.name)
             if error is context.refused:
                 # A job after it, which no attempt can store; and the effect may have happened.
                 await self.bury(job, str(error), context.provider_id)
                 return
             await self._failed(job, definition, context, told(error))
             return
+        self._unable.began(job.name)
         try:
             _check_result(result)
             answer, before = self._answer(result) if job.answers else None, context.mark()
@@ -215,10 +266,10 @@ class Performer:
         assert isinstance(resolver, NotingResolver)
         return await run_async(self._driver, lambda: resolver.told_about(job.operation_id, context.key))
 
-    async def _is_settled(self, job: Job, context: JobContext) -> bool:
+    async def _settled_at(self, job: Job, context: JobContext) -> int | None:
         resolver = self._engine.resolver
         assert isinstance(resolver, NotingResolver)
-        return await run_async(self._driver, lambda: resolver.is_settled(job.operation_id, context.key))
+        return await run_async(self._driver, lambda: resolver.settled_at(job.operation_id, context.key))
 
     def _hear_late(self, job: Job, definition: JobDefinition, context: JobContext, result: Any) -> None:
         """A thread that could not be stopped has ended well after its time: nobody else knows that."""
@@ -249,6 +300,11 @@ class Performer:
         self, job: Job, error: str, provider_id: str | None = None, *, code: str = JOB_FAILED
     ) -> None:
         """The end of its attempts, or of its hopes: a dead letter."""
+        await self._bury_as(job, error, lambda: self._bury(job, error, provider_id, code), provider_id)
+
+    async def _bury_as(
+        self, job: Job, error: str, once: Callable[[], Awaitable[bool]], provider_id: str | None = None
+    ) -> None:
         logger.error(
             "The %s of operation %s is a dead letter: %s",
             name_of(job),
@@ -257,9 +313,7 @@ class Performer:
             extra=about_job(job),
         )
         try:
-            settled = await self._patiently(
-                job, lambda: self._bury(job, error, provider_id, code), self._kept_until()
-            )
+            settled = await self._patiently(job, once, self._kept_until())
         except LeaseLost:
             logger.warning("Another worker has taken the %s", name_of(job))
             await self._note(job, provider_id)

@@ -334,6 +334,9 @@ class WorkerService:
             woken.clear()  # before the look: what arrives, or ends, during it must not be missed
             await worker.run_once()
             self._tell("outbox, unreadable", worker.unreadable, logging.WARNING)
+            self._tell("outbox, unable", worker.unable.sentence, logging.CRITICAL)
+            if worker.unable.lasts:
+                self._end()
             if worker.took:
                 rhythm.worked()
                 return 0.0
@@ -371,7 +374,12 @@ class WorkerService:
             "their own."
         )
         self._tell(f"{name}, hanging", sentence, logging.CRITICAL)
-        if stuck and self._own_process:
+        if stuck:
+            self._end()
+
+    def _end(self) -> None:
+        """A process of our own that can do no more: its supervisor starts another. An application goes on."""
+        if self._own_process:
             logger.critical("This worker can do no more of them and ends here; start it again.")
             self._exit_code = STUCK
             self.stop()

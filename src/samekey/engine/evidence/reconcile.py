@@ -273,7 +273,7 @@ class NotingResolver:
             readable = [word for word in words if is_readable(word)]
             chosen = choose(readable, record, effect, past)
             if chosen is None or chosen.says is not Says.EXECUTED:
-                raise left_to_others(operation_id)
+                raise left_to_others(operation_id, max(event.received_at for event in waiting))
         if chosen is None or not is_usable(chosen):
             return None  # it keeps its operation from sending all the same
         return FoundWord(finding_of(chosen), kept_as(chosen))
@@ -319,14 +319,15 @@ class NotingResolver:
         for finding in map(finding_of, sorted(believed, key=lambda word: list(Says).index(word.says))):
             if isinstance(finding, Executed | Declined):
                 return finding
-        if not all(map(is_readable, words)):
-            raise left_to_others(operation_id)
+        unread = [kept_as(word).received_at for word in words if not is_readable(word)]
+        if unread:
+            raise left_to_others(operation_id, max(unread))
         return None
 
-    def is_settled(self, operation_id: str, about: str) -> Program[bool]:
-        """Whether a job that is about to run was found done: only what takes that may run it."""
+    def settled_at(self, operation_id: str, about: str) -> Program[int | None]:
+        """When a job that is about to run was found done, if it was: only what takes that may run it."""
         told = yield from self._effects.told_about(operation_id, about)
-        return any(event.state == "used" for event in told)
+        return max((event.received_at for event in told if event.state == "used"), default=None)
 
     def has_unread(self, operation_id: str) -> Program[bool]:
         waiting = yield from self._effects.waiting(operation_id)

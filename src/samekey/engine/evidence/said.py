@@ -191,12 +191,21 @@ def is_readable(word: Word) -> bool:
     return word.readable
 
 
-def left_to_others(operation_id: str) -> DefinitionChanged:
+class WordLeft(DefinitionChanged):
+    """What a provider has said since then is of no use here, and may be elsewhere: the work waits."""
+
+    def __init__(self, sentence: str, since: int) -> None:
+        super().__init__(sentence)
+        self.since = since
+
+
+def left_to_others(operation_id: str, since: int) -> WordLeft:
     """What a run raises that would need a word which it cannot read: it waits, and nothing is counted."""
-    return DefinitionChanged(
+    return WordLeft(
         f"What a provider has said about operation {operation_id} cannot be decrypted here: this process "
         "lacks the encryption key that it was written with. Give it that key too, fernet(…, THAT_KEY), and "
-        "it goes on. If the row is damaged, see samekey evidence list."
+        "it goes on. If the row is damaged, see samekey evidence list.",
+        since,
     )
 
 

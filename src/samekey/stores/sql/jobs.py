@@ -371,6 +371,11 @@ class Jobs:
         if not rows:
             raise LeaseLost("Another worker has taken the job.")
 
+    def ends_here(self, job: Job, *, now: int | None = None) -> Program[None]:
+        """A job of which it is known what became of it, and which nobody can go on with: should that be said
+        once more, it is its end."""
+        yield self._queries.statement("ends_here", now, id=job.id, attempt=job.attempt)
+
     def counts(self) -> Program[dict[str, int]]:
         """How many jobs are in each state."""
         rows = yield self._queries.statement("count_jobs", None)

@@ -140,6 +140,10 @@ where id = :id and attempt = :attempt and state = 'live'
 -- then
 select {now} from {jobs} where id = :id and mark = :mark
 
+-- name: ends_here
+-- No function that is there now does the rest of it.
+update {jobs} set goes_on = 0 where id = :id and attempt = :attempt and state = 'live'
+
 -- name: yes_waits
 -- Whether a provider's yes waits at a pending operation; nobody changes that before this transaction ends.
 select disputed from {keys} where id = :operation_id and state = 'pending'

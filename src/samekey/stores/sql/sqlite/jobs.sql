@@ -131,6 +131,10 @@ update {jobs} set state = 'dead', done_at = {now}, error = :error,
 where id = :id and attempt = :attempt and state = 'live'
 returning {now}
 
+-- name: ends_here
+-- No function that is there now does the rest of it.
+update {jobs} set goes_on = 0 where id = :id and attempt = :attempt and state = 'live'
+
 -- name: yes_waits
 -- Whether a provider's yes waits at a pending operation; nobody changes that before this transaction ends.
 select disputed from {keys} where id = :operation_id and state = 'pending'
