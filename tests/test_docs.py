@@ -21,7 +21,7 @@ import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -368,8 +368,8 @@ def _finding_out(names: dict[str, Any]) -> None:
 FOUND: dict[str, int] = {}
 
 
-async def find(key: str) -> Any:
-    is_it = key == CHARGED[FOUND["found"]]
+async def find(key: str, *, made_after: datetime) -> Any:
+    is_it = key == CHARGED[FOUND["found"]] and made_after < datetime.now(UTC)
     return SimpleNamespace(id="ch_found", declined=False) if is_it else None
 
 
