@@ -13,6 +13,9 @@ from tests.edges.conftest import Build
 from tests.edges.scenarios import SCENARIOS, Scenario
 from tests.edges.world import Stores, World
 
+ALWAYS: tuple[Kind, ...] = ("fastapi", "flask", "asgi", "wsgi")
+"""Each scenario on both edges and on a framework of each; the others with the whole matrix."""
+
 
 def _rows(*, postgres: bool = False) -> Iterator[pytest.ParameterSet]:
     for scenario in SCENARIOS:
@@ -20,8 +23,7 @@ def _rows(*, postgres: bool = False) -> Iterator[pytest.ParameterSet]:
             bare = BARE if mode == "edge" and scenario.bare else ()
             for kind in (*FRAMEWORKS, *bare):
                 if not postgres or (scenario.on_postgres and kind != "starlette"):
-                    left = kind == "litestar-threads" or (postgres and kind == "litestar")
-                    marks = (whole,) if left else ()
+                    marks = () if kind in ALWAYS else (whole,)
                     yield pytest.param(kind, mode, scenario, id=f"{scenario.name}-{mode}-{kind}", marks=marks)
 
 

@@ -20,7 +20,7 @@ from samekey.drivers.postgres.asyncpg import AsyncpgDriver
 from samekey.drivers.url import drivers_for
 from samekey.errors import ConnectionLost, OperationOver, SamekeyError
 from samekey.stores.sql.queries import queries_for
-from tests.chosen import whole
+from tests.chosen import stores, whole
 from tests.stores.postgres_sessions import Watched, asyncpg_driver, new_key, psycopg_driver, until
 
 INSERT = "insert into lent_effects (key) values ($1)"
@@ -110,7 +110,7 @@ PIECES: dict[str, Callable[[AsyncpgDriver, Any], Awaitable[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("name", stores(*reversed(PIECES), first=1))
 def test_a_piece_that_is_cancelled_in_flight_does_not_reach_the_next(watched: Watched, name: str) -> None:
     """Most of these moments are after the statement was sent and before its answer came."""
 
