@@ -34,6 +34,65 @@ class CheckThenInsert(Server):
         return None
 
 
+@leads_to("concurrency.ran-twice")
+class LockShorterThanTheWork(Server):
+    """The lock is gone before the work is done, and who comes then is the first again."""
+
+    def claim(self, scope: Any, fingerprint: str) -> Record | None:
+        with self.lock:
+            since = self.__dict__.setdefault("since", {})
+            found = self.records.get(scope)
+            if found is not None and found.reply is None and time.monotonic() - since[scope] > 0.2:
+                return None
+            since.setdefault(scope, time.monotonic())
+        return super().claim(scope, fingerprint)
+
+    def attempt(self, scope: Any, document: Any, tenant: str) -> Reply:
+        time.sleep(0.6)
+        return super().attempt(scope, document, tenant)
+
+
+@leads_to("concurrency.strangers")
+class OneLockForAllKeys(Server):
+    """409 for whoever comes while anybody's request runs."""
+
+    def claim(self, scope: Any, fingerprint: str) -> Record | None:
+        with self.lock:
+            if self.__dict__.get("busy") not in (None, scope):
+                raise Refusal(problem(409, "A request is outstanding"))
+            found = super().claim(scope, fingerprint)
+            if found is None:
+                self.__dict__["busy"] = scope
+            return found
+
+    def attempt(self, scope: Any, document: Any, tenant: str) -> Reply:
+        time.sleep(0.05)
+        return super().attempt(scope, document, tenant)
+
+    def finish(self, scope: Any, reply: Reply) -> Reply:
+        with self.lock:
+            self.__dict__["busy"] = None
+        return super().finish(scope, reply)
+
+
+@leads_to("concurrency.strangers")
+class KeyInAVariableOfTheProcess(Server):
+    """Answers are kept under the key of whoever came last."""
+
+    def claim(self, scope: Any, fingerprint: str) -> Record | None:
+        found = super().claim(scope, fingerprint)
+        if found is None:
+            self.__dict__["current"] = scope
+        return found
+
+    def attempt(self, scope: Any, document: Any, tenant: str) -> Reply:
+        time.sleep(0.03)
+        return super().attempt(scope, document, tenant)
+
+    def finish(self, scope: Any, reply: Reply) -> Reply:
+        return super().finish(self.__dict__["current"], reply)
+
+
 @leads_to("concurrency.mixed")
 class LocksTheBodyToo(Server):
     """Each body has a lock of its own; only what is done is compared."""

@@ -158,7 +158,36 @@ class SetsTheSameCookieAlways(Server):
         return Reply(reply.status, reply.body, (*reply.headers, ("Set-Cookie", "lang=en")))
 
 
+class BehindABalancer(Server):
+    """Two backends in turn, and each answer names its own in a cookie."""
+
+    def answer(self, asked: Asked) -> Reply:
+        reply = super().answer(asked)
+        with self.lock:
+            turn = self.__dict__["turn"] = self.__dict__.get("turn", 0) + 1
+        named = ("Set-Cookie", f"SERVERID=web{turn % 2}; path=/")
+        return Reply(reply.status, reply.body, (*reply.headers, named))
+
+
+class Compresses(Server):
+    """Each answer anew, with the time in it, and whoever asked for what."""
+
+    def answer(self, asked: Asked) -> Reply:
+        import gzip
+
+        reply = super().answer(asked)
+        with self.lock:
+            turn = self.__dict__["turn"] = self.__dict__.get("turn", 0) + 1
+        return Reply(
+            reply.status,
+            gzip.compress(reply.body, mtime=turn),
+            (*reply.headers, ("Content-Encoding", "gzip")),
+        )
+
+
 RIGHT = [
+    BehindABalancer,
+    Compresses,
     WaitsForTheFirst,
     SaysTheSameToEverybody,
     NoContent,

@@ -11,6 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from lab.processes import wait_until
+from samekey.check import Budget, Endpoint, Report
+from samekey.check.bench import Bench, CannotGoOn
+from samekey.check.profiles import profile_of
+from samekey.check.variants import Leaf, changed
 from samekey.check.wire import RawRequest, send, together
 from tests.check.base import Asked, Record, Reply, Server
 from tests.check.broken import ReplaysAndRuns
@@ -188,3 +193,63 @@ def test_a_server_that_has_said_when_it_forgets_may() -> None:
 def test_the_report_says_for_how_long_a_key_was_seen_to_be_kept() -> None:
     report = report_of(Server())
     assert "lifetime.forgotten" in report.passed and report.facts["keys are kept"].endswith("s at least")
+
+
+# ------------------------------------------------------------------ time, and what is written into a request
+
+
+@contextmanager
+def silent() -> Iterator[tuple[str, list[Any]]]:
+    """Takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        links: list[Any] = []
+
+        def take() -> None:
+            while True:
+                try:
+                    links.append(listening.accept())
+                except OSError:
+                    return
+
+        threading.Thread(target=take, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/orders", links
+        finally:
+            for link, _ in links:
+                link.close()
+
+
+def test_who_says_nothing_is_not_waited_for_three_times() -> None:
+    with silent() as (url, links):
+        bench = _bench(url, Budget(timeout=0.5))
+        assert bench.steady(bench.request('"k"', body=b"{}")).answer is None
+        wait_until(lambda: len(links) >= 1)
+        assert len(links) == 1
+
+
+def test_the_time_for_a_check_has_an_end() -> None:
+    bench = _bench("http://127.0.0.1:9/orders", Budget(deadline=-1))
+    with pytest.raises(CannotGoOn, match="used up its"):
+        bench.spend(1)
+
+
+def _bench(url: str, budget: Budget) -> Bench:
+    return Bench(Endpoint(url, {}), profile_of("ietf"), Report(url, "POST", "ietf"), budget)
+
+
+def test_what_the_user_gives_stands_in_the_place_of_the_tools_own() -> None:
+    given = (("Host", "shop.example"), ("Content-Length", "7"), ("Accept-Encoding", "gzip"))
+    head = RawRequest("POST", "http://ann:p%40ss@127.0.0.1/orders", given, b"{}").head().decode()
+    lines = [line.partition(": ")[0].lower() for line in head.split("\r\n")]
+    assert all(lines.count(name) == 1 for name in ("host", "content-length", "accept-encoding"))
+    assert "Host: shop.example" in head and "Authorization: Basic YW5uOnBAc3M=" in head
+
+
+def test_a_secret_that_a_page_repeats_in_html_is_masked() -> None:
+    secrets = Endpoint("http://h/", {}, headers=(("X-Token", "a<b&c'd\"efgh"),)).secrets
+    assert "efgh" not in secrets.out_of("<p>a&lt;b&amp;c&#x27;d&quot;efgh</p>")
+
+
+def test_another_number_is_another_one_beyond_all_bounds_too() -> None:
+    for value in (1e16, 1e18, -1e18, 100, 0.5):
+        assert changed({"a": value}, Leaf(("a",), value)) != {"a": value}

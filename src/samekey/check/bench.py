@@ -18,6 +18,7 @@ from .judging import Identity, Sight, seen
 from .limiting import PAUSES, asked_pause, is_limited
 from .profiles import Profile
 from .report import Report
+from .trials import Incident, Trial
 from .variants import encoded, made_unique
 from .wire import RawExchange, RawRequest, Unreachable, send, together
 
@@ -59,27 +60,8 @@ class Budget:
     """Requests in all."""
     burst: int = 8
     """Requests at the same moment."""
-
-
-@dataclass(slots=True)
-class Trial:
-    """A request with a key of its own, and its first answer."""
-
-    key: str
-    document: Any
-    request: RawRequest
-    exchange: RawExchange
-    at: float = field(default_factory=time.monotonic)
-    """When it was answered."""
-
-
-@dataclass(slots=True)
-class Incident:
-    """A valid request with a new key that got a 5xx, and what its retries got."""
-
-    request: RawRequest
-    exchanges: list[RawExchange]
-    effects: int | None = None
+    deadline: float = 900.0
+    """Seconds for one endpoint. What was not looked at by then is not proven."""
 
 
 @dataclass(slots=True)
@@ -103,12 +85,17 @@ class Bench:
     """By what was refused: how the server says no."""
     operations: list[Trial] = field(default_factory=list)
     """Two that were carried out at the beginning."""
+    retries: list[tuple[RawExchange, RawExchange]] = field(default_factory=list)
+    """Replays of the first of them, each after what it was to be."""
     compared: Any = None
     """A leaf of the body whose change is noticed."""
     serial: bool = False
     """It serves one request at a time: nothing is ever at the same moment."""
+    passing_cookies: set[str] = field(default_factory=set)
+    """Set by answers that are no operation's: a balancer's own comes with any."""
     slower: float = 1.0
     """By how much the rate is lower than it might be, since the server limits it."""
+    _began: float = field(default_factory=time.monotonic)
     _due: float = 0.0
     _last: RawExchange | None = None
 
@@ -165,21 +152,28 @@ class Bench:
                     raise (Died(str(error), self._last) if self._last is not None else error) from None
                 time.sleep(pause)
             else:
+                self._note_cookies(self._last)
                 return self._last
         raise AssertionError
+
+    def _note_cookies(self, exchange: RawExchange) -> None:
+        if exchange.answer is not None and not (exchange.succeeded and exchange.request.key):
+            self.passing_cookies.update(exchange.answer.every("set-cookie"))
 
     def steady(self, request: RawRequest) -> RawExchange:
         """A failure is only one if it comes three times in a row."""
         for _ in range(3):
             exchange = self.send(request)
-            if not exchange.failed:
-                break
+            if not exchange.failed or exchange.seconds >= self.budget.timeout:
+                break  # who says nothing for so long is not waited for three times
         return exchange
 
     def spend(self, requests: int) -> None:
         """Waits until so many more are due; :class:`CannotGoOn` if they are too many."""
         if self.report.requests + requests > self.budget.requests:
             raise CannotGoOn(f"the check has used up its {self.budget.requests} requests")
+        if time.monotonic() - self._began > self.budget.deadline:
+            raise CannotGoOn(f"the check has used up its {self.budget.deadline:g} s")
         self.report.requests += requests
         now = time.monotonic()
         if self._due > now:
@@ -189,7 +183,10 @@ class Bench:
     def burst(self, requests: list[RawRequest]) -> list[RawExchange]:
         """All of them at the same moment."""
         self.spend(len(requests))
-        return together(requests, self.budget.timeout)
+        answers = together(requests, self.budget.timeout)
+        for exchange in answers:
+            self._note_cookies(exchange)
+        return answers
 
     # ------------------------------------------------------------------ operations
 

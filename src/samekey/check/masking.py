@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import html
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -126,6 +127,8 @@ def _pattern(values: frozenset[str]) -> re.Pattern[str] | None:
             quote_plus(value),
             json.dumps(value)[1:-1],
             json.dumps(value, ensure_ascii=False)[1:-1],
+            html.escape(value),
+            html.escape(value, quote=False),
         )
     }
     if not spelled:

@@ -64,6 +64,8 @@ PROBES: tuple[tuple[str, Probe], ...] = (
     ("both spellings", keys.spellings),
     ("many at once", concurrency.identical),
     ("many at once, of two kinds", concurrency.mixed),
+    ("strangers at once", concurrency.strangers),
+    ("retries meanwhile", concurrency.during),
     ("a slow request", concurrency.slow),
     ("failures so far", failures.incidents),
     ("half a request", loss.half_a_request),
@@ -209,4 +211,5 @@ def _walk(bench: Bench, progress: Progress) -> None:
             why = "the server could not be reached any more"
             break
     progress("", len(PROBES), len(PROBES))
+    replay.cookies(bench)
     bench.report.cannot_tell(why, *(rule for rule in RULES if not rule.startswith(("endpoint", "lifetime"))))

@@ -17,7 +17,9 @@ PADDING = 8192
 BEYOND = 2**53
 """From here on doubles cannot tell an integer from the next."""
 MOST = 4
-"""Members of a body that are changed, one after the other."""
+"""Members of a body that are changed, one after the other, until a change is noticed."""
+ALL = 30
+"""Members of which each is changed, to see whether all are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def leaves(document: Any, path: Path = ()) -> Iterator[Leaf]:
         yield Leaf(path, document)
 
 
-def changeable(document: Any) -> list[Leaf]:
+def changeable(document: Any, most: int = MOST) -> list[Leaf]:
     """The values to change, those first whose change is most likely to be accepted."""
 
     def rank(leaf: Leaf) -> int:
@@ -64,7 +66,7 @@ def changeable(document: Any) -> list[Leaf]:
             return 2
         return 0 if isinstance(value, int | float) else 1
 
-    return sorted(leaves(document), key=rank)[:MOST]
+    return sorted(leaves(document), key=rank)[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,11 @@ class Other:
     document: Any
 
 
-def others(document: Any) -> list[Other]:
+def others(document: Any, most: int = MOST) -> list[Other]:
     """Other requests, by one value each; at last by a member that nobody knows."""
-    found = [Other(f"another {leaf.name}", leaf, changed(document, leaf)) for leaf in changeable(document)]
+    found = [
+        Other(f"another {leaf.name}", leaf, changed(document, leaf)) for leaf in changeable(document, most)
+    ]
     more = {**document, "samekey": 1} if isinstance(document, dict) else {"samekey": 1}
     return [*found, Other("a member more", None, more)]
 
@@ -124,7 +128,7 @@ def changed(document: Any, leaf: Leaf) -> Any:
     if isinstance(value, bool):
         new: Any = not value
     elif isinstance(value, int | float):
-        new = value + 1
+        new = value + 1 if value + 1 != value else value / 2  # beyond 2^53 a double's next is itself
     elif isinstance(value, str):
         new = f"{value}x"
     else:

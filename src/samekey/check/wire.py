@@ -14,10 +14,12 @@ import ssl
 import struct
 import threading
 import time
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 MAX_ANSWER = 4 * 1024 * 1024
 """Bytes of an answer that are read: more than any answer of an API, and a bound."""
@@ -36,19 +38,30 @@ class RawRequest:
     headers: tuple[tuple[str, str | bytes], ...] = ()
     body: bytes | None = None
 
+    @property
+    def key(self) -> str:
+        """As it stands in the header; empty without one."""
+        found = next((value for name, value in self.headers if name.lower() == "idempotency-key"), "")
+        return found if isinstance(found, str) else found.decode("latin-1")
+
     def head(self) -> bytes:
         """The request line and the headers, with what HTTP itself needs."""
         parts = urlsplit(self.url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"{self.method} {target} HTTP/1.1".encode("latin-1", "replace")]
         given = {name.lower() for name, _ in self.headers}
-        own: list[tuple[str, str | bytes]] = [("Host", parts.netloc.rpartition("@")[2])]
-        if "user-agent" not in given:
-            own.append(("User-Agent", "samekey-check"))
-        if "accept" not in given:
-            own.append(("Accept", "*/*"))
+        own: list[tuple[str, str | bytes]] = [
+            ("Host", parts.netloc.rpartition("@")[2]),
+            ("User-Agent", "samekey-check"),
+            ("Accept", "*/*"),
+            ("Accept-Encoding", "identity"),  # answers are compared byte by byte
+        ]
         if self.body is not None:
             own.append(("Content-Length", str(len(self.body))))
+        if parts.username is not None:
+            who = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            own.append(("Authorization", f"Basic {b64encode(who.encode()).decode()}"))
+        own = [(name, value) for name, value in own if name.lower() not in given]
         own.append(("Connection", "close"))
         for name, value in (*own, *self.headers):
             text = value if isinstance(value, bytes) else value.encode("latin-1", "replace")
@@ -202,8 +215,18 @@ def read(link: socket.socket, request: RawRequest, began: float, end: float) -> 
             request, None, f"the connection ended without an answer ({told})", time.monotonic() - began
         )
     headers = tuple((name, str(value)) for name, value in response.headers.items())
-    answer = RawAnswer(response.status, response.reason or "", headers, body)
+    answer = RawAnswer(response.status, response.reason or "", headers, _decoded(body, response))
     return RawExchange(request, answer, seconds=time.monotonic() - began)
+
+
+def _decoded(body: bytes, response: http.client.HTTPResponse) -> bytes:
+    """What a compressed body says: two of them may be written differently. As it is, if it is none."""
+    if (response.headers.get("content-encoding") or "").strip().lower() not in ("gzip", "x-gzip", "deflate"):
+        return body
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, MAX_ANSWER)
+    except zlib.error:
+        return body
 
 
 def leave(request: RawRequest, timeout: float, pause: float) -> None:

@@ -111,6 +111,10 @@ def check_command(
             envvar="SAMEKEY_CHECK_RATE", min=0.1, max=100_000, help="Requests in a second, at most."
         ),
     ] = 100.0,
+    deadline: Annotated[
+        float,
+        typer.Option(envvar="SAMEKEY_CHECK_DEADLINE", min=1, max=86_400, help="Seconds for one endpoint."),
+    ] = 900.0,
     form: Annotated[
         str, typer.Option("--format", envvar="SAMEKEY_CHECK_FORMAT", help=f"One of {', '.join(FORMATS)}.")
     ] = "text",
@@ -142,7 +146,7 @@ def check_command(
                     rules,
                     strict=strict or wanted.strict,
                     mine=mine,
-                    budget=Budget(timeout, rate),
+                    budget=Budget(timeout, rate, deadline=deadline),
                     progress=progress,
                 )
             except (Unreachable, SamekeyError) as error:

@@ -7,11 +7,12 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from ...errors import ConfigurationError
-from ..bench import Bench, CannotGoOn, Incident, Stop, Trial
+from ..bench import Bench, CannotGoOn, Stop
 from ..counting import Counter
 from ..endpoint import ABSENT, check_url
 from ..judging import identity_of, is_marked
 from ..masking import shown_url
+from ..trials import Incident, Trial
 from ..variants import leaves
 from ..wire import RawExchange, RawRequest, Unreachable
 

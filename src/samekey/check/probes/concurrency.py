@@ -10,7 +10,7 @@ from ..bench import Bench
 from ..endpoint import ABSENT, over
 from ..judging import alike
 from ..variants import Leaf, changed, encoded
-from ..wire import RawExchange, Unreachable, beside_half, together
+from ..wire import RawExchange, RawRequest, Unreachable, beside_half, together
 
 FINE = frozenset({200, 201, 202, 204, 409, 423, 425, 429, 503})
 """What a request may get that meets another one with its key."""
@@ -23,6 +23,11 @@ RULES = (
 )
 
 
+LONG = 0.05
+"""Seconds of work from which on there is time for retries meanwhile."""
+AGAIN = 20
+"""Retries while one request is at work, at most."""
+CONFLICTS, LIMITS = frozenset({409, 423}), frozenset({429, 503})
 ONE_AT_A_TIME = "the server handles one request at a time here, so nothing was at the same moment"
 
 
@@ -137,25 +142,99 @@ def slow(bench: Bench) -> None:
     if isinstance(bench.compared, Leaf):
         others.append(bench.request(key, body=encoded(changed(document, bench.compared)), headers=headers))
 
-    def act() -> list[RawExchange]:
-        bench.spend(1)
-        first: list[RawExchange] = []
-        thread = threading.Thread(
-            target=lambda: first.extend(together([request], bench.budget.timeout)), daemon=True
-        )
-        thread.start()
-        time.sleep(0.2)
-        meanwhile = [bench.send(other) for other in others]
-        thread.join(bench.budget.timeout + 1)
-        return [*meanwhile, *first]
-
-    answers, effects = bench.counted(act)
+    answers, effects = bench.counted(lambda: _meanwhile(bench, request, others, 0.2))
     if _different(bench, answers) or (bench.stands(effects, 1) or 0) > 1:
         said = "A request that came during a slow one with its key was carried out as well."
         bench.report.find("concurrency.ran-twice", said, answers)
-    elif len(answers) > 2:
+    elif len(others) > 1:
         _answers_another(bench, answers[-1:], answers[1:2])
     _status(bench, answers[:1])
+
+
+def during(bench: Bench) -> None:
+    """Retries all the time that a request takes: a lock may be shorter than the work."""
+    if bench.duration < LONG or bench.serial or bench.report.found("concurrency"):
+        return
+
+    def act() -> list[RawExchange]:
+        request = bench.request(bench.spelled(bench.new_key()), body=bench.body(bench.document()))
+        return [*_meanwhile(bench, request, [request], bench.duration / 5), bench.answered(request)]
+
+    answers, effects = _burst(bench, act)
+    if (effects or 0) > 1 or _different(bench, answers):
+        said = "A retry that came while the first request was still at work was carried out as well."
+        bench.report.find("concurrency.ran-twice", said, _two(bench, answers) or answers[:2])
+
+
+def _meanwhile(
+    bench: Bench, request: RawRequest, others: list[RawRequest], pause: float
+) -> list[RawExchange]:
+    """What others get while a request is at work, then what it gets again and again, and at last itself."""
+    bench.spend(1)
+    first: list[RawExchange] = []
+    thread = threading.Thread(
+        target=lambda: first.extend(together([request], bench.budget.timeout)), daemon=True
+    )
+    thread.start()
+    time.sleep(pause)
+    answers = [bench.send(other) for other in others]
+    for _ in range(AGAIN):
+        thread.join(pause)
+        if not thread.is_alive():
+            break
+        answers.append(bench.send(request))
+    thread.join(bench.budget.timeout + 1)
+    return [*answers, *first]
+
+
+def strangers(bench: Bench) -> None:
+    """Different keys at the same moment: each has its own answer, then and later."""
+    if bench.serial or bench.report.found("concurrency", "misuse"):
+        bench.report.cannot_tell(
+            ONE_AT_A_TIME if bench.serial else "an earlier finding comes first", "concurrency.strangers"
+        )
+        return
+    requests = [
+        bench.request(bench.spelled(bench.new_key()), body=bench.body(bench.document()))
+        for _ in range(bench.budget.burst)
+    ]
+    answers = bench.burst(requests)
+    if bench.incidents or any(one.failed or one.status in LIMITS for one in answers):
+        bench.report.cannot_tell("requests fail here by the way, or are limited", "concurrency.strangers")
+        return
+    later = [bench.answered(request) for request in requests]
+    for first, retry in zip(answers, later, strict=True):
+        wrong = _wrong(bench, first, retry)
+        if wrong is not None:
+            bench.report.find("concurrency.strangers", wrong, [first, retry])
+            return
+    shared = [one for number, one in enumerate(later) if any(_are_one(bench, one, b) for b in later[:number])]
+    if shared:
+        said = "Two requests with different keys at once got the answer of one."
+        bench.report.find("concurrency.strangers", said, shared[:1])
+    elif bench.identity:
+        bench.report.hold("concurrency.strangers")
+    else:
+        bench.report.cannot_tell(bench.untold, "concurrency.strangers")
+
+
+def _wrong(bench: Bench, first: RawExchange, retry: RawExchange) -> str | None:
+    """What is wrong with a new key's answer among strangers."""
+    if not retry.succeeded:
+        return f"After requests with different keys at once, one gets {retry.status or retry.silence}."
+    if first.status in CONFLICTS:
+        return f"A new key got {first.status}, because of requests with other keys."
+    if first.succeeded and 202 not in (first.status, retry.status) and _are_two(bench, first, retry):
+        return "A request among others with different keys got another answer than its retry."
+    return None
+
+
+def _are_one(bench: Bench, one: RawExchange, two: RawExchange) -> bool:
+    return (
+        one.answer is not None
+        and two.answer is not None
+        and bool(bench.identity.same(one.answer, two.answer))
+    )
 
 
 def _by_the_way(bench: Bench, answers: list[RawExchange]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..bench import BUSY, Bench, Incident
+from ..bench import BUSY, Bench
 from ..endpoint import ABSENT, over
 from ..judging import alike, is_of_unknown_outcome
+from ..trials import Incident
 from ..wire import RawExchange
 
 RULES = ("errors.remembered-5xx", "errors.forgotten-5xx", "errors.ran-twice")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ..bench import Bench, CannotGoOn, Trial
+from ..bench import Bench, CannotGoOn
 from ..counting import Counter
 from ..endpoint import Headers
 from ..judging import Sight, seen
+from ..trials import Trial
 from ..wire import RawExchange
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..bench import Bench, CannotGoOn, Trial
+from ..bench import Bench, CannotGoOn
 from ..judging import Sight, seen
+from ..trials import Trial
 from ..wire import RawExchange
 
 LENGTHS = (300, 255, 128, 64, 36)

@@ -6,10 +6,11 @@ import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from ..bench import WATCH, Bench, Trial
+from ..bench import WATCH, Bench
 from ..counting import PATIENCE
 from ..judging import Sight
 from ..rules import Severity
+from ..trials import Trial
 from .replay import late
 
 _FIRST = "an earlier finding comes first"

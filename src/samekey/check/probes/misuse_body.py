@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bench import Bench, CannotGoOn, Trial
+from ..bench import Bench, CannotGoOn
 from ..endpoint import ABSENT
 from ..judging import Sight
+from ..trials import Trial
 from ..variants import (
+    ALL,
     BEYOND,
     Leaf,
     changed,
@@ -75,7 +77,7 @@ def _compared(bench: Bench) -> None:
     """Whether all of the body is compared, and strictly. Of what is refused, nobody can tell why."""
     operation = bench.fresh()
     unseen: list[tuple[str, RawExchange]] = []
-    for other in (*others(operation.document), *look_alikes(operation.document)):
+    for other in (*others(operation.document, ALL), *look_alikes(operation.document)):
         if other.leaf is None:
             continue  # a member that nobody knows may be left out of account
         exchange, what = bench.again(operation, body=encoded(other.document))
@@ -86,6 +88,8 @@ def _compared(bench: Bench) -> None:
     if unseen:
         names = ", ".join(name for name, _ in unseen)
         bench.report.find("misuse.partly", f"Not noticed: {names}.", [operation.exchange, unseen[0][1]])
+    elif (members := len(list(leaves(operation.document)))) > ALL:
+        bench.report.cannot_tell(f"of {members} members only {ALL} were changed", "misuse.partly")
     else:
         bench.report.hold("misuse.partly")
 

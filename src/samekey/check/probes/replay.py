@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 
-from ..bench import BUSY, Bench, Stop, Trial
+from ..bench import BUSY, Bench, Stop
 from ..judging import Sight, document_of, is_marked
+from ..trials import Trial
 from ..variants import reordered
-from ..wire import RawAnswer, RawExchange
+from ..wire import RawExchange
 
 LATE = 1.0
 """Seconds after a retry's answer in which a second effect of it is looked for."""
-SAME = ("replay.status", "replay.body", "replay.respelled", "replay.headers", "replay.cookies")
+SAME = ("replay.status", "replay.body", "replay.respelled", "replay.headers")
 
 
 def replay(bench: Bench) -> None:
@@ -125,7 +126,7 @@ def _compare(bench: Bench, first: RawExchange, retry: RawExchange) -> None:
             bench.report.find(
                 "replay.headers", f"{name} was {one.header(name)}; the retry got {two.header(name)}.", shown
             )
-    _cookies(bench, first, retry)
+    bench.retries.append((first, retry))
 
 
 def _media(value: str | None) -> str | None:
@@ -133,28 +134,19 @@ def _media(value: str | None) -> str | None:
     return value.partition(";")[0].strip().lower() if value is not None else None
 
 
-def _cookies(bench: Bench, first: RawExchange, retry: RawExchange) -> None:
-    """A cookie that every answer sets is no replay: only one that belongs to the first answer is."""
-    assert first.answer is not None and retry.answer is not None
-    kept = set(first.answer.every("set-cookie")) & set(retry.answer.every("set-cookie"))
-    if not kept:
-        return
-    other = bench.operations[1].exchange.answer
-    assert other is not None
-    own = kept - set(other.every("set-cookie"))
-    if not own and (refusal := _refusal(bench)) is not None:
-        own = kept - set(refusal.every("set-cookie"))
-    if own:
-        name = sorted(own)[0].partition("=")[0]
-        bench.report.find(
-            "replay.cookies", f"The retry got the first answer's cookie {name} again.", [first, retry]
-        )
-
-
-def _refusal(bench: Bench) -> RawAnswer | None:
-    """How the server answers what it does not carry out."""
-    nowhere = bench.send(bench.request(method="GET", url=bench.endpoint.count_url or bench.endpoint.url))
-    return nowhere.answer
+def cookies(bench: Bench) -> None:
+    """When all answers have been seen: a cookie is the operation's own if nothing but operations set it."""
+    for first, retry in bench.retries:
+        assert first.answer is not None and retry.answer is not None
+        kept = set(first.answer.every("set-cookie")) & set(retry.answer.every("set-cookie"))
+        own = sorted(kept - bench.passing_cookies)
+        if own:
+            name = own[0].partition("=")[0]
+            bench.report.find(
+                "replay.cookies", f"The retry got the first answer's cookie {name} again.", [first, retry]
+            )
+    if bench.retries:
+        bench.report.hold("replay.cookies")
 
 
 def reorder(bench: Bench) -> None:
