@@ -63,8 +63,8 @@ class Rides:
         app.add_middleware(IdempotencyMiddleware, idempotency=outbox.idempotency, tenant=tenant_of)
         self._client = AsgiClient(app, outbox.loop)
 
-    def post(self) -> Any:
-        return self._client.send(replace(order("k"), path="/rides"))
+    def post(self, key: str = "k") -> Any:
+        return self._client.send(replace(order(key), path="/rides"))
 
     def go_on(self) -> None:
         self.outbox.ask("update {keys} set locked_until = 1 where state = 'in_progress'")
@@ -302,3 +302,59 @@ def test_a_yes_after_a_decline_is_shown_also_while_the_work_goes_on(outbox: Outb
     assert outbox.states()[0][0] == "in_progress"
     assert tell(outbox, Executed("paid", "ch_1"), "paid", downstream_key=keys[0]) == "too_late"
     assert to_see_to(outbox) == {"conflict": 1}
+
+
+# ------------------------------------------------------------------ an object that several operations share
+
+
+def test_an_event_that_tells_each_of_several_operations_what_it_knows_is_nobodys_to_see_to(
+    outbox: Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    @outbox.idempotency.job("renew", source="acme")
+    async def renew(job: Any, payload: Any) -> Response:
+        job.provider_id = "sub_42"
+        return Response(201, {})
+
+    for month in ("may", "june"):
+        outbox.place("renew", {}, key=month)
+    outbox.work()
+    assert tell(outbox, Executed(Response(201, {}), "sub_42"), provider_id="sub_42") == "too_late"
+    assert to_see_to(outbox) == {} and "fits" not in caplog.text
+
+
+def test_an_event_that_fits_several_operations_stops_none_that_has_its_object_already(outbox: Outbox) -> None:
+    async def customer(effect: Any) -> str:
+        effect.provider_id = "cus_42"
+        return "cus_42"
+
+    async def charge(effect: Any) -> str:
+        if len(charged) == 1:
+            tell_now.append(
+                await outbox.idempotency.resolve_async(
+                    Executed("cus_42", "cus_42"),
+                    source="acme",
+                    event_id="customer_updated",
+                    tenant="ann",
+                    occurred_at=datetime.now(UTC),
+                    verify=lambda: True,
+                    provider_id="cus_42",
+                )
+            )
+        charged.append(effect.key)
+        return f"ch_{len(charged)}"
+
+    async def mail(effect: Any) -> str:
+        return "sent"
+
+    async def ride(op: Any, input: Any) -> Response:
+        await op.effect("customer", customer, source="acme")
+        got = await op.effect("charged", charge, source="acme")
+        await op.effect("mailed", mail, source="mail", provider_window=timedelta(hours=1))
+        return Response(201, {"charge": got})
+
+    charged: list[str] = []
+    tell_now: list[Any] = []
+    rides = Rides(outbox, ride)
+    assert rides.post("first").json() == {"charge": "ch_1"}
+    assert rides.post("second").json() == {"charge": "ch_2"}
+    assert len(tell_now) == 1

@@ -142,6 +142,11 @@ class DirectResolver:
         if found is not None and unburied(found[1]).state not in (State.COMPLETED, State.EXPIRED):
             yield from self._dispute(found[1], said)
 
+    def note_candidate(self, said: Said, operation_id: str) -> Program[bool]:
+        yield from self.note_ambiguous(said, operation_id)
+        found = yield from self.finding.clocked(operation_id)
+        return found is not None and unburied(found[1]).state not in (State.COMPLETED, State.EXPIRED)
+
     def _dispute(self, record: Record, said: Said) -> Program[None]:
         if not isinstance(said.evidence, Executed):
             return

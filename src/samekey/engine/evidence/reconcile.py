@@ -284,9 +284,7 @@ class NotingResolver:
         unsettled = yield from self._effects.unsettled(operation_id)
         effects = yield from self._effects.of(operation_id)
         return all(
-            event.state == "waiting" and names_what_is_done(heard(event), effects)
-            for event in unsettled
-            if event.says == Says.EXECUTED
+            names_what_is_done(heard(event), effects) for event in unsettled if event.says == Says.EXECUTED
         )
 
     def is_former(self, operation_id: str, provider_id: str | None) -> Program[bool | None]:
@@ -361,6 +359,27 @@ class NotingResolver:
         earlier = yield from self._earlier(said, operation_id)
         if earlier is None or earlier.state not in OVER:
             yield from self._note(said, record, now, "ambiguous")
+
+    def note_candidate(self, said: Said, operation_id: str) -> Program[bool]:
+        yield BEGIN
+        found = yield from self._effects.locked(operation_id)
+        if found is None:
+            return False
+        now, record = found
+        said = said.about_this(unburied(record))
+        effects = yield from self._effects.of(operation_id)
+        word = placed(said.word(now), record, effects)
+        record, past = yield from self._past(record)
+        over = unburied(record).state in (State.COMPLETED, State.EXPIRED)
+        if not over and not isinstance(judge(word, unburied(record), effects, (), past), TooLate):
+            yield from self.note_ambiguous(said, operation_id)
+            return True
+        earlier = yield from self._earlier(said, operation_id)
+        if earlier is not None and earlier.state in OVER:
+            return False
+        state = yield from self._late(word, record, effects)
+        yield from self._note(replace(said, about=word.about), record, now, state)
+        return state is Aftermath.CONFLICT
 
     def _note(self, said: Said, record: Record, now: int, state: str) -> Program[None]:
         """Notes what became of an event. A yes that waits, whatever it waits for, keeps its operation from

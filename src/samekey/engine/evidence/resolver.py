@@ -45,5 +45,9 @@ class Resolver(Protocol):
         """What waits about it could not be used now: that of others comes first, next time."""
 
     def note_ambiguous(self, said: Said, operation_id: str) -> Program[None]:
-        """Keeps an event that fits this operation and others, for an operator to see. ``Moved`` as for
-        ``receive``."""
+        """Keeps an event for an operator to see: nothing of this operation is free before that. ``Moved`` as
+        for ``receive``."""
+
+    def note_candidate(self, said: Said, operation_id: str) -> Program[bool]:
+        """The same of an event that fits this operation and others; unless this one is over, and what it says
+        is nothing new: then this is none that may be meant, and False is given."""

@@ -94,8 +94,13 @@ def resolve(
     found = yield from _find(keys, named, said.source, None if tenant is None else scope_part(tenant))
     operations = {record.id: record for _, record in found}
     if len(operations) > 1:
+        open_ones = 0
         for operation_id in operations:
-            yield from _steadily(partial(resolver.note_ambiguous, said, operation_id))
+            open_ones += yield from _steadily(partial(resolver.note_candidate, said, operation_id))
+        if not open_ones:
+            if said.fault is not None:
+                raise said.fault
+            return Resolution.TOO_LATE
         events.emit("reconcile.failed")
         logger.error(
             "An event of %r fits %d operations by the provider's id. None was settled; see samekey evidence "
