@@ -58,7 +58,8 @@ class _OneThread(Executor):
 
 
 _idle: list[_OneThread] = []
-os.register_at_fork(after_in_child=_idle.clear)
+if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+    os.register_at_fork(after_in_child=_idle.clear)
 
 
 class DjangosSurroundings:
@@ -85,11 +86,23 @@ class DjangosSurroundings:
             finally:
                 # Nobody waits for it: a call that was cancelled may have left a statement that hangs.
                 SyncToAsync.context_to_thread_executor.pop(context, None)
-                executor.submit(_close, close_old_connections).add_done_callback(partial(_keep, executor))
+                executor.submit(_is_tidy).add_done_callback(partial(_keep, executor))
 
 
-def _keep(executor: _OneThread, _done: Future[None]) -> None:
-    if len(_idle) < KEPT:
+def _is_tidy() -> bool:
+    """Whether a thread may be given to the next call. Django leaves a connection alone that is in a block of
+    ``atomic()``; one that a call has left open would be the next call's, and is nobody's to end."""
+    _close(close_old_connections)
+    left = [one for one in connections.all(initialized_only=True) if one.in_atomic_block]
+    for wrapper in left:
+        _close(wrapper._close)  # the connection itself: the block, and the thread, are at their end
+    if left:
+        _close(connections.close_all)
+    return not left
+
+
+def _keep(executor: _OneThread, tidy: Future[bool]) -> None:
+    if tidy.exception() is None and tidy.result() and len(_idle) < KEPT:
         _idle.append(executor)
     else:
         executor.shutdown()

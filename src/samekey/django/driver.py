@@ -182,17 +182,41 @@ class AsyncDjangoDriver:
     async def open(self, connection: Any = None) -> AsyncSession:
         if not in_tests() and not isinstance(connection, Users):
             return await self._driver.own.aio.open(connection)
-        opened: list[Any] = []
+        opening = _Opening(lambda: self._driver.open(connection))
         try:
-            await _in_djangos_thread(lambda: opened.append(self._driver.open(connection)))
+            return AsyncDjangoSession(await _in_djangos_thread(opening.run))
         except BaseException:
-            for session in opened:
-                getattr(session, "give_up", session.rollback)()
+            opening.give_up()
             raise
-        return AsyncDjangoSession(opened[0])
 
     async def close(self) -> None:
         await self._driver.own.aio.close()
+
+
+class _Opening:
+    """A session that a thread opens for somebody who may be gone by then: whoever comes last ends it."""
+
+    def __init__(self, open: Callable[[], Any]) -> None:
+        self._open = open
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._given_up = False
+
+    def run(self) -> Any:
+        session = self._open()
+        with self._lock:
+            self._session = session
+            given_up = self._given_up
+        if given_up:
+            session.rollback()  # here, where it may wait for the database
+        return session
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            session = self._session
+        if session is not None:
+            getattr(session, "give_up", session.rollback)()
 
 
 class AsyncDjangoSession:
