@@ -24,6 +24,7 @@ from samekey.core.record import Record
 from samekey.core.states import State
 from samekey.stores.protocols import Actor
 from samekey.workers.reconciler import Reconciler
+from tests.chosen import whole
 from tests.evidence.conftest import Node
 
 pytestmark = pytest.mark.filterwarnings("ignore:ttl=.* is under an hour")
@@ -70,7 +71,7 @@ class Rent:
         return self.node.tell(evidence, event_id, downstream_key=self.sent, occurred_at=later)
 
 
-@pytest.fixture(params=[False, True], ids=["as it was", "buried"])
+@pytest.fixture(params=[pytest.param(False, id="as it was", marks=whole), pytest.param(True, id="buried")])
 def second(node: Node, request: pytest.FixtureRequest) -> Rent:
     """The second life, whose answer is lost; the first made ch_1."""
     rent = Rent(node)

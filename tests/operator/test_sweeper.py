@@ -19,6 +19,7 @@ from samekey.drivers.run import run
 from samekey.engine.events import Event
 from samekey.errors import CorruptRecord
 from samekey.workers.sweeper import Sweeper
+from tests.chosen import whole
 from tests.operator import nodes
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, World, claim_of
 
@@ -92,6 +93,7 @@ def test_it_is_logged_and_counted(world: World, caplog: pytest.LogCaptureFixture
     assert record.key not in caplog.text
 
 
+@whole
 def test_two_sweepers_in_two_processes_move_each_record_once(world: World) -> None:
     records = [world.claim(at=-HOUR) for _ in range(120)]
     with Racers(2) as racers:

@@ -46,7 +46,7 @@ FILL = """
 """
 
 
-@pytest.fixture(scope="module", params=["empty", "never analysed", "large"])
+@pytest.fixture(scope="module", params=stores("never analysed", "empty", "large", first=1))
 def table(request: pytest.FixtureRequest, postgres_server: NamedServer) -> Iterator[Connection]:
     """A connection to a database whose table of keys is in that state."""
     url = postgres_server.create_database()

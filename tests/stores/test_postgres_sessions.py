@@ -270,7 +270,7 @@ def close_roughly(loop: asyncio.AbstractEventLoop, work: Awaitable[None]) -> Non
         loop.close()
 
 
-@pytest.mark.parametrize("close", ["close", "aclose", "the next loop"])
+@pytest.mark.parametrize("close", stores("aclose", "close", "the next loop", first=1))
 def test_connections_of_a_loop_that_was_just_closed_are_closed(watched: Watched, close: str) -> None:
     idempotency = Idempotency(watched.url)
     close_roughly(asyncio.new_event_loop(), use(idempotency))
