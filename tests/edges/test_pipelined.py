@@ -13,7 +13,7 @@ from lab.fuzz.sending import Sender
 from lab.processes import serve_asgi
 from samekey import Idempotency, current_operation
 from samekey.asgi import IdempotencyMiddleware
-from samekey.edges.outside import from_outside
+from samekey.edges.messages import from_outside
 from samekey.errors import NoOperation
 from samekey.tenants import single_tenant
 

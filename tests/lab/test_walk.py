@@ -9,10 +9,10 @@ import sys
 from lab import environment
 
 LONGEST = {
-    "atomic, new key": (66, 361),
-    "atomic, replay": (49, 214),
-    "leased, new key": (58, 284),
-    "leased, replay": (49, 214),
+    "atomic, new key": (65, 354),
+    "atomic, replay": (48, 206),
+    "leased, new key": (57, 277),
+    "leased, replay": (48, 206),
 }
 """Files and functions. Whoever shortens the way lowers these."""
 

@@ -71,7 +71,14 @@ def parse_json(data: bytes, max_depth: int) -> Document:
         raise NotCanonical("nested too deeply or too large")
     numbers = _Numbers()
     try:
-        value = numbers.decoder().decode(data.decode("utf-8"))
+        # Not kept with the numbers: the two would hold each other, and wait for the garbage collector.
+        decoder = json.JSONDecoder(
+            parse_int=numbers.integer,
+            parse_float=numbers.decimal,
+            parse_constant=_constant,
+            object_pairs_hook=_members,
+        )
+        value = decoder.decode(data.decode("utf-8"))
     except NotCanonical:
         raise
     except ValueError as error:  # not UTF-8, not JSON
@@ -175,20 +182,11 @@ class _Numbers:
         self._odd = 0
         """How many were looked at one by one."""
 
-    def decoder(self) -> json.JSONDecoder:
-        # Not kept: the two would hold each other, and wait for the garbage collector.
-        return json.JSONDecoder(
-            parse_int=self._integer,
-            parse_float=self._decimal,
-            parse_constant=_constant,
-            object_pairs_hook=_members,
-        )
-
-    def _integer(self, text: str) -> int | float | Exact:
+    def integer(self, text: str) -> int | float | Exact:
         # Below 2^53 whatever the digits, so exact in a double.
         return int(text) if len(text) <= 15 else self._number(text)
 
-    def _decimal(self, text: str) -> int | float | Exact:
+    def decimal(self, text: str) -> int | float | Exact:
         # Up to 15 digits, of an ordinary size: every such decimal is the shortest text of its double, and
         # Python writes it as everybody does.
         if len(text) <= 16 and "e" not in text and "E" not in text:

@@ -291,7 +291,7 @@ def _parts(parts: RequestParts, rules: FingerprintRules) -> tuple[bytes, ...]:
         if name in chosen:
             chosen[name].append(value)
     media = parse_media_type(types[0]) if len(types) == 1 else None
-    form, body = _body(parts.body, media, codings(encodings), rules)
+    form, body = _body(parts.body, media, codings(encodings) if encodings else (), rules)
     if media is not None:
         # Only where the parts were told apart has the boundary done its work; elsewhere it is
         # needed to know what the bytes mean.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from ..errors import CorruptRecord
 from .claim import AfterExpiry, TtlFrom, downstream_key
 from .program import Decrypted, Row, Undecryptable, Unsealed, at_home, home_of
 from .states import Mode, State
+
+T = TypeVar("T")
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -254,14 +257,16 @@ _IDENTITY = [COLUMNS.index(name) for name in ("id", "scope", "key")]
 
 def _decode(row: dict[str, str | int | bytes | None]) -> Record:
     state = State(_text(row["state"]))
-    version, status = _optional_int(row["answer_version"]), _optional_int(row["answer_status"])
+    version, status = _optional(_int, row["answer_version"]), _optional(_int, row["answer_status"])
     answer: Answer | None = None
     if state is State.COMPLETED:
         if version != ANSWER_VERSION:
             raise ValueError(f"answer version {version}")
         if status is not None:
             headers = decode_headers(_bytes(row["answer_headers"]))
-            answer = Answer(_status(status), headers, _bytes(row["answer_body"]))
+            if not 100 <= status <= 999:
+                raise ValueError(f"{status} is not an HTTP status")
+            answer = Answer(status, headers, _bytes(row["answer_body"]))
         elif row["answer_headers"] is not None or row["answer_body"] is not None:
             raise ValueError("an answer without a status")
     return Record(
@@ -277,20 +282,20 @@ def _decode(row: dict[str, str | int | bytes | None]) -> Record:
         mode=Mode(_text(row["mode"])),
         attempt=_text(row["attempt"]),
         attempts=_int(row["attempts"]),
-        recovery_point=_optional_text(row["recovery_point"]),
-        locked_until=_optional_time(row["locked_until"]),
+        recovery_point=_optional(_text, row["recovery_point"]),
+        locked_until=_optional(_time, row["locked_until"]),
         answer=answer,
         withheld=state is State.COMPLETED and answer is None,
-        error_code=_optional_text(row["error_code"]),
-        downstream=_optional_text(row["downstream"]),
-        provider_id=_optional_text(row["provider_id"]),
-        reconcile_after=_optional_time(row["reconcile_after"]),
+        error_code=_optional(_text, row["error_code"]),
+        downstream=_optional(_text, row["downstream"]),
+        provider_id=_optional(_text, row["provider_id"]),
+        reconcile_after=_optional(_time, row["reconcile_after"]),
         created_at=_time(row["created_at"]),
         last_run_at=_time(row["last_run_at"]),
-        completed_at=_optional_time(row["completed_at"]),
+        completed_at=_optional(_time, row["completed_at"]),
         ttl_ms=_int(row["ttl_ms"]),
-        ttl_from=_ttl_from(row["ttl_from"]),
-        after_expiry=_after_expiry(row["after_expiry"]),
+        ttl_from=_known(_TTL_FROM, row["ttl_from"], "retention counted from"),
+        after_expiry=_known(_AFTER_EXPIRY, row["after_expiry"], "after expiry"),
         expires_at=_time(row["expires_at"]),
     )
 
@@ -323,26 +328,18 @@ def _bytes(value: object) -> bytes:
     return value
 
 
-def _ttl_from(value: object) -> TtlFrom:
-    match value:
-        case "completion" | "creation":
-            return value
-    raise ValueError(f"retention counted from {value!r}")
+_TTL_FROM: Final[dict[object, TtlFrom]] = {"completion": "completion", "creation": "creation"}
+_AFTER_EXPIRY: Final[dict[object, AfterExpiry]] = {"new": "new", "ask": "ask", "gone": "gone"}
 
 
-def _after_expiry(value: object) -> AfterExpiry:
-    match value:
-        case "new" | "ask" | "gone":
-            return value
-    raise ValueError(f"{value!r} after expiry")
+def _known(words: Mapping[object, T], value: object, what: str) -> T:
+    if value not in words:
+        raise ValueError(f"{what} {value!r}")
+    return words[value]
 
 
-def _optional_text(value: object) -> str | None:
-    return None if value is None else _text(value)
-
-
-def _optional_int(value: object) -> int | None:
-    return None if value is None else _int(value)
+def _optional(read: Callable[[object], T], value: object) -> T | None:
+    return None if value is None else read(value)
 
 
 def _time(value: object) -> int:
@@ -350,13 +347,3 @@ def _time(value: object) -> int:
     if not 0 <= (time := _int(value)) <= LAST_TIME:
         raise ValueError(f"{time} is not a time in milliseconds")
     return time
-
-
-def _optional_time(value: object) -> int | None:
-    return None if value is None else _time(value)
-
-
-def _status(status: int) -> int:
-    if not 100 <= status <= 999:
-        raise ValueError(f"{status} is not an HTTP status")
-    return status

@@ -42,8 +42,7 @@ from .guards import (
     too_large,
 )
 from .held import Held
-from .messages import PATH, App, Message, Receive, Scope, Send, noticing, send_answer
-from .outside import from_outside
+from .messages import PATH, App, Message, Receive, Scope, Send, from_outside, noticing, send_answer
 from .routing import router_behind, ways_of
 from .startup import Wrong, look
 from .walk import state_changing

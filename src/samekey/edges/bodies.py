@@ -12,18 +12,14 @@ import io
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from ..core.policy import Policy
 from ..core.problem import Refusal
 from ..errors import ConfigurationError
 from .guards import exceeds, too_large
-from .outside import from_outside
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
+from .messages import Message, Receive, Scope, from_outside
 
 _SENT: Final = "samekey.body"
 """The key in the scope under which it stands what was sent so far: one request may meet several guards, one
@@ -38,20 +34,17 @@ _IN_THE_LOOP: Final = (
 )
 
 
-def _weakly(source: Receive) -> Callable[[], Receive | None]:
-    try:
-        return weakref.ref(source)
-    except TypeError:
-        return lambda: source  # not every object can be referred to
-
-
 class _Sent:
     """What a client has sent so far, for everybody who reads it from the same source."""
 
     def __init__(self, source: Receive, most: int) -> None:
         # It stands in the scope, which the source most often knows: holding each other, they would wait for
         # the garbage collector.
-        self._source = _weakly(source)
+        self._source: Callable[[], Receive | None]
+        try:
+            self._source = weakref.ref(source)
+        except TypeError:
+            self._source = lambda: source  # not every object can be referred to
         self._most = most
         self._lock = asyncio.Lock()
         self.pieces: list[bytes] = []

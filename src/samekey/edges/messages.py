@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
+from contextvars import copy_context
+from functools import partial
+from types import coroutine
+from typing import Any, Final, TypeVar
 
 from ..core.record import Answer, Headers
 from ..core.states import Mode
 from ..engine.exchange import Exchange
+
+T = TypeVar("T")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -128,3 +133,32 @@ def noticing(send: Send, exchange: Exchange) -> Send:
 def lower_case(headers: Headers) -> list[tuple[bytes, bytes]]:
     """As the ASGI specification has the names of headers: middleware further out compares them so."""
     return [(name.lower(), value) for name, value in headers]
+
+
+def from_outside(call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """``call``, each step of it in the context of this moment, whoever awaits it: the server is called from
+    where the request came in, not from inside the operation.
+
+    A server may begin the next request of a connection while the last piece of an answer is handed to it
+    (uvicorn does, for clients that pipeline), and goes on reading from a connection when a body is asked for,
+    whatever comes then. Tasks and callbacks take over the context that they are begun in: another request
+    would be taken for a part of this one.
+    """
+    context = copy_context()
+
+    @coroutine
+    def calling(*given: Any) -> Generator[Any, Any, T]:
+        steps = context.run(call, *given).__await__()
+        step: Callable[[], Any] = partial(context.run, next, steps)
+        while True:
+            try:
+                waits_for = step()
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            try:
+                step = partial(context.run, steps.send, (yield waits_for))
+            except BaseException as error:  # whoever awaits it is cancelled, or closed
+                step = partial(context.run, steps.throw, error)
+
+    return calling
