@@ -237,6 +237,7 @@ def test_the_flask_application(tmp_path: Path) -> None:
         assert count(tmp_path / "payments.db") == 1
 
 
+@whole
 def test_the_postgresql_application(tmp_path: Path, postgres_url: str) -> None:
     assert "DATABASE_URL" in save(tmp_path, 2)
     command = [sys.executable, "-m", "samekey.cli", "migrate", postgres_url]

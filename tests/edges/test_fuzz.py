@@ -15,7 +15,7 @@ import pytest
 
 from samekey import KeyRules
 from samekey.core.header import KeyRefused, parse_key
-from tests.chosen import some
+from tests.chosen import whole
 from tests.edges.apps import Kind
 from tests.edges.callers import Request
 from tests.edges.conftest import Build
@@ -161,7 +161,8 @@ APPLICATIONS: list[tuple[Kind, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "route"), some(APPLICATIONS, lambda kind, route: kind == "fastapi"))
+@whole
+@pytest.mark.parametrize(("kind", "route"), APPLICATIONS)
 def test_odd_requests(kind: Kind, route: str, builder: Build, stores: Stores) -> None:
     choose = random.Random(f"{kind} {route}")
     world = World()

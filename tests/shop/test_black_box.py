@@ -28,6 +28,7 @@ MATRIX = [
 """A shop, its database, and how many server processes each start has: they are killed in between."""
 
 
+@whole
 @pytest.mark.parametrize(("name", "store", "processes"), MATRIX)
 def test_a_shop_keeps_its_promises(
     name: str, store: str, processes: tuple[int, ...], tmp_path: Path, request: pytest.FixtureRequest
