@@ -18,7 +18,7 @@ from flask import Flask, g
 from sqlalchemy import ForeignKey, String, create_engine, delete, event, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship, sessionmaker
 from sqlalchemy.pool import NullPool
 from starlette.testclient import TestClient
 
@@ -42,14 +42,18 @@ class Note(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     text: Mapped[str] = mapped_column(String(60), unique=True)
     about: Mapped[int | None] = mapped_column(ForeignKey("notes.id"))
+    answers: Mapped[list[Note]] = relationship()
 
 
 class Declined(Exception):
-    """A card is."""
+    """A card is. It may carry what words its page, and that is read wherever the error passes."""
+
+    def __init__(self, page: Callable[[], Any] = lambda: {"declined": True}) -> None:
+        self.page = page
 
 
-async def _told_declined(*_: Any) -> JSONResponse:
-    return JSONResponse({"declined": True}, 402)
+async def _told_declined(_: Any, error: Any) -> JSONResponse:
+    return JSONResponse(error.page(), 402)
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,8 @@ class Stack:
                     await session.run_sync(self.before)
                 try:
                     yield session
-                except Declined:
+                except Declined as error:
+                    error.page()
                     if self.on_decline is not None:
                         await session.run_sync(self.on_decline)
                     raise
@@ -197,7 +202,8 @@ class Stack:
                     self.before(session)
                 try:
                     yield session
-                except Declined:
+                except Declined as error:
+                    error.page()
                     if self.on_decline is not None:
                         self.on_decline(session)
                     raise
@@ -230,10 +236,11 @@ class Stack:
                 self.before(g.session)
 
         @app.errorhandler(Declined)
-        def declined(_: Declined) -> Any:
+        def declined(error: Declined) -> Any:
+            page = error.page()
             if self.on_decline is not None:
                 self.on_decline(g.session)
-            return {"declined": True}, 402
+            return page, 402
 
         @app.teardown_request
         def end(_: BaseException | None) -> None:

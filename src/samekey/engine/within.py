@@ -31,8 +31,8 @@ class Guest(Protocol):
 
     async def settle_async(self) -> None: ...
 
-    def drop(self) -> None:
-        """The function has raised: what was held back is not sent by anybody any more."""
+    def drop(self, transaction: SharedTransaction) -> None:
+        """The transaction falls: what was held back is not sent by anybody any more."""
 
 
 _line: ContextVar[tuple[weakref.ref[asyncio.Task[Any]], ...]] = ContextVar("samekey_line", default=())
@@ -124,7 +124,7 @@ class SharedTransaction:
         raised: what the function raised says more."""
         for guest in (*self._visitors, *self.guests):
             try:
-                guest.drop()
+                guest.drop(self)
             except Exception:
                 logger.exception("What a session held back could not be dropped: roll it back yourself.")
 

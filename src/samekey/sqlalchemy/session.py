@@ -19,6 +19,7 @@ from ..engine.within import Binding, SharedTransaction, current_transaction, her
 from ..errors import CommitRefused, ConfigurationError, FailedTransaction, OperationOver
 from .before import only_reads
 from .engines import EngineBinding
+from .fallen import Fallen
 from .joined import OVER, Part, reads
 from .savepoints import Shared
 
@@ -81,6 +82,8 @@ class Joins:
     """Outside of an operation: the transaction of its own in which it may have written."""
     _samekey_told: Any = None
     """The transaction of its own whose listeners have heard that it commits with the operation."""
+    _samekey_fallen: Fallen | None = None
+    """Since its operation has fallen, until it is used again."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -91,6 +94,7 @@ class Joins:
         """Where a statement goes: every way to a connection passes here."""
         is_read = reads(clause)
         part = self._samekey_join(reads=is_read)
+        self._samekey_wake()
         found = super().get_bind(mapper, clause=clause, bind=bind, **kwargs)  # type: ignore[misc]
         if part is None:
             self._samekey_visit()
@@ -130,9 +134,15 @@ class Joins:
         merged: Entity = super().merge(instance, **kwargs)  # type: ignore[misc]
         return merged
 
+    def get(self, entity: type[Entity] | orm.Mapper[Entity], ident: Any, **kwargs: Any) -> Entity | None:
+        self._samekey_wake()  # it may have it already
+        found: Entity | None = super().get(entity, ident, **kwargs)  # type: ignore[misc]
+        return found
+
     def flush(self, objects: Any = None) -> None:
         if not self._is_clean():  # type: ignore[attr-defined]
             self._samekey_join()  # before a flush is under way
+            self._samekey_wake()
         super().flush(objects)  # type: ignore[misc]
 
     def commit(self) -> None:
@@ -145,6 +155,9 @@ class Joins:
 
     def rollback(self) -> None:
         super().rollback()  # type: ignore[misc]
+        if self._samekey_fallen is not None:
+            self._samekey_fallen = None
+            self.expire_all()  # type: ignore[attr-defined] # as a rollback does
         self._samekey_end()
 
     def close(self) -> None:
@@ -292,22 +305,28 @@ class Joins:
         if begun and (begun[-1] is self._samekey_wrote or any(one.nested for one in begun)):
             raise CommitRefused(_WROTE_BEFORE)
 
-    def _samekey_drop(self) -> None:
-        """The handler has raised. What it gave to this session, and was not sent, is not the session's any
-        more, as after a rollback: whoever commits it would write it outside of the operation."""
+    def _samekey_drop(self, transaction: SharedTransaction) -> None:
+        """The operation falls. What its function gave to this session, and was not sent, is not the session's
+        any more, as after a rollback: whoever commits it would write it outside of the operation."""
         part = self._samekey_part
-        if part is not None:
-            if part.over:  # it was rolled back; whoever answers the error may go on with this session
-                super().rollback()  # type: ignore[misc]
-                self._samekey_leave()
+        if part is None and self._is_clean():  # type: ignore[attr-defined]
             return
-        if self._is_clean():  # type: ignore[attr-defined]
+        fallen = Fallen(self, transaction)
+        if part is not None and part.over:  # whoever answers the error may go on with this session
+            fallen.roll_back(self, super().rollback)  # type: ignore[misc]
+            self._samekey_leave()
+        elif part is None or transaction.settled:
+            fallen.forget(self)
+        else:
             return
-        for deleted in list(self.deleted):  # type: ignore[attr-defined]
-            super().add(deleted)  # type: ignore[misc]
-        self._expunge_states(list(self._new), to_transient=True)  # type: ignore[attr-defined]
-        for changed in list(self.dirty):  # type: ignore[attr-defined]
-            self.expire(changed)  # type: ignore[attr-defined]
+        self._samekey_fallen = fallen
+
+    def _samekey_wake(self) -> None:
+        """It is used again after its operation has fallen."""
+        part, fallen = self._samekey_part, self._samekey_fallen
+        if fallen is not None and fallen.is_over(None if part is None else part.transaction):
+            fallen.expire(self)
+            self._samekey_fallen = None
 
     def _samekey_leave(self) -> None:
         part, self._samekey_part = self._samekey_part, None
@@ -340,9 +359,9 @@ class _Guest:
         if self.session._samekey_part is None and is_ours(self.task):
             self.session._samekey_must_be_free()
 
-    def drop(self) -> None:
+    def drop(self, transaction: SharedTransaction) -> None:
         if is_ours(self.task):
-            self.session._samekey_drop()
+            self.session._samekey_drop(transaction)
 
     def settle(self) -> None:
         if not is_ours(self.task):
