@@ -39,15 +39,19 @@ def run_command(*options: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.timeout(900)
 def test_postgresql_holds(tmp_path: Path) -> None:
     """A server of its own, restarted and cut off in the middle of its commits."""
-    options = ("--url", "postgresql:", "--seconds", "7", "--fault-every", "0.5", "--clients", "16")
-    ran = run_command(*options, "--seed", "2", "--json", "--report", str(tmp_path))
-    found = json.loads(ran.stdout)
-    assert (ran.returncode, found["held"], found["findings"]) == (0, True, {}), (
-        tmp_path / "report.txt"
-    ).read_text()
-    assert (found["store"], found["seed"]) == ("postgresql", 2)
+    options = ("--url", "postgresql:", "--fault-every", "0.5", "--clients", "16", "--seed", "2")
+    for seconds in ("7", "14", "28"):  # a machine that crawls sends too little in the first
+        ran = run_command(*options, "--seconds", seconds, "--json", "--report", str(tmp_path))
+        found = json.loads(ran.stdout)
+        assert (ran.returncode, found["held"], found["findings"]) == (0, True, {}), (
+            tmp_path / "report.txt"
+        ).read_text()
+        assert (found["store"], found["seed"]) == ("postgresql", 2)
+        if len(found["timeline"]) >= 5 and "late" in found["sent"] and len(found["operations"]) >= 3:
+            break
     assert len(found["timeline"]) >= 5
     assert found["operations"].keys() >= {"payment", "order", "transfer"}
     assert found["sent"].keys() >= {"first", "race", "late"}
@@ -92,14 +96,17 @@ def test_a_migration_changes_the_tables_of_processes_that_go_on(
         assert before.once(tenant="t", key="k", run=lambda: 1) == 1
 
 
+@pytest.mark.timeout(900)
 def test_keys_have_second_lives() -> None:
     """Answers are kept for longer than any request takes, and the key then stands for something else."""
-    plan = with_second_lives(Plan(seconds=22, seed=3, fault_every=0.7, clients=8), ttl=6)
-    report = torture_service(plan)
-    assert report.held, report.text()
-    assert report.figures()["second_lives"] > 0
-    assert report.figures()["sent"]["expired"] > 0
-    assert "--ttl 6" in report.command
+    for seconds in (22, 44, 88):  # a machine that crawls sends too little in the first
+        plan = with_second_lives(Plan(seconds=seconds, seed=3, fault_every=0.7, clients=8), ttl=6)
+        report = torture_service(plan)
+        assert report.held, report.text()
+        assert "--ttl 6" in report.command
+        if report.figures()["second_lives"] and report.figures()["sent"].get("expired"):
+            return
+    pytest.fail(f"no key had a second life, or none was asked about after its end:\n{report.text()}")
 
 
 def test_sqlite_holds_and_shows_its_progress() -> None:
