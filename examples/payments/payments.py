@@ -117,12 +117,13 @@ async def charge(job: JobContext, payload: Mapping[str, Any], *, found: Any = No
 @idempotency.lookup("POST /payments")
 async def look_up(record: Record) -> Any:
     """Asked before a key that has expired runs again: a payment that is in our books is not made anew."""
+    since = record.since  # our books know each life of a key by an id of its own, the provider does not
     payment = await find(database.run, record.id)
     if payment is None:
         return NotExecuted  # it was refused before anything was written
     if payment.status == "pending":  # nobody came to charge it in time; one that came late may have
         for entry in await provider.find("charge", record.downstream_key("charge")):
-            if is_of(entry, payment, record):
+            if is_of(entry, payment, since):
                 payment = payment.settled(entry.id)
                 await settle(database.run, payment)
                 return Executed(payment.response(), provider_id=entry.id)

@@ -8,13 +8,12 @@ or job, notes the provider's id there, and raises ``NotExecuted`` where it is ce
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 import httpx2
 
 from samekey import Effect, OutcomeUnknown
-from samekey.core.record import Record
 from samekey.outgoing import Dialect, Outgoing, Patience, Profile
 from samekey.outgoing.httpx2 import AsyncProviderTransport
 
@@ -61,11 +60,11 @@ class Wanted(Protocol):
     def reference(self) -> str: ...
 
 
-def is_of(entry: Entry, wanted: Wanted, record: Record) -> bool:
+def is_of(entry: Entry, wanted: Wanted, since: datetime) -> bool:
     """Whether it is what this operation has asked for. The downstream key alone does not tell: a client may
     use an idempotency key anew once it has expired, and the provider still lists what was done before."""
     asked_for = (entry.amount, entry.reference) == (wanted.amount, wanted.reference)
-    return asked_for and entry.at >= record.since.timestamp() - CLOCKS_DIFFER
+    return asked_for and entry.at >= since.timestamp() - CLOCKS_DIFFER
 
 
 def is_of_effect(entry: Entry, wanted: Wanted, effect: Effect) -> bool:

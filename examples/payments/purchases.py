@@ -144,6 +144,7 @@ async def _find_made(effect: Effect, step: str, purchase: Purchase) -> Any:
 async def look_up(record: Record) -> Any:
     """Asked before a key that has expired runs again: a purchase that is in our books is not made anew. And
     asked what became of a call, where that is unknown: then it is what the call would have returned."""
+    since = record.since  # our books know each life of a key by an id of its own, the provider does not
     purchase = await find(database.run, record.id)
     if purchase is None:
         return NotExecuted
@@ -153,7 +154,7 @@ async def look_up(record: Record) -> Any:
         if asked is None or asked.downstream_key is None:
             return StillUnknown
         for entry in await cards.find(KINDS[asked.step], asked.downstream_key):
-            if is_of(entry, purchase, record):
+            if is_of(entry, purchase, since):
                 return Executed(entry.id, provider_id=entry.id)
         return StillUnknown
     found = Executed if purchase.status == "succeeded" else Declined

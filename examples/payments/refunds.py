@@ -150,12 +150,13 @@ async def find_sent_back(effect: Effect, _account: str, refund: Refund) -> Any:
 async def look_up(record: Record) -> Any:
     """Asked before a key that has expired runs again: a refund that is in our books is not made anew. And
     asked what became of the call, where that is unknown: then it is what the call would have returned."""
+    since = record.since  # our books know each life of a key by an id of its own, the provider does not
     refund = await find(database.run, record.id)
     if refund is None:
         return NotExecuted  # it was refused before anything was written
     if refund.status == "pending":
         for entry in await provider.find("refund", record.downstream_key(MONEY_MOVED)):
-            if is_of(entry, refund, record):
+            if is_of(entry, refund, since):
                 return Executed(entry.id, provider_id=entry.id)
         return StillUnknown
     found = Executed if refund.status == "succeeded" else Declined

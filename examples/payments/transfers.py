@@ -84,6 +84,7 @@ async def create_transfer(wanted: TransferRequest, account: Account) -> HTTPResp
 async def look_up(record: Record) -> Any:
     """What became of a transfer whose answer was lost, or whose key has expired: our books know, or the
     provider does."""
+    since = record.since  # our books know each life of a key by an id of its own, the provider does not
     transfer = await find(database.run, record.id)
     if transfer is not None and transfer.status == "declined":
         return Declined(transfer.response())
@@ -91,7 +92,7 @@ async def look_up(record: Record) -> Any:
         return Executed(transfer.response(), provider_id=transfer.provider_id)
     if transfer is not None:
         for entry in await provider.find("transfer", record.downstream_key()):
-            if is_of(entry, transfer, record):
+            if is_of(entry, transfer, since):
                 transfer = transfer.settled(entry.id)
                 await settle(database.run, transfer)
                 return Executed(transfer.response(), provider_id=entry.id)

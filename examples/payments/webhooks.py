@@ -126,7 +126,7 @@ async def place(event: Event) -> str:
     if record is None or record.endpoint != step.endpoint or event.key != record.downstream_key(step.step):
         return "not_found"
     wanted = await step.find(database.run, record.id, event.entry.customer)
-    if wanted is None or not is_of(event.entry, wanted, record):
+    if wanted is None or not is_of(event.entry, wanted, record.since):
         return "not_found"
     if isinstance(wanted, transfers.Transfer):
         return await settle_transfer(event, wanted)
