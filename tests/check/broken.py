@@ -75,6 +75,12 @@ class LosesTheLocation(Server):
         return super().replayed(replace(reply, headers=reply.headers[:1]))
 
 
+@leads_to("header.collision")
+class ComparesTheEndOfKeys(Server):
+    def scope(self, asked: Asked, tenant: str, key: str) -> Any:
+        return tenant, key[-12:]
+
+
 @leads_to("replay.cookies")
 class ReplaysCookies(Server):
     def replayed(self, reply: Reply) -> Reply:

@@ -27,15 +27,17 @@ def too_long(bench: Bench) -> None:
 
 
 def cut_short(bench: Bench) -> None:
-    """Two keys that differ in their last character only, as long as they are taken."""
+    """Two keys that differ in one character only, the last or the first, as long as they are taken."""
     for length in LENGTHS:
         word = _word(bench, length - 1)
         pair = _pair(bench, f"{word}a", f"{word}b")
         if pair is None:
             continue
-        _judge(
-            bench, "header.collision", *pair, f"Two keys of {length} characters that differ in the last one"
-        )
+        keys = f"Two keys of {length} characters that differ in the"
+        _judge(bench, "header.collision", *pair, f"{keys} last one")
+        other = _pair(bench, f"a{word}", f"b{word}") if "header.collision" in bench.report.passed else None
+        if other is not None and other[2] is Sight.REPLAYED:
+            _judge(bench, "header.collision", *other, f"{keys} first one")
         return
     bench.report.cannot_tell("keys of such a form are refused", "header.collision")
 
