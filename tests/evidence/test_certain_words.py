@@ -11,7 +11,7 @@ import pytest
 
 from samekey import Executed, NotExecuted, OutcomeUnknown, Resolution, current_operation
 from samekey.core.states import State
-from tests.evidence.conftest import Node
+from tests.evidence.conftest import HOUR, Node
 
 pytestmark = pytest.mark.filterwarnings("ignore:ttl=.* is under an hour")
 
@@ -41,13 +41,16 @@ class Membership:
         ttl = timedelta(seconds=1)
         return self.node.idempotency.once(tenant="acme", key="k", run=run, name="renew", ttl=ttl)
 
-    def lose_second_life(self, noted: str | None) -> None:
-        self.renew("sub_42")
+    def expire(self) -> None:
         expires_at = self.node.record("k").expires_at
         for _ in range(1000):
             if self.node.clock() > expires_at:
                 break
             time.sleep(0.01)
+
+    def lose_second_life(self, noted: str | None) -> None:
+        self.renew("sub_42")
+        self.expire()
         with pytest.raises(OutcomeUnknown):
             self.renew(noted, lost=True)
         assert self.node.record("k").life == 2
@@ -95,3 +98,27 @@ def test_a_yes_under_the_name_of_an_event_that_has_said_no_is_heard(membership: 
     again = membership.node.tell(yes, "pay_1", downstream_key=membership.sent)
     assert again in (Resolution.DUPLICATE, Resolution.TOO_LATE)
     assert membership.renew(None) == "renewed" and membership.runs == 1
+
+
+@pytest.mark.parametrize("named", [None, "pi_1"], ids=["no object", "another name of it"])
+def test_a_life_that_was_released_before_it_sent_anything_is_not_what_a_provider_tells_of(
+    membership: Membership, named: str | None
+) -> None:
+    """The event is about the former life, which had the same downstream key."""
+
+    node = membership.node
+
+    def refuse() -> None:
+        lease = node.record("k").lease(HOUR)
+        assert node.run(lambda: node.keys.release(lease)), "as after a 429 of its own"
+        raise NotExecuted("too many requests; nothing was begun")
+
+    membership.renew("ch_1")
+    membership.expire()
+    with pytest.raises(NotExecuted):
+        node.idempotency.once(tenant="acme", key="k", run=refuse, name="renew", ttl=timedelta(minutes=5))
+    record = node.record("k")
+    assert (record.life, record.state, record.error_code) == (2, State.FAILED_RETRYABLE, "released")
+    yes = Executed("run 1", named)
+    assert node.tell(yes, downstream_key=membership.sent) is Resolution.TOO_LATE
+    assert membership.renew("ch_2") == "run 2"

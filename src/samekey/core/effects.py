@@ -201,6 +201,8 @@ ANSWERED: Final = "answered_"
 provider's yes of which it had not known."""
 NOT_NOTED: Final = "not_noted"
 """The error code of an attempt whose outcome is unknown, and so is what it may have sent."""
+RELEASED: Final = "released"
+"""The error code of a later life of a key that is free again, because nothing was sent in it."""
 UNTOLD: Final = ("lease_ended", NOT_NOTED)
 """The error codes of attempts of which nobody has noted what they may have sent."""
 
@@ -216,7 +218,7 @@ def judge(
     steps, these are settled together or not at all; and nothing but a yes settles what another word says has
     happened. ``past`` are the provider's ids that former lives of the key have noted, with None for those
     that are forgotten."""
-    if _of_former_life(word, record, effects, past):
+    if _of_former_life(word, record, effects, past) or _has_sent_nothing(word, record, effects):
         return TooLate()
     contradicted = any(one.says is Says.EXECUTED for one in others)
     certain = [one for one in others if not _of_which_life(one, record, effects, past)]
@@ -227,6 +229,14 @@ def judge(
         if _of_which_life(word, record, effects, past):
             return Keep()
     return verdict
+
+
+def _has_sent_nothing(word: Word, record: Record, effects: Sequence[KnownEffect]) -> bool:
+    """Whether this life of the key was released before it had sent anything, in its only attempt: a word by
+    the key that a former life had too is about that one."""
+    released = record.state is State.FAILED_RETRYABLE and record.error_code == RELEASED
+    only = record.life > 1 and record.attempts == 1 and not any(one.was_sent for one in effects)
+    return released and only and not word.of_this_life
 
 
 def placed(word: Word, record: Record, effects: Sequence[KnownEffect]) -> Word:
@@ -433,8 +443,9 @@ def unburied(record: Record) -> Record:
 
 def is_before(word: Word, record: Record) -> bool:
     """Whether it happened before the operation began, in whichever life of its key, and however often it has
-    run; unless it names this very operation, which no clock outweighs."""
-    return not word.of_this_life and word.occurred_at < record.since_ms
+    run; but that this very operation happened, by its own id, is true whatever a clock says."""
+    certain = word.of_this_life and word.says is Says.EXECUTED
+    return not certain and word.occurred_at < record.since_ms
 
 
 def _of_former_life(

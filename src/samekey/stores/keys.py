@@ -27,7 +27,7 @@ from ..core.decide import (
     has_expired,
 )
 from ..core.disputes import Yes, decode_all, encode_all, is_known_to, yes_of
-from ..core.effects import ANSWERED, NOTHING_SENT, Says, Sent
+from ..core.effects import ANSWERED, NOTHING_SENT, RELEASED, Says, Sent
 from ..core.policy import Policy
 from ..core.program import BEGIN, Program, Row, Statement, Value
 from ..core.record import ANSWER_VERSION, Answer, Lease, Record, decode_record, encode_headers
@@ -43,8 +43,6 @@ LOOKED_AT = 50
 """Leases that were not renewed and are looked at in one go; with a lock on each, still far below a beat."""
 DISPUTED = "disputed"
 """The error code of a key that would have been freed against a provider's word."""
-RELEASED = "released"
-"""The error code of a later life of a key that was to be as if it had never been used."""
 NOT_BEGUN = "not_begun"
 """The error code of an attempt that took its key and never reached its handler."""
 
