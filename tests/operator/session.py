@@ -141,8 +141,8 @@ def ambiguous_event(world: World) -> None:
         record = world.claim(f"key of {name} payout")
         sent = Sent((SentStep("", record.downstream_key(), "po_5", "cards"),))
         world.run(
-            lambda record=record, sent=sent: world.keys.complete(  # type: ignore[misc]
-                record.lease(MINUTE), ANSWER, sent=sent
+            lambda record=record, sent=sent: world.keys.lose(  # type: ignore[misc]
+                record.lease(MINUTE), "TimeoutError", sent=sent
             )
         )
         _name(world, record, name)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from .disputes import Yes, is_known_to
-from .effects import EffectKind, KnownEffect, Says, SentStep, Word, certainly_about, is_before
+from .effects import EffectKind, KnownEffect, Says, SentStep, TooLate, Word, certainly_about, is_before, judge
 from .record import Record
 from .states import Mode, State
 
@@ -51,6 +51,15 @@ def aftermath(
     if yes or certainly_about(word, record, effect, effects):
         return Aftermath.CONFLICT
     return Aftermath.LATE
+
+
+def is_no_news(
+    word: Word, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
+) -> bool:
+    """Whether a word tells an operation nothing: what it is about has its end there, and that is no other
+    than the word says."""
+    over = isinstance(judge(word, record, effects, (), past), TooLate)
+    return over and aftermath(word, record, effects) is not Aftermath.CONFLICT
 
 
 def _made_twice(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
-from ...core.agreement import Aftermath, aftermath
+from ...core.agreement import Aftermath, aftermath, is_no_news
 from ...core.effects import (
     EffectKind,
     Foreign,
@@ -227,6 +227,9 @@ class NotingResolver:
         record, past = yield from self._past(record)
         for word in words:
             if kept_as(word).state != "waiting":
+                if not word.of_this_life and is_no_news(word, record, effects, past):
+                    # It fits others too. To this one it tells nothing any more.
+                    yield from self._effects.mark(kept_as(word), "used")
                 continue
             verdict = judge(word, record, effects, [other for other in words if other is not word], past)
             if isinstance(verdict, TooLate):

@@ -13,7 +13,7 @@ order by e.sent_at nulls last, e.place, e.step
 
 -- name: find_by_provider_id
 -- Of one tenant: each effect that has this id, with its operation. Without a source, of whichever. More than
--- these nobody could tell apart.
+-- these nobody could tell apart; those that are open first.
 select f.found_key, {now}, {record} from {keys} join (
     select operation_id as found_id, downstream_key as found_key from {effects}
     where tenant = :tenant::text and provider_id = :provider_id::text and kind <> 'job'
@@ -28,7 +28,7 @@ select f.found_key, {now}, {record} from {keys} join (
     where j.provider_id = :provider_id::text and j.tenant = :tenant::text
         and (:source::text is null or e.source = :source::text)
 ) as f on id = f.found_id
-limit 100
+order by case when state in ('completed', 'expired') then 1 else 0 end limit 100
 
 -- name: note_sent
 -- An effect of phased work that is about to be tried, once more if it is there already.
@@ -238,16 +238,18 @@ update {evidence} set state = :state::text
 where source = :source::text and event_id = :event_id::text and operation_id = :operation_id::text and about = :about::text
 
 -- name: stranded_evidence
--- Evidence that came while its operation was running, which it is no more.
+-- Evidence that came while its operation was running, which it is no more; also what fits others as well.
 select k.id from {keys} as k join (
-    select operation_id, min(looked_at) as looked_at from {evidence} where state = 'waiting' group by operation_id
+    select operation_id, min(looked_at) as looked_at from {evidence}
+    where state = 'waiting' or (state = 'ambiguous' and of_this_life = 0) group by operation_id
 ) as v on v.operation_id = k.id
 where k.state in ('dead_letter', 'failed_retryable', 'completed')
     or exists (select from {jobs} as j where j.operation_id = k.id and j.state = 'dead')
 order by v.looked_at limit :batch::bigint
 
 -- name: evidence_looked_at
-update {evidence} set looked_at = {now} where operation_id = :operation_id::text and state = 'waiting'
+update {evidence} set looked_at = {now}
+where operation_id = :operation_id::text and state in ('waiting', 'ambiguous')
 
 -- name: unused_evidence
 -- What somebody must see to comes first; what waits for an operation that runs, as most early webhooks do, last.
