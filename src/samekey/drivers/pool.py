@@ -92,9 +92,10 @@ class Pool(Generic[C]):
 
     def _idle_or_new(self) -> C:
         while True:
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
+            try:
+                with self._lock:
+                    connection = self._idle.pop()
+            except IndexError:
                 return self._connect()
             try:
                 usable = self._usable(connection)
@@ -149,9 +150,12 @@ class Pool(Generic[C]):
 
     def drop_idle(self) -> None:
         """Closes every idle connection: after a restart of the server they are all dead."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
+        # Without the lock: it is done before a fork, too, which waits for nobody.
+        for _ in range(len(self._idle)):
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return
             self._close(connection)
 
     def close(self) -> None:

@@ -207,6 +207,7 @@ class Engine:
         self._outbox = Jobs(keys)
         if self.drivers.dialect == "sqlite" and self._migrates:
             self.migrate()
+            self.drivers.sync.close()  # whoever is made before a fork leaves nothing open for it
 
     @property
     def queries(self) -> Queries:

@@ -27,10 +27,12 @@ from ...errors import (
     TransactionGone,
     UnfinishedWork,
 )
+from ..fork import anew_after_fork
 from ..loan import Loan
 from ..pool import Pool
 from ..protocol import Ready
 from .files import make_private, private_folder
+from .forks import closed_before_fork, opening, refuse_if_inherited
 from .lent import HandlerConnection, gone
 
 T = TypeVar("T")
@@ -69,13 +71,26 @@ class SQLiteDriver:
             weakref.finalize(self, _remove, folder, held, os.getpid())
             path = os.path.join(folder, "memory.db")
         self.path = path
-        self._statements: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=128), _close)
+        self._short: weakref.WeakSet[HandlerConnection] = weakref.WeakSet()
+        """Connections for single statements that are open."""
+        self._statements: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=128), self._close_short)
         # Where a handler may come, each statement is prepared anew: then SQLite asks whether it may run.
         self._pool: Pool[HandlerConnection] = Pool(lambda: self._connect(cached=0), _close)
         self._ready = ready
         self.take = self._pool.take
         self.give_back = self._pool.give_back
         self.let_go = self._pool.let_go
+        anew_after_fork(self)
+        closed_before_fork(self)
+
+    def start_anew(self) -> None:
+        self._short = weakref.WeakSet()
+
+    def close_idle(self) -> bool:
+        """Before a fork. A transaction may be the forking thread's own, and is not waited for."""
+        self._statements.drop_idle()
+        self._pool.drop_idle()
+        return bool(self._short) and not self._pool.in_use
 
     def execute(self, statement: Statement) -> Sequence[Row]:
         connection = self._statements.take()
@@ -102,17 +117,27 @@ class SQLiteDriver:
         self._statements.close()
         self._pool.close()
 
+    def _close_short(self, connection: HandlerConnection) -> None:
+        try:
+            _close(connection)
+        finally:
+            self._short.discard(connection)
+
     def _connect(self, *, cached: int) -> HandlerConnection:
+        refuse_if_inherited(self.path)
         make_private(self.path)
         try:
-            connection = sqlite3.connect(
-                self.path,
-                timeout=self.busy_seconds,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=cached,
-                factory=HandlerConnection,
-            )
+            with opening():
+                connection = sqlite3.connect(
+                    self.path,
+                    timeout=self.busy_seconds,
+                    isolation_level=None,
+                    check_same_thread=False,
+                    cached_statements=cached,
+                    factory=HandlerConnection,
+                )
+                if cached:
+                    self._short.add(connection)
         except sqlite3.Error as error:
             raise _translate(error, self.path) from error
         try:
