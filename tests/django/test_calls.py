@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,24 +20,25 @@ from lab import environment
 from lab.processes import wait_until
 from samekey.django import calls
 from samekey.django.driver import USERS
+from samekey.workers.apart import Apart, NotBegun, TooLong
 from tests.django.world import World, world
 
 
 @pytest.fixture(autouse=True)
 def threads_of_its_own() -> Iterator[None]:
     """Those that others have left know another project's databases."""
-    for thread in _taken():
-        thread.shutdown()
+    wait_until(_none_is_left, 60)
     yield
-    for thread in _taken():
-        thread.submit(connections.close_all).result(30)
+    wait_until(_none_is_left, 60)
+
+
+def _none_is_left() -> bool:
+    """Also those that are only about to be given back are ended, with their connections."""
+    while calls._idle:
+        thread = calls._idle.pop()
+        thread.submit(connections.close_all)
         thread.shutdown()
-
-
-def _taken() -> list[Any]:
-    found = list(calls._idle)
-    calls._idle.clear()
-    return found
+    return not any(thread.name == "samekey-django" for thread in threading.enumerate())
 
 
 @contextmanager
@@ -127,6 +129,53 @@ def test_a_block_that_a_call_has_left_open_ends_with_it(each_url: str) -> None:
         asyncio.run(asyncio.wait_for(story(), 120))
         connection.close()
         assert shop.entries() == ["0", "1"]
+
+
+def test_what_hangs_in_djangos_thread_is_counted_until_it_ends(sqlite_url: str) -> None:
+    answers = threading.Event()
+
+    async def story() -> None:
+        ended = asyncio.Event()
+        apart = Apart(ended.set)
+
+        async def ask() -> None:
+            await sync_to_async(answers.wait)(60)
+
+        with pytest.raises(TooLong):
+            await apart.at_most(timedelta(seconds=0.05), "job", ask())
+        assert apart.hanging == {"job": 1}
+        ended.clear()
+        answers.set()
+        await ended.wait()
+        assert not apart.hanging
+        await apart.at_most(timedelta(seconds=60), "job", ask())  # and what ends in time does not count
+        assert not apart.going_on
+
+    with project(sqlite_url):
+        try:
+            asyncio.run(asyncio.wait_for(story(), 60))
+        finally:
+            answers.set()
+
+
+def test_a_call_for_which_django_has_no_thread_is_not_begun(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, began = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "samekey-django":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def work() -> None:
+        began.append(1)
+
+    with project(sqlite_url):
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(NotBegun):
+            asyncio.run(Apart().at_most(timedelta(seconds=60), "job", work()))
+        assert not began
 
 
 def test_where_there_is_no_fork_the_app_is_imported_all_the_same() -> None:

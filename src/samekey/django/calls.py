@@ -19,6 +19,9 @@ from typing import Any, ParamSpec, TypeVar
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 from django.db import close_old_connections, connections
 
+from ..workers.apart import NotBegun
+from ..workers.own_threads import current_call
+
 logger = logging.getLogger("samekey")
 
 KEPT = 64
@@ -33,6 +36,7 @@ class _OneThread(Executor):
 
     def __init__(self) -> None:
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._last = Future[Any]()
         Thread(target=self._run, name="samekey-django", daemon=True).start()
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -46,7 +50,12 @@ class _OneThread(Executor):
                     future.set_exception(error)
 
         self._given.put(carry_out)
+        self._last = future
         return future
+
+    @property
+    def at_work(self) -> bool:
+        return not self._last.done()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._given.put(None)
@@ -76,7 +85,10 @@ class DjangosSurroundings:
     @asynccontextmanager
     async def task(self) -> AsyncIterator[None]:
         """A thread for the ORM of this call alone, as each request of Django's has one."""
-        executor = _idle.pop() if _idle else _OneThread()
+        try:
+            executor = _idle.pop() if _idle else _OneThread()
+        except RuntimeError as error:  # a container's limit of threads, say
+            raise NotBegun(f"It was not called: {error}.") from error
         executor.submit(_close, close_old_connections)
         context = ThreadSensitiveContext()
         async with context:
@@ -86,7 +98,11 @@ class DjangosSurroundings:
             finally:
                 # Nobody waits for it: a call that was cancelled may have left a statement that hangs.
                 SyncToAsync.context_to_thread_executor.pop(context, None)
-                executor.submit(_is_tidy).add_done_callback(partial(_keep, executor))
+                hangs, tidy = executor.at_work, executor.submit(_is_tidy)
+                tidy.add_done_callback(partial(_keep, executor))
+                call = current_call.get()
+                if hangs and call is not None:
+                    call.goes_on(tidy)
 
 
 def _is_tidy() -> bool:

@@ -1,22 +1,26 @@
 """Users' functions, called so that none can hold a worker: in bounded time, sync ones in threads.
 
 A pool that others share could be used up by those that hang, and the process would wait for them at its end.
-A thread cannot be stopped: one that goes on after its time is counted as hanging until it ends.
+A thread cannot be stopped: one that goes on after its time is counted as hanging until it ends. So is what an
+async function has given to threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import inspect
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
+
+from .own_threads import UsersCall, current_call
 
 logger = logging.getLogger("samekey")
 
@@ -57,7 +61,8 @@ class Surroundings(Protocol):
         """Around a sync function, in its thread."""
 
     def task(self) -> AbstractAsyncContextManager[None]:
-        """Around whatever is awaited, in its task."""
+        """Around whatever is awaited, in its task. ``NotBegun`` if it has no thread for it; what goes on in
+        its threads afterwards it says to the ``current_call``."""
 
 
 class _Bare:
@@ -85,12 +90,23 @@ class Apart:
         self._hangs = hangs
         self._hanging: dict[threading.Thread, str] = {}
         self._let_go: dict[asyncio.Task[Any], str] = {}
+        self._left: set[UsersCall] = set()
+        """Those whose function has ended, and which have threads at work."""
 
     @property
     def hanging(self) -> Counter[str]:
-        """What nobody waits for any more and has not ended, by its name. Threads and tasks."""
+        """What nobody waits for any more and has not ended in its time, by its name. Threads and tasks."""
+        return self._going_on(lambda call: call.overdue)
+
+    @property
+    def going_on(self) -> Counter[str]:
+        """The same, with what has still time to end."""
+        return self._going_on(lambda _: True)
+
+    def _going_on(self, counts: Callable[[UsersCall], bool]) -> Counter[str]:
         threads = [name for thread, name in list(self._hanging.items()) if thread.is_alive()]
-        return Counter([*threads, *list(self._let_go.values())])
+        calls = [call.name for call in list(self._left) if call.at_work and counts(call)]
+        return Counter([*threads, *list(self._let_go.values()), *calls])
 
     async def call(
         self,
@@ -133,7 +149,7 @@ class Apart:
                 pass  # the loop is gone: nobody waits any more
 
         # With the context of its caller, as a task would have it: what it sends is the job's.
-        target = functools.partial(contextvars.copy_context().run, work)
+        target = partial(contextvars.copy_context().run, work)
         thread = threading.Thread(target=target, name=name, daemon=True)
         try:
             thread.start()
@@ -173,8 +189,11 @@ class Apart:
 
         What neither ends in time nor lets itself be cancelled is let go of.
         """
-        task = asyncio.ensure_future(_contained(work))
+        loop = asyncio.get_running_loop()
+        call = UsersCall(name, time.monotonic() + longest.total_seconds(), partial(self._tell, loop))
+        task = asyncio.ensure_future(_contained(work, call))
         task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
+        task.add_done_callback(lambda _: self._left.add(call) if call.at_work else None)
         try:
             await asyncio.wait({task}, timeout=longest.total_seconds())
             if task.done():
@@ -182,6 +201,7 @@ class Apart:
         finally:
             if not task.done():
                 task.cancel()
+                call.cut_short()
                 self._let_go[task] = name
                 task.add_done_callback(self._forget)
         await asyncio.wait({task}, timeout=FAREWELL)
@@ -200,6 +220,16 @@ class Apart:
         for task in list(self._let_go):
             asyncio._unregister_task(task)
 
+    def _tell(self, loop: asyncio.AbstractEventLoop, call: UsersCall) -> None:
+        """In a thread: the call's last one has ended."""
+        with suppress(RuntimeError):  # the loop is gone: nobody waits any more
+            loop.call_soon_threadsafe(self._end, call)
+
+    def _end(self, call: UsersCall) -> None:
+        if call in self._left and not call.at_work:
+            self._left.discard(call)
+            self._changed()
+
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._let_go.pop(task, None)
         if not task.cancelled():
@@ -207,8 +237,9 @@ class Apart:
         self._changed()
 
 
-async def _contained(work: Coroutine[Any, Any, T]) -> T:
+async def _contained(work: Coroutine[Any, Any, T], call: UsersCall) -> T:
     """A task that raises SystemExit ends its loop; one that raises a cancellation looks like our own stop."""
+    current_call.set(call)  # in the task's own context
     try:
         async with _surroundings[0].task():
             return await work

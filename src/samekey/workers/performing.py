@@ -426,7 +426,10 @@ class Performer:
                 # In a thread of its own: its writes want a sync connection and may block. A thread cannot be
                 # stopped, so a second one would only wait behind it.
                 work = self._apart.call(name, self._record_sync, job, context, answer, late, left)
-            await self._apart.at_most(timedelta(seconds=left), name, work)
+            try:
+                await self._apart.at_most(timedelta(seconds=left), name, work)
+            except NotBegun as error:
+                raise StoreBusy(str(error)) from error
 
         await self._patiently(job, once, until)
 

@@ -26,6 +26,7 @@ from .ledger import AFTER_AN_ERROR as AFTER_A_LEDGER_ERROR
 from .ledger import LedgerCheck
 from .looks import Loop, Once, again, contained, done, slotted, within
 from .outbox import OutboxWorker
+from .own_threads import use_own_threads
 from .reaper import Reaper
 from .reconciler import Reconciler
 from .services import Services
@@ -125,6 +126,7 @@ class WorkerService:
         """Until ``stop()`` or, if it handles signals, SIGTERM or SIGINT; gives the exit code."""
         loop = asyncio.get_running_loop()
         self._own_process = handle_signals
+        use_own_threads(loop)
         with contextlib.ExitStack() as open_ones:
             if handle_signals:  # in a process of its own: inside an application it is not ours to end
                 patience = self._services.grace.total_seconds() + LEFTOVERS + KILLED

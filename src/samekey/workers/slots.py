@@ -28,8 +28,8 @@ class Piece:
 class Slots:
     """Runs pieces of work in their places. ``changed`` is called whenever a place may have become free.
 
-    What hangs, in a thread or in a task that does not let itself be cancelled, keeps its place until it ends:
-    there never is more of it than there are places.
+    What hangs, in a thread or in a task that does not let itself be cancelled, keeps its place until it ends;
+    so does what a function has left in threads of its own. There never is more of it than there are places.
     """
 
     def __init__(
@@ -58,9 +58,11 @@ class Slots:
     def stuck(self) -> list[str]:
         """Kinds that can do nothing more here: all that they may have is held by what hangs."""
         found = []
-        for kind, hung in Counter(piece.kind for piece in self._hung).items():
+        hanging = self.apart.hanging
+        held_up = [piece for piece in self._hung if hanging[piece.name]]
+        for kind, hung in Counter(piece.kind for piece in held_up).items():
             room = self.places.room(kind)
-            tenants = {piece.tenant for piece in self._hung if piece.kind == kind}
+            tenants = {piece.tenant for piece in held_up if piece.kind == kind}
             if hung == self.places.held(kind) and (not room.places or tenants <= {*room.full_tenants}):
                 found.append(kind)
         return found
@@ -82,11 +84,11 @@ class Slots:
 
     def _free(self) -> None:
         """Gives back the places of what has ended."""
-        hanging = self.apart.hanging
+        going_on = self.apart.going_on
         hung, self._hung = self._hung, []
         for piece in hung:
-            if hanging[piece.name] > 0:
-                hanging[piece.name] -= 1  # one place for each call of that name, and no more
+            if going_on[piece.name] > 0:
+                going_on[piece.name] -= 1  # one place for each call of that name, and no more
                 self._hung.append(piece)
             else:
                 self.places.leave(piece.kind, piece.tenant)
