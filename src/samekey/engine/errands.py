@@ -89,8 +89,8 @@ class Errands:
     async def settle(self, seconds: float) -> None:
         """Waits for what is under way in this event loop."""
         loop = asyncio.get_running_loop()
-        mine: set[asyncio.Future[Any]] = {task for task in self._under_way if task.get_loop() is loop}
-        mine |= {errand.ended() for errand in self._carried if errand.loop is loop}
+        mine: set[asyncio.Future[Any]] = {task for task in list(self._under_way) if task.get_loop() is loop}
+        mine |= {errand.ended() for errand in list(self._carried) if errand.loop is loop}
         if mine:
             await asyncio.wait(mine, timeout=seconds)
 
