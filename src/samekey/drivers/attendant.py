@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ..errors import StoreBusy
+from .places import NoPlace
 
 
 def attending(
@@ -31,4 +31,4 @@ def start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        raise StoreBusy(f"No thread can be started just now ({error}). Retry with the same key.") from error
+        raise NoPlace(f"No thread can be started just now ({error}). Retry with the same key.") from error

@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from ..errors import StoreBusy
 from .fork import anew_after_fork, leave_to_parent
+from .places import NoPlace
 
 C = TypeVar("C")
 
 
-def _none_free(timeout: float) -> StoreBusy:
-    return StoreBusy(
+def _none_free(timeout: float) -> NoPlace:
+    return NoPlace(
         f"No connection was free within {timeout:g} s. Does a handler take a second connection while it "
         "holds its own? Retry with the same key."
     )

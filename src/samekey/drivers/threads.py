@@ -18,6 +18,7 @@ from ..errors import StoreBusy
 from .alarm import ALARM
 from .attendant import start
 from .fork import anew_after_fork, leave_to_parent
+from .places import NoPlace
 
 T = TypeVar("T")
 Parameters = Sequence[Any] | Mapping[str, Any]
@@ -178,7 +179,7 @@ class Lane:
                 if result.is_taken():
                     _copy(job, answer)
                 else:
-                    answer.set_exception(StoreBusy("Its event loop had stopped. Retry with the same key."))
+                    answer.set_exception(NoPlace("Its event loop had stopped. Retry with the same key."))
 
         def tell(job: Future[T]) -> None:
             if not loop.is_running():
@@ -190,7 +191,7 @@ class Lane:
 
         def unless_called_off() -> T:
             if called_off:
-                raise StoreBusy("It was given up before it began.")
+                raise NoPlace("It was given up before it began.")
             return work()
 
         try:
@@ -198,16 +199,14 @@ class Lane:
         except RuntimeError as error:
             # It may be in the queue all the same, for a thread that comes later.
             called_off = True
-            raise StoreBusy(
-                f"No thread can be started just now ({error}). Retry with the same key."
-            ) from error
+            raise NoPlace(f"No thread can be started just now ({error}). Retry with the same key.") from error
         job.add_done_callback(tell)
         return job, answer
 
     def _give_up(self, job: Future[T], answer: asyncio.Future[T]) -> None:
         if job.cancel() and not answer.done():
             answer.set_exception(
-                StoreBusy(f"No thread was free within {self._timeout:g} s. Retry with the same key.")
+                NoPlace(f"No thread was free within {self._timeout:g} s. Retry with the same key.")
             )
 
     def _threads(self) -> ThreadPoolExecutor:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from ..drivers.fork import Lock
-from ..errors import StoreBusy, StoreUnavailable, StoreUnreachable
+from ..drivers.places import NoPlace
+from ..errors import SamekeyError, StoreBusy, StoreUnavailable, StoreUnreachable
 
 THRESHOLD = 5
 """Failures in a row: one is an accident, five are an outage."""
@@ -57,8 +58,13 @@ class Breaker:
                 if self._failures >= THRESHOLD:
                     pause = min(FIRST_PAUSE * 2 ** (self._failures - THRESHOLD), LONGEST_PAUSE)
                     self._retry_at = self._clock() + pause
-        elif self._failures and (error is None or isinstance(error, Exception)):
+        elif self._failures and (error is None or _said_by_store(error)):
             # It answered, if only to say no: it is there.
             with self._lock:
                 self._failures = 0
                 self._retry_at = None
+
+
+def _said_by_store(error: BaseException) -> bool:
+    """Not what never reached it, for want of a place, nor what a signal or the application raised."""
+    return isinstance(error, SamekeyError) and not isinstance(error, NoPlace)

@@ -16,6 +16,7 @@ from ...errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
+from ..places import NoPlace
 
 _ACL: Final = (
     "Let the user do what the scripts do, on samekey's keys: ACL SETUSER name ~samekey:* +eval +evalsha +del "
@@ -42,7 +43,7 @@ def translate(error: Exception, *, cluster: bool = False) -> Exception:
         return error
     words = " ".join(str(error).split())
     if isinstance(error, redis.MaxConnectionsError) or words == "No connection available.":
-        return StoreBusy("No connection to Redis was free in time. Retry with the same key.")
+        return NoPlace("No connection to Redis was free in time. Retry with the same key.")
     if isinstance(error, redis.AuthenticationError | redis.AuthenticationWrongNumberOfArgsError):
         return StoreUnavailable(f"Redis does not let us in: {words} Check user and password in the URL.")
     if isinstance(error, redis.TimeoutError | TimeoutError):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.program import Row, Statement
-from ...errors import StoreBusy
+from ..places import NoPlace
 from ..threaded_session import ThreadedSession
 from ..threads import Lane
 from ..turn import Turn
@@ -48,7 +48,7 @@ class AsyncSQLiteDriver:
         try:
             await self._turn.take(self.driver.busy_seconds)
         except TimeoutError:
-            raise StoreBusy(
+            raise NoPlace(
                 "Other handlers of this process have held SQLite's write lock for too long. Retry with the "
                 "same key."
             ) from None

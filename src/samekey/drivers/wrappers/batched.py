@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.program import Query, Row, Statement, Value
-from ...errors import ConnectionLost, StoreBusy, StoreUnavailable, TransactionConflict
+from ...errors import ConnectionLost, StoreUnavailable, TransactionConflict
 from ..caller import Caller, NotSent, caller
 from ..errand import moves
+from ..places import NoPlace
 from ..protocol import AsyncDriver, AsyncSession
 
 UNDER_WAY = 2
@@ -100,7 +101,7 @@ class _Queue:
         if waiting in self._waiting:
             self._waiting.remove(waiting)
             busy = f"No batch took this statement within {self._timeout:g} s; the database is slow to answer."
-            _fail(waiting[1], StoreBusy(f"{busy} Retry with the same key."))
+            _fail(waiting[1], NoPlace(f"{busy} Retry with the same key."))
 
     def _start(self) -> None:
         if self._waiting and len(self._under_way) < UNDER_WAY:
