@@ -22,6 +22,25 @@ def next_step(
     record: Record, now: int, effects: Sequence[KnownEffect] = (), likely: Sequence[str] = ()
 ) -> str | None:
     """What an operator may do about it."""
+    step = _what_to_do(record, now, effects, likely)
+    if step is None or record.life == 1 or "--executed" not in step:
+        return step
+    begins = f"  samekey keys resolve {record.id} --executed "
+    return f"{former_lives(record)}\n{step}".replace(begins, f"{begins}--provider-id '…' ")
+
+
+def former_lives(record: Record) -> str:
+    """What whoever looks at the provider must know of a key that was used before."""
+    since = when(int(record.since.timestamp() * 1000))
+    return (
+        f"This is life {record.life} of its key, and all of them have sent the same downstream keys: what "
+        f"the provider made before {since} under one of them is a former life's, and not this one's."
+    )
+
+
+def _what_to_do(
+    record: Record, now: int, effects: Sequence[KnownEffect], likely: Sequence[str]
+) -> str | None:
     open_phase = next((e for e in effects if record.mode is Mode.PHASED and e.outcome is None), None)
     if open_phase is not None and record.state in (State.UNKNOWN, State.DEAD_LETTER):
         return (
@@ -78,6 +97,10 @@ def facts(
     yield "state", coloured(record.state)
     yield "mode", str(record.mode)
     yield "attempts", str(record.attempts)
+    if record.life > 1:
+        yield "life of its key", str(record.life)
+        made = store.ask(lambda: store.finding.past_ids(record.id))
+        yield "made by former lives", ", ".join(made) or "nothing that is known by an id"
     parts = fingerprint_parts(store, record)
     if parts:
         yield "fingerprint", ", ".join(f"{name} {digest}" for name, digest in parts.items())
@@ -125,6 +148,7 @@ def described_record(
         "state": str(record.state),
         "mode": str(record.mode),
         "attempts": record.attempts,
+        "life": record.life,
         "fingerprint": fingerprint_parts(store, record),
         "error": record.error_code,
         "recovery_point": record.recovery_point,

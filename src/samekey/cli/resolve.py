@@ -13,7 +13,7 @@ from ..core.states import Mode, State
 from ..errors import NotExecuted, SamekeyError
 from ..evidence import AnswerKind, Declined, Evidence, Executed, check_about, check_answer, kind_of
 from ..response import Response
-from .describe import next_step
+from .describe import former_lives, next_step
 from .options import (
     ActorName,
     CacheUrl,
@@ -124,6 +124,8 @@ def resolve_command(
                     evidence = kind(answer, provider_id)
                     becomes, told = State.COMPLETED, f" with {answer.status}, {len(answer.body)} bytes"
             _checked(evidence, record)
+            if executed and provider_id is None and (phase is not None or record.mode is not Mode.PHASED):
+                _ask_for_its_id(store, record)
         if dry_run:
             becomes = rehearsed(store, record, evidence, who, despite or ()) or becomes
             told = told or (_RUN_GOES_ON if becomes is State.IN_PROGRESS else "")
@@ -143,6 +145,16 @@ def resolve_command(
             told = _JOB_GOES_ON if became is State.PENDING else f"{told}{_JOB_ENDS}"
         say(f"{record.id} was {record.state} and is {became} now{told}.")
         note_yourself(store)
+
+
+def _ask_for_its_id(store: OperatorStore, record: Record) -> None:
+    """What was found by a downstream key may be what a former life of the key has made."""
+    made = store.ask(lambda: store.finding.past_ids(record.id)) if record.life > 1 else []
+    if made:
+        raise CommandRefused(
+            f"{former_lives(record)} Former lives have made {', '.join(made)}. Say with --provider-id what "
+            "you have found. Nothing was changed."
+        )
 
 
 def _open_phase(store: OperatorStore, record: Record) -> KnownEffect | None:

@@ -234,9 +234,10 @@ limit 3
 
 -- name: noted_by_provider
 -- Operations of whichever tenant that have this id of the provider's, at some effect or attempt.
+-- What a former life of its key has made is not the present one's.
 select {now}, {record} from {keys} where id in (select operation_id from (
     select operation_id from {effects} where provider_id = :provider_id
-    union select operation_id from {made} where provider_id = :provider_id
+    union select operation_id from {made} where provider_id = :provider_id and attempt <> 'past'
     union select operation_id from {jobs} where provider_id = :provider_id
     limit :limit
 ) as noted)
