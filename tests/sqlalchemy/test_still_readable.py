@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from samekey.errors import CommitRefused
 from samekey.sqlalchemy import Session
@@ -189,3 +190,34 @@ def test_what_the_handler_has_made_is_not_added_by_a_cascade(stack: Stack, flush
     with stack.served() as post:
         assert post().status == 402
     assert stack.rows() == ["account", "attempt"]
+
+
+def _swallows(session: Session) -> None:
+    session.add(Note(text="account"))
+    with pytest.raises(IntegrityError):
+        session.flush()
+
+
+def _holds_back(session: Session) -> None:
+    with session.no_autoflush:
+        session.add(Note(text="account"))
+
+
+@EVERY
+@pytest.mark.parametrize("act", [_holds_back, _swallows])
+def test_of_a_refusal_nothing_is_sent_so_it_is_the_answer(
+    stack: Stack, act: Callable[[Session], None]
+) -> None:
+    """What cannot be stored was not to be stored. Nor does whoever commits afterwards store anything."""
+    _with_an_account(stack)
+
+    def refuses(session: Session) -> tuple[int, dict[str, str]]:
+        act(session)
+        return 409, {"error": "there is one"}
+
+    stack.act, stack.after = refuses, Session.commit
+    with stack.served() as post:
+        for replayed in (False, True):
+            got = post()
+            assert (got.status, got.body, got.replayed) == (409, {"error": "there is one"}, replayed)
+    assert stack.rows() == ["account"]

@@ -13,7 +13,7 @@ from django.http.response import HttpResponseBase
 
 from ..core.record import Answer
 from ..engine.exchange import Asked, Exchange, Framework
-from ..engine.handler.streams import watched, watched_sync
+from ..engine.handler.streams import WatchedPieces, watched
 from ..engine.operation import Running
 
 _REFUSALS: tuple[tuple[Any, int], ...] = (
@@ -40,7 +40,7 @@ class DjangoFramework(Framework):
         if isinstance(value, StreamingHttpResponse):
             pieces = value.streaming_content
             value.streaming_content = (
-                watched(pieces, running) if value.is_async else watched_sync(iter(pieces), running)
+                watched(pieces, running) if value.is_async else WatchedPieces(iter(pieces), running)
             )
         return value
 

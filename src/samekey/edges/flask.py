@@ -11,8 +11,9 @@ from typing import Any, Final
 from ..core.record import Answer
 from ..engine.exchange import SEEN, UNKNOWN_FRAMEWORK, Asked, Exchange, Framework, current_exchange
 from ..engine.handler.around import is_wrapped
+from ..engine.handler.boundary import Pieces
 from ..engine.handler.marks import mark_of, own_handler, stands_in
-from ..engine.handler.streams import watched_sync
+from ..engine.handler.streams import WatchedPieces
 from ..engine.operation import Running
 from . import wrapped
 from .bound import bound
@@ -156,10 +157,14 @@ class FlaskFramework(Framework):
         given, rest = (value[0], value[1:]) if isinstance(value, tuple) and value else (value, None)
         if isinstance(given, self._response):
             if isinstance(given.response, Iterator) and not given.direct_passthrough:
-                given.response = watched_sync(given.response, running)
+                given.response = WatchedPieces(given.response, running)
+            elif given.is_sequence and not running.boundary.wrapped:
+                running.boundary.pieces = Pieces.WHOLE  # nothing of it is left to come
         elif isinstance(given, Iterator):
-            pieces = watched_sync(given, running)
+            pieces = WatchedPieces(given, running)
             return pieces if rest is None else (pieces, *rest)
+        elif not callable(given) and not running.boundary.wrapped:
+            running.boundary.pieces = Pieces.WHOLE
         return value
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
@@ -217,13 +222,14 @@ def note_answers() -> None:
 def _note(_sender: Any, response: Any, **_: Any) -> None:
     seen = sys.modules["flask"].request.environ.get(SEEN)
     if isinstance(seen, Exchange) and current_exchange.get() is seen:
-        seen.context[_CALLBACKS] = callbacks = _Callbacks(response._on_close)
+        callbacks = _Callbacks(response._on_close)
+        # One view may answer by another application, on the same environ.
+        seen.context.setdefault(_CALLBACKS, []).append(callbacks)
         response._on_close = [callbacks]
 
 
 def decide_callbacks(environ: dict[str, Any], *, wanted: bool) -> None:
-    callbacks = environ.pop(_CALLBACKS, None)
-    if callbacks is not None:
+    for callbacks in environ.pop(_CALLBACKS, ()):
         callbacks.decide(wanted)
 
 

@@ -361,12 +361,18 @@ class Held:
             else:
                 await self._finish(self._sent.answer())
                 self._go_on()
-        elif self._sent.size > running.rules.policy.max_answer or self._sent.is_endless:
+        elif self._is_too_long(running) or self._sent.is_endless:
             await self._calm()
             await self._finish(self._sent.answer(), streamed=True)
             self._go_on()
         elif self._patience is None and running.rules.mode in (Mode.LEASED, Mode.REPEATABLE):
             self._patience = asyncio.create_task(self._lose_patience())
+
+    def _is_too_long(self, running: Running) -> bool:
+        """Whether it is not waited for to its end. What is all there already, and a layer only hands on in
+        pieces, is: a transaction commits no stream."""
+        all_there = running.session is not None and running.boundary.pieces is Pieces.WHOLE
+        return self._sent.size > running.rules.policy.max_answer and not all_there
 
     def _go_on(self) -> None:
         """What the application does after its answer belongs to that answer: a receipt for an order that was

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 from ..core.record import Answer
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
@@ -236,7 +236,8 @@ class StarletteFramework(Framework):
 
     def noted(self, arguments: Mapping[str, Any]) -> list[tuple[Any, int | None]]:
         # FastAPI lets a handler set the status on a response that it asked for. Its dependencies share it.
-        return [(one, one.status_code) for one in arguments.values() if isinstance(one, self._response)]
+        # By type: a lazy proxy shows the class of what it stands for, and would be woken to say so.
+        return [(one, one.status_code) for one in arguments.values() if self._response in type(one).__mro__]
 
     def own_status(self, value: Any, noted: Any) -> int | None:
         if isinstance(value, self._response):
@@ -248,17 +249,28 @@ class StarletteFramework(Framework):
         pieces = getattr(value, "body_iterator", None)
         if isinstance(value, self._response) and pieces is not None:
             value.body_iterator = watched(pieces, running)
-        elif not running.boundary.wrapped and type(getattr(value, "body", value)) in (bytes, dict, list):
+        elif not running.boundary.wrapped and self._is_in_one_piece(value):
             # Nothing of it is left to come, so its last message is its end, also where a layer in between
-            # sends it on in pieces. A file's response has no body.
+            # sends it on in pieces.
             running.boundary.pieces = Pieces.WHOLE
         return value
+
+    def _is_in_one_piece(self, value: Any) -> bool:
+        """Whether the framework sends it at once. FastAPI does that with whatever is no response; what sends
+        by itself, or has more to give, may do anything."""
+        kind = type(value)
+        if self._response in kind.__mro__:
+            return kind.__call__ is self._response.__call__ and type(getattr(value, "body", None)) is bytes
+        return not any(_GIVES_MORE & one.__dict__.keys() for one in kind.__mro__)
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if self._connection in type(one).__mro__), None))
 
     def refusal(self, error: BaseException) -> int | None:
         return int(error.status_code) if isinstance(error, self._exception) else None
+
+
+_GIVES_MORE: Final = frozenset({"__call__", "__next__", "__anext__", "__await__"})
 
 
 class HiddenStarlette(StarletteFramework):

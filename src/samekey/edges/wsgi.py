@@ -22,10 +22,10 @@ from ..core.states import Mode
 from ..engine.engine import Engine
 from ..engine.exchange import SEEN, Asked, Exchange, Unguarded, current_exchange, passed
 from ..engine.gate import asker_of
-from ..engine.handler.boundary import Place
+from ..engine.handler.boundary import Pieces, Place
 from ..engine.modes.anonymous import anonymous_operation
 from ..engine.modes.mode import Finished, with_expiry
-from ..engine.operation import _current
+from ..engine.operation import Running, _current
 from ..errors import ConfigurationError
 from ..idempotency import Idempotency
 from ..tenants import Resolver, Tenant
@@ -314,7 +314,7 @@ class _Guarded:
         for chunk in chunks:
             collected.append(chunk)
             size += len(chunk)
-            if size > limit and running is not None:
+            if size > limit and running is not None and not _is_all_there(running):
                 more = next(chunks, None)
                 if more is None:
                     break
@@ -370,6 +370,8 @@ class _Guarded:
             operation_id = None if running.lease is None else running.operation.id
             waiting = verdict_answer(Outstanding(operation_id, running.expires_at), running.rules.policy)
             return _Stream(self._send(start_response, waiting), (), error)
+        # An answer was made, and the client gets another one, or none.
+        self._replaced = running.boundary.place is Place.RETURNED
         finished = self._engine.finish(running, exchange.handled(None))
         if finished.answer is None:
             raise error
@@ -392,6 +394,12 @@ class _Guarded:
         for written in self._written:
             self._client_write(written)
         return _Stream(whole, chunks)
+
+
+def _is_all_there(running: Running) -> bool:
+    """Whether the handler's answer is in memory already, and a layer only hands it on in pieces: it is
+    waited for, since a transaction commits no stream."""
+    return running.session is not None and running.boundary.pieces is Pieces.WHOLE
 
 
 _SHORT: Final = "The application sent less than it had announced by Content-Length."

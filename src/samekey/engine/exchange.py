@@ -103,7 +103,8 @@ class Framework:
         raise Answered(_DECIDED.format(answer.status))
 
     def noted(self, arguments: Mapping[str, Any]) -> Any:
-        """What must be known of a handler's arguments before it runs, to tell later which status it chose."""
+        """What must be known of a handler's arguments before it runs, to tell later which status it chose.
+        It is asked before the claim, so that what it raises leaves no key behind."""
         return None
 
     def own_status(self, value: Any, noted: Any) -> int | None:

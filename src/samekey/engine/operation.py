@@ -290,21 +290,38 @@ class Running:
                 self.session, binding, sync=sync, visitors=visitors
             )
 
-    def settle(self) -> None:
-        """The handler has returned. What joined its transaction sends what it still holds back: an error of
-        that is the handler's."""
-        if self.operation._transaction is not None:
-            self.operation._transaction.settle()
+    def settle(self, word: int | None = None) -> None:
+        """The handler has returned, with this status if it chose one. What joined its transaction sends what
+        it still holds back: an error of that is the handler's. Of a refusal nothing is kept, so nothing is
+        sent."""
+        transaction = self.operation._transaction
+        if transaction is None:
+            return
+        if self._refuses(word):
+            transaction.refuse()
+        else:
+            transaction.settle()
+
+    def _refuses(self, word: int | None) -> bool:
+        """Whether its transaction falls by the handler's own word, whatever becomes of its answer."""
+        said = word if self.boundary.said is None else self.boundary.said
+        least = 400 if self.rules.on_4xx == "rollback" else 500
+        return said is not None and said >= least and not self.boundary.wrapped
 
     def drop(self) -> None:
         """The handler has raised: what joined its transaction, and was not sent, falls too."""
         if self.operation._transaction is not None:
             self.operation._transaction.drop()
 
-    async def settle_async(self) -> None:
+    async def settle_async(self, word: int | None = None) -> None:
         """``settle`` for async code."""
-        if self.operation._transaction is not None:
-            await self.operation._transaction.settle_async()
+        transaction = self.operation._transaction
+        if transaction is None:
+            return
+        if self._refuses(word):
+            transaction.refuse()
+        else:
+            await transaction.settle_async()
 
     @property
     def has_transaction(self) -> bool:

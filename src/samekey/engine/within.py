@@ -119,6 +119,12 @@ class SharedTransaction:
         if self.broken is not None:
             raise self.broken
 
+    def refuse(self) -> None:
+        """The function has returned a refusal, which falls: what its guests hold back is not sent. They may
+        read until the end, as after ``settle``."""
+        self.settled = True
+        self.drop()
+
     def drop(self) -> None:
         """The function has raised: what its guests hold back falls with it. Nothing is sent, and nothing is
         raised: what the function raised says more."""

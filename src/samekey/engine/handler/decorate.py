@@ -116,19 +116,21 @@ def _run(
     wrapped: bool = False,
 ) -> Any:
     """Claims, and calls the handler inside its boundary."""
+    noted = exchange.framework.noted(kwargs)
     begun = exchange.answer or engine.begin(exchange, rules)
     if isinstance(begun, Answer):
         return answer_instead(exchange, begun, args)
     boundary = begun.boundary
     entered = enter(begun.operation)
-    if not boundary.enter(exchange.framework.noted(kwargs), wrapped=wrapped):
+    if not boundary.enter(noted, wrapped=wrapped):
         engine.unwanted(begun)
     try:
         value = handler(*as_wsgi(exchange, boundary, args), **kwargs)
         if inspect.isawaitable(value):
             # A generator may be an answer; a coroutine that nobody awaits may not.
             must_have_run(value, handler)
-        begun.settle()
+        word = exchange.word_of(value, boundary.noted)
+        begun.settle(word)
     except BaseException as error:
         try:
             engine.fall(begun, error)
@@ -138,7 +140,6 @@ def _run(
         raise
     finally:
         leave(entered)
-    word = exchange.word_of(value, boundary.noted)
     try:
         return exchange.framework.watch(value, begun)
     finally:
@@ -166,6 +167,7 @@ async def _run_async(
             "event loop of its own, which is gone before the transaction can end. Nothing was run. Declare "
             "it with def, or put a sync middleware above samekey's."
         )
+    noted = exchange.framework.noted(kwargs)
     begun = exchange.answer or await engine.begin_async(exchange, rules)
     is_bare = len(args) > 2 or "send" in kwargs
     if isinstance(begun, Answer):
@@ -174,13 +176,14 @@ async def _run_async(
         return exchange.decided(begun)
     boundary = begun.boundary
     entered = enter(begun.operation)
-    if not boundary.enter(exchange.framework.noted(kwargs), wrapped=wrapped):
+    if not boundary.enter(noted, wrapped=wrapped):
         await engine.unwanted_async(begun)
-    if is_bare:
-        args, kwargs = as_asgi(exchange, boundary, args, kwargs)
     try:
+        if is_bare:
+            args, kwargs = as_asgi(exchange, boundary, args, kwargs)
         value = await value_of(handler(*args, **kwargs))
-        await begun.settle_async()
+        word = exchange.word_of(value, boundary.noted)
+        await begun.settle_async(word)
     except BaseException as error:
         try:
             await engine.fall_async(begun, error)
@@ -190,7 +193,6 @@ async def _run_async(
         raise
     finally:
         leave(entered)
-    word = exchange.word_of(value, boundary.noted)
     try:
         return exchange.framework.watch(value, begun)
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from typing import Any, Final
 
@@ -81,20 +81,32 @@ async def _watched(pieces: AsyncIterator[Any], running: Running) -> AsyncIterato
             await pieces.aclose()
 
 
-def watched_sync(pieces: Iterator[Any], running: Running) -> Iterator[Any]:
-    """``watched`` for sync code. Nobody may ask for them: of a 204, say."""
-    running.boundary.pieces = Pieces.OPEN
-    try:
-        while True:
-            with _step(running, nullcontext):
-                piece = next(pieces, _END)
-            if piece is _END:
-                break
-            yield piece
-        running.boundary.pieces = Pieces.WHOLE
-    finally:
-        if isinstance(pieces, Generator):
-            pieces.close()
+class WatchedPieces:
+    """``watched`` for sync code. Nobody may ask for them, of a 204, say; but whoever sends the answer closes
+    them, begun or not, and with them whatever they come from: a cursor, a file."""
+
+    def __init__(self, pieces: Iterator[Any], running: Running) -> None:
+        self._pieces = pieces
+        self._running = running
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._begun:
+            self._begun, self._running.boundary.pieces = True, Pieces.OPEN
+        with _step(self._running, nullcontext):
+            piece = next(self._pieces, _END)
+        if piece is _END:
+            self._running.boundary.pieces = Pieces.WHOLE
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
 
 
 @contextmanager
@@ -119,11 +131,12 @@ def _steps(
     engine, rules = exchange.engine, exchange.rules
     assert engine is not None and rules is not None
     try:
+        noted = exchange.framework.noted(arguments)
         begun = exchange.answer or engine.begin(exchange, rules)
         if isinstance(begun, Answer):
             exchange.answer = begun
             return
-        if not begun.boundary.enter(exchange.framework.noted(arguments), wrapped=wrapped):
+        if not begun.boundary.enter(noted, wrapped=wrapped):
             engine.unwanted(begun)
         try:
             with _step(begun, within):
@@ -153,11 +166,12 @@ async def _steps_async(
     engine, rules = exchange.engine, exchange.rules
     assert engine is not None and rules is not None
     try:
+        noted = exchange.framework.noted(arguments)
         begun = exchange.answer or await engine.begin_async(exchange, rules)
         if isinstance(begun, Answer):
             exchange.answer = begun
             return
-        if not begun.boundary.enter(exchange.framework.noted(arguments), wrapped=wrapped):
+        if not begun.boundary.enter(noted, wrapped=wrapped):
             await engine.unwanted_async(begun)
         try:
             with _step(begun, within):
