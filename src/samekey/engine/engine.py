@@ -56,6 +56,7 @@ from ..errors import (
 from ..stores.sql.jobs import Jobs
 from ..stores.sql.keys import SqlKeys
 from ..stores.sql.limits import Admission
+from ..stores.sql.migrations import is_due
 from ..stores.sql.queries import Queries
 from .about import about
 from .admission import Admitted, admitted
@@ -206,7 +207,9 @@ class Engine:
         self._phases.given_up = lambda: self.events.emit("dead_letter", mode=str(Mode.PHASED))
         self._outbox = Jobs(keys)
         if self.drivers.dialect == "sqlite" and self._migrates:
-            self.migrate()
+            # A worker starts also while a handler of another process has the write lock.
+            if run(self.drivers.sync, lambda: is_due(tables.queries)):
+                self.migrate()
             self.drivers.sync.close()  # whoever is made before a fork leaves nothing open for it
 
     @property

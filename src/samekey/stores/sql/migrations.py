@@ -97,6 +97,16 @@ def migrate(queries: Queries) -> Program[list[Migration]]:
     return applied
 
 
+def is_due(queries: Queries) -> Program[bool]:
+    """Whether a migration is missing. Only looks: it waits for nobody who writes."""
+    rows = yield Statement(queries["schema_exists"], {"schema_name": queries.schema})
+    if not rows[0][0]:
+        return True
+    rows = yield _statement(queries["schema_versions"])
+    there = {row[0] for row in rows}
+    return any(migration.version not in there for migration in migrations(queries.dialect))
+
+
 def waits_for(queries: Queries) -> Program[list[str]]:
     """Who may be in the way of a migration: for a person to read."""
     if "migration_waits_for" not in queries:
