@@ -332,6 +332,27 @@ def test_a_claim_is_given_back_however_long_the_store_says_nothing(monkeypatch: 
     assert len(asked) == 4 and not late._items
 
 
+def test_a_claim_that_lands_half_a_minute_after_it_was_looked_for_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited at the server, for a lock that only writers mind or for a standby, while a look passed."""
+    clock = [0.0]
+    monkeypatch.setattr("samekey.engine.late.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=None))
+    late, asked = LateOutcomes(Store()), list[bool]()  # type: ignore[arg-type]
+    monkeypatch.setattr(late, "attend", lambda: None)
+
+    def give_back() -> Program[bool]:
+        yield from ()
+        asked.append(clock[0] >= 30)
+        return asked[-1]
+
+    late.give_back(give_back)
+    for _ in range(8):
+        late._try_due()
+        clock[0] += 5
+    assert asked[-1] and not late._items
+
+
 def test_what_waits_is_tried_for_a_while_when_the_process_stops(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     keeper = Keeper(store, store.renew, store.held)  # type: ignore[arg-type]
