@@ -19,9 +19,11 @@ from ..core.record import Lease, Record
 from ..drivers.run import run_async
 from ..engine.engine import Engine
 from ..engine.modes.mode import Finished
+from ..engine.phased.attempt import REFUSED_PAUSE_MS, let_go
 from ..engine.phased.phased import Definition, PhasedRun, max_run_ms
-from ..errors import CorruptRecord, SamekeyError
-from .apart import TooLong
+from ..errors import CorruptRecord, SamekeyError, StoreError
+from ..stores.keys import NOT_BEGUN
+from .apart import NotBegun, TooLong
 from .places import Room
 from .slots import Piece, Slots
 
@@ -44,6 +46,7 @@ class Completer:
     ) -> None:
         self._engine = idempotency
         self.slots = Slots(concurrency, changed, self._hangs)
+        self._attempts: set[PhasedRun] = set()
 
     @property
     def busy(self) -> bool:
@@ -73,6 +76,8 @@ class Completer:
 
     async def stop(self, grace: timedelta) -> None:
         """What does not end within the grace time is cancelled, and so given back; or left to its lease."""
+        for attempt in self._attempts:
+            attempt.is_forgiven = True
         await self.slots.stop(grace)
 
     async def _take(self, definition: Definition, room: Room) -> int:
@@ -91,15 +96,21 @@ class Completer:
         )
         for record in records:
             lease = record.lease(lease_ms)
-            self._engine.keeper.watch(lease, max_run_ms(definition.rules))
             name = f"operation {definition.identity} {record.id}"
             piece = Piece(name, definition.identity, record.tenant)
-            self.slots.start(piece, self._resume_carefully(record, lease, name))
+            self.slots.start(piece, self._resume_carefully(definition, record, lease, name))
         return len(records)
 
-    async def _resume_carefully(self, record: Record, lease: Lease, name: str) -> None:
+    async def _resume_carefully(
+        self, definition: Definition, record: Record, lease: Lease, name: str
+    ) -> None:
         try:
-            await self._resume(record, lease, name)
+            await self._resume(definition, record, lease, name)
+        except NotBegun as error:
+            # It was taken and never entered, so that is no attempt of its own.
+            logger.error("The %s could not be begun, and waits: %s", name, error)
+            ways = self._engine.phases
+            await self._engine.drive_async(let_go(ways, lease, REFUSED_PAUSE_MS, NOT_BEGUN, counted=False))
         except SamekeyError as error:
             logger.error("The %s could not be resumed: %s", name, error)
         except Exception:
@@ -107,17 +118,24 @@ class Completer:
         finally:
             self._engine.keeper.forget(lease)
 
-    async def _resume(self, record: Record, lease: Lease, name: str) -> None:
+    async def _resume(self, definition: Definition, record: Record, lease: Lease, name: str) -> None:
         engine = self._engine
-        attempt = await engine.drive_async(engine.phases.resume(lease, record.id, record.attempts))
+        try:
+            engine.keeper.watch(lease, max_run_ms(definition.rules))
+            attempt = await engine.drive_async(engine.phases.resume(lease, record.id, record.attempts))
+        except StoreError as error:
+            raise NotBegun(str(error)) from error
         if attempt is None:
             return
         longest = attempt.definition.rules.policy.max_run
+        self._attempts.add(attempt)
         try:
             finished = await self.slots.apart.at_most(longest, name, self._see_through(attempt, name))
         except TooLong:
             logger.error("The %s ran longer than its max_run and was left", name)
             return
+        finally:
+            self._attempts.discard(attempt)
         if finished.error is not None:
             logger.error("The %s failed again: %s: %s", name, type(finished.error).__name__, finished.error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -107,6 +108,8 @@ class PhasedRun:
         """When the key expires, for the answers of a request."""
         self._unattended = unattended
         self._actor = Actor("completer") if unattended else None
+        self.is_forgiven = False
+        """Its worker stops: if it is cancelled for that, this attempt does not count."""
         self.waits_in: State | None = None
         """The state in which it waits, once it has stopped without an answer."""
         """No client waits for it: the completer runs it, and would come back at once."""
@@ -596,7 +599,9 @@ class PhasedRun:
         undone = error is self._rolled_back or not isinstance(error, Exception)
         if undone and not self._acted:
             outcome = Outcome.FAIL  # torn down, or rolled back, before any phase was done
-        state = self.waits_in = yield from self._pause(code_of(error), outcome)
+        state = self.waits_in = yield from self._pause(
+            code_of(error), outcome, forgiven=self.is_forgiven and isinstance(error, CancelledError)
+        )
         if not isinstance(error, Exception):
             return Finished(None, error)
         if outcome is Outcome.UNKNOWN or not self._resumable:
@@ -626,8 +631,9 @@ class PhasedRun:
         dead = state is State.DEAD_LETTER
         return uncertain_answer(policy, self.operation_id, self.expires_at, dead=dead)
 
-    def _pause(self, code: str, outcome: Outcome) -> Flow[State]:
+    def _pause(self, code: str, outcome: Outcome, *, forgiven: bool = False) -> Flow[State]:
         """An operation that has begun to act is resumed later; one that has not may simply be retried.
+        ``forgiven``: this attempt does not count.
 
         Gives the state in which it waits.
         """
@@ -638,6 +644,9 @@ class PhasedRun:
         if not self._acted:
             yield from self._settle(lambda: keys.fail(lease, code))
             return State.FAILED_RETRYABLE
+        if forgiven:
+            yield from self._let_go(0, code, counted=False)
+            return State.IN_PROGRESS
         if self.attempts >= self.definition.max_attempts:
             logger.error("%s has been tried %d times; an operator must look", self, self.attempts)
             yield from self._settle(lambda: phases.give_up(lease, error_code=code, actor=self._actor))
