@@ -11,7 +11,7 @@ from lab import environment
 LONGEST = {
     "atomic, new key": (65, 354),
     "atomic, replay": (48, 206),
-    "leased, new key": (57, 277),
+    "leased, new key": (57, 276),
     "leased, replay": (48, 206),
 }
 """Files and functions. Whoever shortens the way lowers these."""

@@ -301,8 +301,8 @@ def _parts(parts: RequestParts, rules: FingerprintRules) -> tuple[bytes, ...]:
     else:
         media_type = _frame(b"type-absent", b"")
     return (
-        _frame(b"method", _text(parts.method).upper()),  # of bytes: ASCII only
-        _frame(b"path", _text(parts.path)),
+        _frame(b"method", parts.method.encode("utf-8", "surrogatepass").upper()),  # of bytes: ASCII only
+        _frame(b"path", parts.path.encode("utf-8", "surrogatepass")),
         _query_frame(parts.query, rules._exclude_query),
         media_type,
         # Absent is no value, empty is an empty one.

@@ -246,22 +246,21 @@ class StarletteFramework(Framework):
         return next((int(status) for status in chosen if status is not None), None)
 
     def watch(self, value: Any, running: Running) -> Any:
-        pieces = getattr(value, "body_iterator", None)
+        kind, pieces = type(value), getattr(value, "body_iterator", None)
         if isinstance(value, self._response) and pieces is not None:
             value.body_iterator = watched(pieces, running)
-        elif not running.boundary.wrapped and self._is_in_one_piece(value):
+            return value
+        # FastAPI sends whatever is no response at once; what sends by itself, or has more to give, may do
+        # anything.
+        if self._response in kind.__mro__:
+            whole = kind.__call__ is self._response.__call__ and type(getattr(value, "body", None)) is bytes
+        else:
+            whole = not any(_GIVES_MORE & one.__dict__.keys() for one in kind.__mro__)
+        if whole and not running.boundary.wrapped:
             # Nothing of it is left to come, so its last message is its end, also where a layer in between
             # sends it on in pieces.
             running.boundary.pieces = Pieces.WHOLE
         return value
-
-    def _is_in_one_piece(self, value: Any) -> bool:
-        """Whether the framework sends it at once. FastAPI does that with whatever is no response; what sends
-        by itself, or has more to give, may do anything."""
-        kind = type(value)
-        if self._response in kind.__mro__:
-            return kind.__call__ is self._response.__call__ and type(getattr(value, "body", None)) is bytes
-        return not any(_GIVES_MORE & one.__dict__.keys() for one in kind.__mro__)
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if self._connection in type(one).__mro__), None))

@@ -32,7 +32,7 @@ from ..loan import Loan
 from ..pool import Pool
 from ..protocol import Ready
 from .files import make_private, private_folder
-from .forks import closed_before_fork, opening, refuse_if_inherited
+from .forks import Opening, closed_before_fork, inherited, refuse_if_inherited
 from .lent import HandlerConnection, gone
 
 T = TypeVar("T")
@@ -124,10 +124,11 @@ class SQLiteDriver:
             self._short.discard(connection)
 
     def _connect(self, *, cached: int) -> HandlerConnection:
-        refuse_if_inherited(self.path)
+        if inherited:
+            refuse_if_inherited(self.path)
         make_private(self.path)
         try:
-            with opening():
+            with Opening.lock:
                 connection = sqlite3.connect(
                     self.path,
                     timeout=self.busy_seconds,

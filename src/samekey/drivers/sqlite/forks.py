@@ -16,7 +16,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Final, Protocol
 from weakref import WeakSet
 
@@ -41,15 +40,15 @@ class Closes(Protocol):
 _all: WeakSet[Closes] = WeakSet()
 
 
-class _Opening:
-    """Held by whoever opens a connection, and while the process is forked."""
+class Opening:
+    """Held by whoever opens a connection, and while the process is forked: none is opened in its middle."""
 
     lock = threading.RLock()
 
 
 _kept: list[Callable[[], None]] = []
 """What ends our hold of it after a fork."""
-_inherited: dict[File, list[int]] = {}
+inherited: dict[File, list[int]] = {}
 """The files that were open at the fork of which this process is the child."""
 
 
@@ -58,21 +57,14 @@ def closed_before_fork(one: Closes) -> None:
     _all.add(one)
 
 
-def opening() -> AbstractContextManager[object]:
-    """Whoever opens a connection holds it: none is opened in the middle of a fork."""
-    return _Opening.lock
-
-
 def refuse_if_inherited(path: str) -> None:
     """``StoreUnreachable`` where SQLite's memory of this file is the parent's."""
-    if not _inherited:
-        return
     try:
         found = os.stat(path)
     except OSError:
         return
     file = (found.st_dev, found.st_ino)
-    if any(_file(number) == file for number in _inherited.get(file, ())):
+    if any(_file(number) == file for number in inherited.get(file, ())):
         raise StoreUnreachable(
             f"This process was forked while {path} was open in its parent: SQLite would lock nothing here, "
             "and what is recorded could be lost. Fork while no operation runs and no connection of your own "
@@ -98,8 +90,8 @@ def _numbers() -> list[int]:
 def _before() -> None:
     if not _all:
         return
-    if _Opening.lock.acquire(timeout=LONGEST):
-        _kept.append(_Opening.lock.release)
+    if Opening.lock.acquire(timeout=LONGEST):
+        _kept.append(Opening.lock.release)
     until = time.monotonic() + LONGEST
     while sum(one.close_idle() for one in list(_all)) and time.monotonic() < until:
         time.sleep(_MOMENT)
@@ -111,13 +103,13 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    _Opening.lock = threading.RLock()
+    Opening.lock = threading.RLock()
     _kept.clear()
-    _inherited.clear()
+    inherited.clear()
     for number in _numbers():
         file = _file(number)
         if file is not None:
-            _inherited.setdefault(file, []).append(number)
+            inherited.setdefault(file, []).append(number)
 
 
 if hasattr(os, "register_at_fork"):  # there is no fork on Windows
