@@ -22,6 +22,8 @@ from lab.mutation.reach import Reach
 Verdict = Literal["killed", "hung", "survived", "not reached"]
 MOST = 150
 """Tests for one mutant, at most; the quickest of those that reach it."""
+NOTHING_RAN = 5
+"""What pytest says where no test was chosen."""
 PATIENCE = 60.0
 """Seconds for all of them. A mutant that hangs is noticed."""
 WARM = (
@@ -95,7 +97,10 @@ def _run(tests: list[str], source: Path) -> Verdict:
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+            code = os.waitstatus_to_exitcode(status)
+            if code == NOTHING_RAN:
+                raise RuntimeError(f"None of {', '.join(tests)} was run: that says nothing of a mutant.")
+            return "survived" if code == 0 else "killed"
         time.sleep(0.02)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -112,6 +117,7 @@ def _be_the_child(tests: list[str], source: Path) -> None:
     sys.dont_write_bytecode = True
     sys.path[:0] = [str(source), str(ROOT)]
     os.environ["PYTHONPATH"] = os.pathsep.join((str(source), str(ROOT)))
+    os.environ["SAMEKEY_TESTS"] = "all"  # whatever the run leaves out that this is a part of
     import pytest
 
     code: int = 1

@@ -36,7 +36,7 @@ def test_what_all_of_them_know_is_no_news(node: Node, caplog: pytest.LogCaptureF
     for key in ("k1", "k2", "k3"):
         order(node, key)
     assert [updated(node, "e1"), updated(node, "e2")] == [Resolution.TOO_LATE] * 2
-    assert not caplog.records
+    assert not [one for one in caplog.records if one.name.startswith("samekey")]
     assert not node.is_sql or node.shown("k1") == []
     if node.is_sql:
         later = node.clock() + 400 * 24 * HOUR

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from lab.processes import free_port, wait_until
 from lab.proxy import FaultProxy
 from lab.servers.redis import RedisServer, RedisUnavailable, connect
+from samekey.drivers.places import NoPlace
 from samekey.drivers.redis.driver import AsyncRedisDriver, RedisDriver
 from samekey.drivers.redis.errors import translate
 from samekey.drivers.redis.url import RedisURL, read_url
@@ -237,7 +238,7 @@ def test_the_advice_on_rights_is_enough(own_server: RedisServer) -> None:
         (redis.exceptions.ConnectionError("Connection closed by server."), ConnectionLost),
         (ConnectionResetError("reset"), ConnectionLost),
         (redis.exceptions.TimeoutError("Timeout reading from socket"), StoreUnavailable),
-        (redis.exceptions.MaxConnectionsError("Too many connections"), StoreBusy),
+        (redis.exceptions.MaxConnectionsError("Too many connections"), NoPlace),
     ],
 )
 def test_errors_are_ours(error: Exception, expected: type[SamekeyError]) -> None:

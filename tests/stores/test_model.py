@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -308,7 +309,8 @@ KEEPS_THE_OLD_ID = ("reuse", ":id, :tenant", "id, :tenant")
 def test_the_walk_finds_a_broken_statement(name: str, right: str, wrong: str) -> None:
     drivers = migrated("sqlite:///:memory:")
     queries = mutated(name, right, wrong)
-    with pytest.raises((AssertionError, SamekeyError, sqlite3.Error)):
+    found = (AssertionError, SamekeyError, sqlite3.Error)
+    with pytest.raises((*found, Flaky)) as caught:
         walk_sql(
             drivers.sync,
             queries,
@@ -317,4 +319,7 @@ def test_the_walk_finds_a_broken_statement(name: str, right: str, wrong: str) ->
             phases=[Phase.generate],
             report_multiple_bugs=False,
         )
+    # Threads that claim at once do not take the same turns twice: where that is told instead, it was told
+    # while what the walk had found was on its way.
+    assert isinstance(caught.value, found) or isinstance(caught.value.__context__, found)
     drivers.sync.close()

@@ -105,8 +105,10 @@ class Apart:
 
     def _going_on(self, counts: Callable[[UsersCall], bool]) -> Counter[str]:
         threads = [name for thread, name in list(self._hanging.items()) if thread.is_alive()]
+        # One that is done is forgotten in the loop's next turn.
+        tasks = [name for task, name in list(self._let_go.items()) if not task.done()]
         calls = [call.name for call in list(self._left) if call.at_work and counts(call)]
-        return Counter([*threads, *list(self._let_go.values()), *calls])
+        return Counter([*threads, *tasks, *calls])
 
     async def call(
         self,

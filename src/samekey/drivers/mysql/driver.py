@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-import pymysql  # type: ignore[import-untyped]
 from pymysql.connections import Connection as PlainConnection  # type: ignore[import-untyped]
+from pymysql.err import MySQLError  # type: ignore[import-untyped]
 
 from ...core.program import Row, Statement
 from ...errors import (
@@ -122,7 +122,7 @@ class PyMySQLDriver:
                 read_timeout=self.timeout,
                 write_timeout=self.timeout,
             )
-        except (pymysql.err.MySQLError, OSError) as error:
+        except (MySQLError, OSError) as error:
             # Not a lost connection: there was none, and trying again at once would only take longer.
             raise unreachable(code(error), message(error)) from error
         try:

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
 
-import pymysql  # type: ignore[import-untyped]
 from pymysql.connections import Connection as PlainConnection  # type: ignore[import-untyped]
 from pymysql.constants import CLIENT  # type: ignore[import-untyped]
 from pymysql.cursors import Cursor  # type: ignore[import-untyped]
+from pymysql.err import Error, OperationalError  # type: ignore[import-untyped]
 
 from ...errors import CommitRefused, OperationOver
 from ..loan import Loan
@@ -45,7 +45,7 @@ class OurConnection(PlainConnection):  # type: ignore[misc]
 
     def _process_auth(self, plugin_name: bytes, auth_packet: Any, handler: Any = None) -> Any:
         if plugin_name in _IN_CLEAR and not self._knows_whom_it_talks_to():
-            raise pymysql.err.OperationalError(
+            raise OperationalError(
                 AUTH_PLUGIN_ERROR,
                 "the server asks for the password in clear, and nothing proves that it is the right one",
             )
@@ -69,9 +69,7 @@ class DemandingConnection(OurConnection):
 
     def _request_authentication(self) -> None:
         if not (self.unix_socket or self.server_capabilities & CLIENT.SSL):
-            raise pymysql.err.OperationalError(
-                SSL_CONNECTION_ERROR, "the server offers no TLS, and the URL demands it"
-            )
+            raise OperationalError(SSL_CONNECTION_ERROR, "the server offers no TLS, and the URL demands it")
         super()._request_authentication()
 
 
@@ -163,7 +161,7 @@ class PyMySQLFace(Watched, OurConnection):
                 if self._result.description is not None and _CHANGES.match(text) is not None:
                     self.written += 1  # INSERT … RETURNING gives rows, as a question does
                 return affected
-            except pymysql.err.Error:
+            except Error:
                 raise
             except BaseException:
                 self._force_close()  # interrupted half-way: what comes next would be read as the answer

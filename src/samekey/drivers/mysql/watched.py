@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final, cast
 
-import pymysql  # type: ignore[import-untyped]
 from pymysql.connections import Connection as PlainConnection  # type: ignore[import-untyped]
 from pymysql.constants import COMMAND  # type: ignore[import-untyped]
+from pymysql.err import MySQLError  # type: ignore[import-untyped]
 
 from .text import ends_transaction, may_hide_an_end
 from .url import IN_TRANSACTION, MULTI_STATEMENTS
@@ -96,7 +96,7 @@ class Watched(PlainConnection):  # type: ignore[misc]
                 return self._read_packet(*arguments, **options)
         try:
             packet = super()._read_packet(*arguments, **options)
-        except pymysql.err.MySQLError:
+        except MySQLError:
             self._refused = True
             raise
         if packet.is_eof_packet():  # PyMySQL does not keep the status that comes with rows

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
-import pymysql  # type: ignore[import-untyped]
 from pymysql.constants import FIELD_TYPE  # type: ignore[import-untyped]
 from pymysql.cursors import Cursor  # type: ignore[import-untyped]
+from pymysql.err import MySQLError  # type: ignore[import-untyped]
 
 from ...core.program import Row, Statement
 from ...errors import ConfigurationError, OpenTransaction, StoreError
@@ -91,7 +91,7 @@ def run(connection: Connection, text: str, bound: float | None) -> Sequence[Row]
                     found = cursor.fetchall()
                 if not cursor.nextset():
                     break
-    except (pymysql.err.MySQLError, OSError) as error:
+    except (MySQLError, OSError) as error:
         raise from_code(code(error), message(error)) from error
     except BaseException:
         cut(connection)  # interrupted half-way: what comes next would be read as the answer
