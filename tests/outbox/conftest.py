@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.provider import Provider
+from samekey.workers import apart
 from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.world import Outbox
@@ -44,6 +45,12 @@ def postgres_outbox(postgres_url: str, loop: LoopThread, threads: ThreadPoolExec
     found = Outbox(postgres_url, loop, threads)
     yield found
     found.close()
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stopped may take as long as the machine needs to be given back."""
+    monkeypatch.setattr(apart, "FAREWELL", 20.0)
 
 
 @pytest.fixture

@@ -199,6 +199,7 @@ def test_no_tenants_backlog_however_long_hides_the_others(outbox: Outbox) -> Non
         hung.release()
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("why", ["killer", "unreadable"])
 def test_a_job_that_was_only_to_be_buried_gets_no_attempt_back_when_its_worker_stops(
     outbox: Outbox, why: str, monkeypatch: pytest.MonkeyPatch

@@ -339,6 +339,7 @@ def test_a_write_that_meets_a_lock_is_made_again_and_the_call_is_not(
     assert (calls, outbox.job().state) == ([1], "done")
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_job_that_is_given_back_at_the_stop_keeps_what_the_provider_made(outbox: Outbox) -> None:
     begun = asyncio.Event()
 

@@ -559,7 +559,11 @@ def test_a_stop_lets_running_jobs_finish(outbox: Outbox, kind: str) -> None:
 
 
 @KINDS
-def test_a_stop_gives_back_what_does_not_finish_and_does_not_count_it(outbox: Outbox, kind: str) -> None:
+def test_a_stop_gives_back_what_does_not_finish_and_does_not_count_it(
+    outbox: Outbox, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "async":
+        request.getfixturevalue("unhurried")
     begun, release, cleaned = threading.Event(), threading.Event(), threading.Event()
 
     def slow(job: JobContext, _: Any) -> str:
