@@ -31,6 +31,38 @@ def some(cases: Iterable[tuple[Any, ...]], always: Callable[..., bool]) -> list[
     return [pytest.param(*case, marks=() if always(*case) else whole) for case in cases]
 
 
+without = pytest.mark.without
+"""Of a story that costs whole processes, the cases in which every named parameter has the value given are
+left out. The story is about the code around a store; the store's own part is in the conformance suite, the crash
+enumerator and the races, which run on all of them."""
+
+every_pair = pytest.mark.every_pair
+"""Of three choices with two values each, the four combinations in which every pair still meets: for stories
+that cost several processes each, where the third choice hardly ever matters to the other two."""
+
+_SECOND = frozenset({"postgresql", "wsgi", "leased", "behind a server"})
+
+
+def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes out what ``without`` and ``every_pair`` say, from every run."""
+    left = [item for item in items if isinstance(item, pytest.Function) and _is_left_out(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
+def _is_left_out(item: pytest.Function) -> bool:
+    marks = list(item.iter_markers("without"))
+    paired = item.get_closest_marker("every_pair") is not None
+    if not marks and not paired:
+        return False
+    chosen = item.callspec.params
+    if any(chosen.items() >= mark.kwargs.items() for mark in marks):
+        return True
+    # Whether the second value was chosen an even number of times; so PostgreSQL, ASGI and atomic stay.
+    return paired and sum(value in _SECOND for value in chosen.values() if isinstance(value, str)) % 2 == 0
+
+
 def leave_to_the_whole(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Takes out of the run what is left to the whole matrix; or, for the rest, what has run already."""
     marked = [item for item in items if item.get_closest_marker("whole") is not None]

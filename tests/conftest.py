@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from lab.servers import mariadb
 from lab.servers.postgres import MEMORY, NamedServer, PostgresUnavailable, find_server, roomy
-from tests.chosen import LEFT, leave_to_the_whole, summary
+from tests.chosen import LEFT, leave_to_the_whole, summary, thin_out
 
 # An example may take as long as the machine likes. In CI there are the same ones in every run, so that a
 # failure belongs to the change; elsewhere they are new.
@@ -113,6 +113,10 @@ def no_words_of_other_tests(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole: part of the whole matrix, which make test-all runs")
+    config.addinivalue_line("markers", "without(**values): these cases of it are left out of every run")
+    config.addinivalue_line(
+        "markers", "every_pair: of three choices, those in which every pair meets"
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -122,6 +126,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    thin_out(config, items)
     leave_to_the_whole(config, items)
 
 

@@ -16,24 +16,8 @@ from tests.fire.apps import Settings, World
 from tests.fire.clients import Got
 from tests.fire.evidence import prepare
 from tests.fire.scene import Raised
-from tests.thrift import every_pair
 
 STORES = ("sqlite", "postgresql")
-
-
-PAIRWISE = frozenset(
-    {
-        "test_killed_at_every_step",
-        "test_one_runs_and_the_others_are_answered",
-        "test_different_requests_under_one_key",
-        "test_a_running_handler_is_waited_for",
-        "test_32_slow_handlers_on_sqlite",
-    }
-)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    every_pair(config, items, PAIRWISE)
 
 
 @pytest.fixture(params=stores(*STORES, first=1))

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import pytest
 
 from lab.processes import wait_until
-from tests.chosen import whole
+from tests.chosen import every_pair, whole
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import Client, in_process
 from tests.fire.evidence import Evidence, prepare
@@ -22,6 +22,7 @@ modes = pytest.mark.parametrize("mode", get_args(Mode))
 worlds = pytest.mark.parametrize("world", get_args(World))
 
 
+@every_pair
 @worlds
 @modes
 @pytest.mark.parametrize("place", ["in this process", "behind a server"])

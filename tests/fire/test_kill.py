@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 
 from lab.processes import ServedApp
+from tests.chosen import every_pair
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import HttpClient
 from tests.fire.evidence import Evidence
@@ -93,6 +94,7 @@ def die_at(server: ServedApp, settings: Settings, path: str, places: dict[str, s
                 request.result()
 
 
+@every_pair
 @pytest.mark.parametrize("mode", get_args(Mode))
 @pytest.mark.parametrize("world", get_args(World))
 def test_killed_at_every_step(store: str, url: str, directory: str, mode: Mode, world: World) -> None:

@@ -18,7 +18,7 @@ from lab.processes import Racers, Turn
 from samekey import Idempotency
 from samekey.drivers.run import run
 from samekey.stores.sql.migrations import migrate
-from tests.chosen import whole
+from tests.chosen import every_pair, whole
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import Client, Got, in_process
 from tests.fire.evidence import query
@@ -80,6 +80,7 @@ def assert_refused_for_now(got: Got) -> None:
     assert int(got.headers["retry-after"]) >= 1
 
 
+@every_pair
 @worlds
 @modes
 def test_one_runs_and_the_others_are_answered(
@@ -99,6 +100,7 @@ def test_one_runs_and_the_others_are_answered(
     assert_one_run_each(settings, ROUNDS)
 
 
+@every_pair
 @worlds
 @modes
 def test_different_requests_under_one_key(

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from lab.processes import LOOPBACK, ServedApp, wait_until
-from tests.chosen import whole
+from tests.chosen import every_pair, whole
 from tests.fire.apps import Mode, Settings, World
 from tests.fire.clients import BODY, in_process
 from tests.fire.evidence import Evidence
@@ -22,6 +22,7 @@ pytestmark = whole
 SHUTTING_DOWN = {"asgi": "Shutting down", "wsgi": "Handling signal: term"}
 
 
+@every_pair
 @pytest.mark.parametrize("mode", get_args(Mode))
 @pytest.mark.parametrize("world", get_args(World))
 def test_a_running_handler_is_waited_for(url: str, directory: str, mode: Mode, world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,7 +12,6 @@ from lab.servers.postgres import NamedServer
 from samekey.stores.sql.queries import queries_for
 from tests.chosen import stores
 from tests.operator.world import TABLES, World
-from tests.thrift import leave_out
 
 
 @pytest.fixture(scope="session")
@@ -87,12 +85,3 @@ def lite(sqlite_url: str) -> Iterator[World]:
 
 
 ON_POSTGRES_TOO = pytest.mark.parametrize("store_url", stores("sqlite", "postgres", "mariadb"), indirect=True)
-
-NOT_ON_MARIADB = {
-    "test_worker_against_reaper_in_two_processes",
-    "test_two_reapers_in_two_processes",
-}
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    leave_out(config, items, Path(__file__).parent, NOT_ON_MARIADB)

@@ -19,7 +19,7 @@ from samekey.engine.events import Event
 from samekey.stores.protocols import Actor
 from samekey.stores.sql.effects import Effects
 from samekey.workers.reaper import Reaper
-from tests.chosen import whole
+from tests.chosen import whole, without
 from tests.operator import nodes
 from tests.operator.world import ANSWER, DAY, HOUR, MINUTE, TENANT, World, claim_of
 from tests.taking import begin
@@ -272,6 +272,7 @@ def test_a_tombstone_over_http(world: World) -> None:
 # ------------------------------------------------------------------ at the same time
 
 
+@without(store_url="mariadb")
 @whole
 def test_two_reapers_in_two_processes(world: World) -> None:
     for _ in range(120):

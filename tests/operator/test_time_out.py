@@ -13,7 +13,7 @@ from samekey.core.record import Answer
 from samekey.stores.sql.upkeep import JobHeld
 from samekey.workers.outbox import OutboxWorker
 from samekey.workers.reaper import Reaper
-from tests.chosen import whole
+from tests.chosen import whole, without
 from tests.operator import nodes
 from tests.operator.world import DAY, HOUR, MINUTE, World
 from tests.taking import begin
@@ -114,6 +114,7 @@ def test_a_real_worker_never_charges_after_the_408(world: World) -> None:
     assert [answer and answer.status for answer in answers] == [408, 200]
 
 
+@without(store_url="mariadb")
 @whole
 def test_worker_against_reaper_in_two_processes(world: World) -> None:
     """A hundred rounds: the job is taken or its operation is timed out, never both, never neither."""

@@ -13,7 +13,6 @@ from samekey.workers import apart
 from tests.chosen import stores
 from tests.edges.callers import LoopThread
 from tests.outbox.world import Outbox
-from tests.thrift import leave_out
 
 
 @pytest.fixture(scope="session")
@@ -57,19 +56,3 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def provider(tmp_path: Path) -> Iterator[Provider]:
     with Provider.start(tmp_path / "provider") as found:
         yield found
-
-
-NOT_ON_MARIADB = {
-    "test_a_job_that_kills_its_process_takes_nobody_with_it",
-    "test_a_job_that_blocks_the_event_loop_ends_as_a_dead_letter",
-    "test_a_worker_paused_past_its_lease_cannot_finish_what_another_has_taken",
-    "test_whatever_the_provider_does_the_charge_is_one",
-    "test_sigterm_gives_back_what_does_not_finish",
-    "test_sigterm_lets_jobs_finish_and_takes_no_more",
-    "test_an_idle_worker_costs_next_to_nothing",
-    "test_sigterm_ends_a_worker_that_cannot_even_hear_it",
-}
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    leave_out(config, items, Path(__file__).parent, NOT_ON_MARIADB)

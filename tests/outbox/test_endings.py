@@ -17,7 +17,7 @@ import pytest
 from lab.processes import GuardedProcess, free_port, wait_until
 from lab.proxy import FaultProxy
 from samekey.workers.watchdog import STUCK
-from tests.chosen import whole
+from tests.chosen import whole, without
 from tests.outbox import hanging_app
 from tests.outbox.test_stuck import Gate, abandon, lookups
 from tests.outbox.workers import ROOT
@@ -104,6 +104,7 @@ def test_sigterm_ends_a_worker_whose_functions_hang(endings: Endings, service: s
         assert worker.wait(LONG) == 0, worker.output()
 
 
+@without(outbox="mariadb")
 @pytest.mark.parametrize(("kind", "code"), [("block", STUCK), ("lock", -signal.SIGKILL)])
 @pytest.mark.parametrize("service", ["outbox", "completer", "reconciler", "ledger"])
 def test_sigterm_ends_a_worker_that_cannot_even_hear_it(

@@ -21,7 +21,7 @@ from samekey.stores.sql.jobs import Jobs
 from samekey.stores.sql.keys import SqlKeys
 from samekey.stores.sql.queries import queries_for
 from samekey.workers.watchdog import STUCK
-from tests.chosen import whole
+from tests.chosen import whole, without
 from tests.outbox.workers import ROOT, Workers
 from tests.outbox.world import Outbox, order
 from tests.taking import begin
@@ -44,6 +44,7 @@ def charging(outbox: Outbox, tmp_path: Path, provider: Provider) -> Iterator[Wor
 # ------------------------------------------------------------------ poison
 
 
+@without(outbox="mariadb")
 def test_a_job_that_kills_its_process_takes_nobody_with_it(workers: Workers, outbox: Outbox) -> None:
     """Taken in one batch, its neighbours die with it twice; then each runs alone."""
     poison = {"sqlite": "exit", "postgres": "kill", "mysql": "kill"}[outbox.dialect]
@@ -62,6 +63,7 @@ def test_a_job_that_kills_its_process_takes_nobody_with_it(workers: Workers, out
     assert sorted(state for state, _ in outbox.states()) == ["completed"] * 3 + ["dead_letter"]
 
 
+@without(outbox="mariadb")
 def test_a_job_that_blocks_the_event_loop_ends_as_a_dead_letter(workers: Workers, outbox: Outbox) -> None:
     outbox.place("block")
     replaced = workers.supervise(workers.settled, lease=0.5)
@@ -115,6 +117,7 @@ def _is_free(path: str) -> bool:
         return True
 
 
+@without(outbox="mariadb")
 def test_a_worker_paused_past_its_lease_cannot_finish_what_another_has_taken(
     charging: Workers, outbox: Outbox, provider: Provider
 ) -> None:
@@ -138,6 +141,7 @@ def test_a_worker_paused_past_its_lease_cannot_finish_what_another_has_taken(
     assert len(provider.charges()) == 1
 
 
+@without(outbox="mariadb")
 def test_whatever_the_provider_does_the_charge_is_one(
     charging: Workers, outbox: Outbox, provider: Provider
 ) -> None:
@@ -156,6 +160,7 @@ def test_whatever_the_provider_does_the_charge_is_one(
 # ------------------------------------------------------------------ SIGTERM
 
 
+@without(outbox="mariadb")
 def test_sigterm_lets_jobs_finish_and_takes_no_more(workers: Workers, outbox: Outbox) -> None:
     outbox.place("sleep", 0.5)
     worker = workers.start(concurrency=5, lease=30)
@@ -166,6 +171,7 @@ def test_sigterm_lets_jobs_finish_and_takes_no_more(workers: Workers, outbox: Ou
     assert outbox.job().state == "done"
 
 
+@without(outbox="mariadb")
 def test_sigterm_gives_back_what_does_not_finish(workers: Workers, outbox: Outbox) -> None:
     outbox.place("sleep", 25, key="long")
     worker = workers.start(concurrency=1, grace=0, lease=30)

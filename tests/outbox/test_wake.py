@@ -24,6 +24,7 @@ from samekey.stores.sql.queries import queries_for
 from samekey.workers import wake
 from samekey.workers.service import Services, WorkerService
 from samekey.workers.wake import Rhythm
+from tests.chosen import without
 from tests.edges.callers import LoopThread
 from tests.outbox.deaf import Deaf
 from tests.outbox.world import Outbox
@@ -220,6 +221,7 @@ def test_a_listener_without_a_server_does_no_harm() -> None:
 # ------------------------------------------------------------------ what an idle worker costs
 
 
+@without(outbox="mariadb")
 def test_an_idle_worker_costs_next_to_nothing(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted for two seconds from the first one on; a slower machine only counts less."""
     counted: list[tuple[float, str]] = []

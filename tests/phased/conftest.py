@@ -14,7 +14,6 @@ from lab.servers.postgres import NamedServer
 from tests.chosen import stores
 from tests.phased.provider import Provider, ProviderClient
 from tests.phased.world import World, clear, execute, hang_up, prepare
-from tests.thrift import leave_out
 
 STORES = ("sqlite", "postgresql", "mysql")
 STYLES = ("async", "sync")
@@ -97,17 +96,3 @@ def provider(tmp_path: Path) -> Iterator[Provider]:
 @pytest.fixture
 def client(provider: Provider) -> ProviderClient:
     return ProviderClient(provider.url)
-
-
-NOT_ON_MARIADB = {
-    "test_a_ride_survives_a_crash_at_every_point[retry-mysql-sync]",
-    "test_a_ride_survives_a_crash_at_every_point[completer-mysql-async]",
-    "test_a_provider_that_can_be_asked_is_charged_once",
-    "test_a_provider_of_which_nobody_can_tell_is_never_called_twice",
-    "test_while_another_process_runs_it_nobody_else_does_and_then_it_is_unknown",
-    "test_many_processes_at_once_run_it_once",
-}
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    leave_out(config, items, Path(__file__).parent, NOT_ON_MARIADB)

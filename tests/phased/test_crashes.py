@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samekey.testing.crash import Crashed, enumerate_crashes, enumerate_cuts, enumerate_kills
-from tests.chosen import whole
+from tests.chosen import whole, without
 from tests.phased.conftest import STORES, STYLES
 from tests.phased.crash_scenarios import PROVIDERS, completed, retried, ride
 from tests.phased.provider import Provider, ProviderClient
@@ -118,6 +118,8 @@ def survivor(url: str, style: str, provider: Provider, kind: str = "deduplicates
     return world
 
 
+@without(then="retry", store="mysql", style="sync")
+@without(then="completer", store="mysql", style="async")
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("then", CHECKS)
@@ -166,6 +168,7 @@ def test_a_ride_survives_sigkill_at_every_point(urls: dict[str, str], provider: 
     assert crashes > 50
 
 
+@without(store="mysql")
 @pytest.mark.parametrize("store", STORES)
 def test_a_provider_that_can_be_asked_is_charged_once(
     urls: dict[str, str], strict_provider: Provider, store: str
@@ -178,6 +181,7 @@ def test_a_provider_that_can_be_asked_is_charged_once(
             check_retried(other, strict_provider, crash)
 
 
+@without(store="mysql")
 @pytest.mark.parametrize("store", STORES)
 def test_a_provider_of_which_nobody_can_tell_is_never_called_twice(
     urls: dict[str, str], strict_provider: Provider, store: str

@@ -31,6 +31,7 @@ from samekey import (
 )
 from samekey.asgi import IdempotencyMiddleware
 from samekey.errors import NotSerialisable
+from tests.chosen import without
 from tests.edges.callers import LoopThread
 from tests.phased.once_scenarios import holds_on, one_of_many
 from tests.phased.world import column, count, execute, state_of
@@ -612,6 +613,7 @@ def test_a_client_cannot_squat_the_keys_of_the_services_own_calls(guard: Guard, 
 # ------------------------------------------------------------------ several processes
 
 
+@without(url="mysql")
 def test_many_processes_at_once_run_it_once(url: str) -> None:
     rounds = race(one_of_many, 2, url, "k1", rounds=2)
     assert count(url, "rides", "k1") == 1
@@ -620,6 +622,7 @@ def test_many_processes_at_once_run_it_once(url: str) -> None:
     assert set(rounds[1]) == results
 
 
+@without(url="mysql")
 def test_while_another_process_runs_it_nobody_else_does_and_then_it_is_unknown(url: str) -> None:
     idempotency, work = Idempotency(url), Calls("sync")
     with spawn(holds_on, url) as process:
