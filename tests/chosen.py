@@ -33,8 +33,8 @@ def some(cases: Iterable[tuple[Any, ...]], always: Callable[..., bool]) -> list[
 
 without = pytest.mark.without
 """Of a story that costs whole processes, the cases in which every named parameter has the value given are
-left out. The story is about the code around a store; the store's own part is in the conformance suite, the crash
-enumerator and the races, which run on all of them."""
+left out. The story is about the code around a store; the store's own part is in the conformance suite, the
+crash enumerator and the races, which run on all of them."""
 
 every_pair = pytest.mark.every_pair
 """Of three choices with two values each, the four combinations in which every pair still meets: for stories

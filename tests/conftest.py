@@ -114,9 +114,7 @@ def no_words_of_other_tests(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole: part of the whole matrix, which make test-all runs")
     config.addinivalue_line("markers", "without(**values): these cases of it are left out of every run")
-    config.addinivalue_line(
-        "markers", "every_pair: of three choices, those in which every pair meets"
-    )
+    config.addinivalue_line("markers", "every_pair: of three choices, those in which every pair meets")
 
 
 def pytest_collection_finish() -> None:

@@ -13,7 +13,7 @@ from tests.check.broken import IgnoresKeys, NoFingerprint
 from tests.check.broken_together import CheckThenInsert, GlobalKeys, ReplaysBeforeAuthentication
 from tests.check.planted import BROKEN
 from tests.check.right import RIGHT, ComparesTheItemOnly, OpaqueKeys
-from tests.chosen import whole
+from tests.chosen import stores, whole
 
 ALWAYS = {IgnoresKeys, NoFingerprint, CheckThenInsert, GlobalKeys, ReplaysBeforeAuthentication}
 CASES = [
@@ -49,7 +49,7 @@ def test_there_are_many_faults() -> None:
 
 
 @pytest.mark.parametrize("count", [True, False], ids=["counted", "by answers"])
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", stores(*PROFILES, first=1))
 def test_a_server_that_is_right_is_flagged_with_nothing(profile: str, count: bool) -> None:
     report = report_of(Server(profile), count=count, version="HTTP/1.1")
     assert [(finding.id, finding.detail) for finding in report.findings] == []
@@ -86,5 +86,6 @@ def test_what_the_draft_leaves_open_is_a_note_and_strictly_a_finding(server: typ
     assert wanted <= {finding.id for finding in strict.findings} and not strict.notes
 
 
+@whole
 def test_the_base_is_right_strictly_too() -> None:
     assert [finding.id for finding in report_of(Server(), strict=True).findings] == []

@@ -65,6 +65,7 @@ def test_sqlite_does_what_was_seen(sqlite_url: str) -> None:
     _as_seen(sqlite_url)
 
 
+@whole
 def test_postgres_does_what_was_seen(postgres_url: str) -> None:
     _as_seen(postgres_url)
 
