@@ -357,7 +357,7 @@ class WorkerService:
             return Polling()
         from ..drivers.postgres.listen import PostgresListener  # needs asyncpg, which SQLite does not
 
-        return PostgresListener(url)
+        return PostgresListener(url, self._engine.drivers.aio)
 
     def _watched(self, name: str, slots: Slots, once: Once) -> Once:
         """A look of what runs users' functions in places."""

@@ -1,7 +1,7 @@
 """LISTEN on PostgreSQL: tells a worker that there may be work, as soon as it is committed.
 
-Behind a pooler in transaction mode LISTEN succeeds and nothing ever arrives; the listener asks for proof, and
-until it has one it says that it is not listening.
+Behind a pooler in transaction mode LISTEN succeeds and nothing ever arrives; nor does anything on another
+database. The listener asks for proof, and until it has one it says that it is not listening.
 """
 
 from __future__ import annotations
@@ -13,23 +13,36 @@ from typing import Any
 
 import asyncpg
 
+from ...core.program import Query
+from ..protocol import AsyncDriver
+
 logger = logging.getLogger("samekey")
 
 CHANNEL = "samekey_jobs"
+NOTIFY = Query(
+    "notify",
+    "select pg_notify(:channel, '')::text",
+    {
+        "numeric": ("select pg_notify($1, '')::text", ("channel",)),
+        "format": ("select pg_notify(%s, '')::text", ("channel",)),
+    },
+)
 PROOF_SECONDS = 2.0
 """How long the listener waits for the notification that proves that notifications arrive."""
 PROOF_EVERY = 30.0
 """Seconds between proofs. A connection can die without a word, and a pooler can be put in between."""
 SOONEST_RECONNECT, LATEST_RECONNECT = 0.5, 60.0
 """Seconds before a listener that hears nothing tries again. A restarted server is back within seconds; a
-pooler stays, and each attempt costs it two connections."""
+pooler stays, and each attempt costs it a connection."""
 
 
 class PostgresListener:
     """LISTEN on a connection of its own, made again when it is lost. It never holds the worker up."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, store: AsyncDriver) -> None:
+        """``store``: where jobs are written, and so from where notifications come."""
         self._url = url
+        self._store = store
         self._proof = f"samekey_proof_{secrets.token_hex(8)}"
         self._task: asyncio.Task[None] | None = None
         self.listening = False
@@ -88,21 +101,20 @@ class PostgresListener:
             await _close(connection)
 
     async def _prove(self, heard: asyncio.Event) -> None:
-        """Sends a notification over another connection and waits for it to arrive.
+        """Has a notification sent where jobs send theirs, and waits for it to arrive.
 
-        Another one: a pooler may lend this one's session for a moment, hand its own notification back, and
-        never deliver anybody else's.
+        Not over this connection: a pooler may lend its session for a moment, hand its own notification back,
+        and never deliver anybody else's; and this one may be to another database.
         """
         heard.clear()
-        other: Any = await asyncpg.connect(self._url, timeout=5)
+        await self._store.execute(NOTIFY(channel=self._proof))
         try:
-            await other.execute(f"notify {self._proof}")
             async with asyncio.timeout(PROOF_SECONDS):
                 await heard.wait()
         except TimeoutError:
-            raise TimeoutError(f"none came within {PROOF_SECONDS:g} s") from None
-        finally:
-            await _close(other)
+            raise TimeoutError(
+                f"none came within {PROOF_SECONDS:g} s; is listen_url the store's database, and no pooler?"
+            ) from None
 
 
 async def _close(connection: Any) -> None:
