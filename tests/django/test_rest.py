@@ -146,3 +146,15 @@ def test_permissions_are_asked_at_every_retry(sqlite_url: str) -> None:
         allowed[0] = False
         assert shop.post("/pay", "k", {"a": 1}).status_code == 403
         assert shop.entries() == ["paid"]
+
+
+def test_the_api_page_describes_an_endpoint_by_its_own_words() -> None:
+    """A viewset without a docstring has none; the mixin's would be printed beside every operation."""
+    from drf_spectacular.plumbing import get_doc
+
+    from samekey.django import Idempotent
+
+    class Orders(Idempotent, APIView):  # type: ignore[misc]
+        pass
+
+    assert get_doc(Orders) == ""

@@ -20,7 +20,8 @@ from ..errors import ConfigurationError
 
 
 class Idempotent:
-    """Guards the methods that ``idempotent`` names, of Django's class-based views and of REST framework's."""
+    # Guards the methods that ``idempotent`` names, of Django's class-based views and of REST framework's. Not
+    # in a docstring: schema generators would print it as the description of the user's own endpoints.
 
     idempotent: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 

@@ -155,6 +155,9 @@ class EngineBinding:
             )
         _, by_url = dialect.create_connect_args(self.engine.url)
         more = {name for name, value in known["cparams"].items() if by_url.get(name, _NOTHING) != value}
+        # What create_engine's own options make of it; the adapters of psycopg's connections we do carry over.
+        _, usual = type(dialect)(dbapi=dialect.dbapi).create_connect_args(self.engine.url)
+        more |= {name for name, value in by_url.items() if usual.get(name, _NOTHING) != value} - {"context"}
         unseen = sorted(more - _OURS_TO_SAY)
         if unseen:
             raise ConfigurationError(
@@ -189,6 +192,11 @@ class EngineBinding:
         if not self._wanted(connection):
             return
         new = connection not in self._known
+        adapters = self._own_arguments().get("context") if new else None
+        if adapters is not None:
+            # psycopg's: json_serializer, json_deserializer, native_inet_types. No listener brings them, since
+            # SQLAlchemy hands them to psycopg.connect(). Our own statements go by adapters of their own.
+            connection._adapters = type(adapters)(adapters)
         listeners = list(self.engine.pool.dispatch.connect) if new else self._users()
         entry = _Entry(adapted)
         try:
