@@ -122,7 +122,15 @@ _UNCHECKED: Mapping[Dialect, tuple[Sequence[str], Sequence[str]]] = {
         [],
     ),
     "sqlite": (["pragma ignore_check_constraints = on"], ["pragma ignore_check_constraints = off"]),
-    "mysql": (["set check_constraint_checks = 0"], ["set check_constraint_checks = 1"]),
+    # The first comment is read by MariaDB alone, the second by MySQL alone.
+    "mysql": (
+        [
+            "/*M! set check_constraint_checks = 0 *//*!80016 alter table {keys}"
+            " alter check samekey_keys_known_state not enforced,"
+            " alter check samekey_keys_known_mode not enforced */"
+        ],
+        ["/*M! set check_constraint_checks = 1 *//*!80016 do 0 */"],
+    ),
 }
 """How the database is brought to take the words of a later release."""
 
