@@ -11,6 +11,7 @@ import requests
 import requests.adapters
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 from urllib3.response import HTTPResponse
+from urllib3.util.retry import Retry
 
 from ..errors import ConfigurationError
 from .carry import Keyed, Way, run
@@ -26,13 +27,21 @@ __all__ = ["KeyedAdapter", "Session"]
 
 
 class Adapter(requests.adapters.HTTPAdapter):
-    """What sends requests in a way of ours. ``max_retries`` is left at none: retries are made here."""
+    """What sends requests in a way of ours. Retries are made here: those of urllib3 would hide an attempt."""
 
     def __init__(self, way: Way, **settings: Any) -> None:
         if settings.get("max_retries"):
             raise ConfigurationError("This adapter retries by itself: set patience, not max_retries.")
         super().__init__(**settings)
         self._way = way
+
+    @property
+    def max_retries(self) -> Any:
+        """None. What an SDK changes on the adapters of the session that it was given changes nothing."""
+        return Retry(0, read=False)
+
+    @max_retries.setter
+    def max_retries(self, _: Any) -> None: ...
 
     def _carried(self, request: Any, key: str) -> None:
         """Has the request carry its operation along."""

@@ -71,6 +71,8 @@ class Operation:
         """An earlier run may have called providers, and was repeated without proof that it had not."""
         self.age = 0.0
         """Seconds since it was begun first, where it may have been tried before."""
+        self.life = 1
+        """The how-manieth life of its key this is, as far as the store remembers."""
 
     @property
     def provider_id(self) -> str | None:

@@ -16,22 +16,21 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, assert_never
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
-from ..client.carry import Act, Finished, Keyed, kept
-from ..client.course import SAFE_PART, NeverSent, Patience
+from ..client.carry import Act, Ask, Finished, Keyed, Told, kept
+from ..client.course import SAFE_PART, Failed, Heard, NeverSent, Patience
 from ..client.entry import Entry
 from ..client.errors import BodyRefused, KeyExpired, OperationChanged, RedirectRefused, Unsettled
-from ..client.journal import MemoryJournal
 from ..client.reading import DEFINITE_5XX, code_of, is_about_the_key
 from ..client.wire import Answer, Request
 from ..core.pointer import find, parse_pointer
 from ..engine.events import Events
 from ..engine.jobs import JobContext
-from ..engine.operation import MOMENTS, Operation
+from ..engine.operation import Operation
 from ..engine.phased.definition import Effect
 from ..engine.sending import Sender, sender
 from ..errors import ConfigurationError, NotExecuted, OutcomeUnknown
+from .calls import Calls, calls_of
 from .profiles import UNPUBLISHED, Profile
 
 logger = logging.getLogger("samekey")
@@ -115,8 +114,10 @@ class Outgoing:
 
     def takes(self, request: Request, _carrier: MutableMapping[str, Any]) -> bool:
         """Only what changes something, and is sent from inside an operation."""
-        if request.method not in _CHANGES | self.profile.methods or self._fetches_a_token(request):
+        if request.method not in _CHANGES | self.profile.methods:
             return False
+        if self._fetches_a_token(request):
+            return sender() is not None
         if sender() is None:
             if self.profile.dialect.own_key(request) is None:
                 self._report(
@@ -137,7 +138,9 @@ class Outgoing:
     def acts(self, request: Request, _carrier: MutableMapping[str, Any]) -> Generator[Act, Any, Finished]:
         who = sender()
         assert who is not None  # it takes nothing else
-        calls = _calls_of(who)
+        calls = calls_of(who)
+        if self._fetches_a_token(request):
+            return (yield from self._token(calls, request))
         try:
             finished = yield from self._call(who, calls, request)
         except KeylessCall as refused:
@@ -148,6 +151,17 @@ class Outgoing:
             raise self._refused(error, who) from error
         return finished
 
+    def _token(self, calls: Calls, request: Request) -> Generator[Act, Any, Finished]:
+        """Goes out as it is. The call waits for it: while there is none to be had, nothing is sent."""
+        event = yield Ask(request, self.patience.deadline.total_seconds())
+        if isinstance(event, Heard) and event.answer.status < 500 and event.answer.status != 429:
+            return Finished(event.answer, Told("", False, 1, True, False))
+        why = event.error if isinstance(event, Failed) else f"it answers {event.answer.status}"
+        sentence = f"{self.profile.name} gives no token ({why}), so the call was not sent."
+        if calls.may_have_arrived:
+            raise ProviderUnclear(f"{sentence} An attempt before this one may have been carried out.")
+        raise calls.not_executed(sentence, self.profile.sdks) from getattr(event, "error", None)
+
     def _refused(self, error: Exception, who: Sender) -> CallRefused:
         logger.error("A call to %s was refused. %s", self.profile.name, error)
         refused = CallRefused(str(error))
@@ -155,7 +169,7 @@ class Outgoing:
         _is_no_word_of_others(refused, who)
         return refused
 
-    def _call(self, who: Sender, calls: _Calls, request: Request) -> Generator[Act, Any, Finished]:
+    def _call(self, who: Sender, calls: Calls, request: Request) -> Generator[Act, Any, Finished]:
         name, dialect = _step.get(), self.profile.dialect
         own = dialect.own_key(request) or None  # an empty one is none
         key = self._key(who, name, request, own)
@@ -173,7 +187,7 @@ class Outgoing:
         keyed = Keyed(dialect=dialect, patience=patience, journal=calls, max_body=self.max_body)
         # A call is known by its key, whoever has set it: one key, one call.
         entry = Entry.of(request, key, key, time.time())
-        new = False
+        new, first = False, not (who.tried_before or calls.knows(key))
         if isinstance(who, Operation):
             who.acts()
             new = who.call_goes_out(key)
@@ -183,6 +197,8 @@ class Outgoing:
             if new:
                 self._ended(who, key)
             raise
+        if first and finished.told.attempts == 1 and (own is None or self._is_ours(who, own)):
+            self._check_replayed(who, finished)
         noted = self._note_id(who, name if own is None else self._step_of(who, own), finished.answer)
         if noted or finished.answer.status >= 300:
             self._ended(who, key)
@@ -224,9 +240,7 @@ class Outgoing:
 
     def _check_own(self, who: Sender, request: Request, own: str) -> None:
         """A key that is not the operation's may be another one at each attempt, as SDKs make them."""
-        keys = [one.downstream_key for one in who.sent().steps] if isinstance(who, Operation) else [who.key]
-        ours = [key for key in keys if key is not None]
-        if self.own_keys == "trust" or any(own in (key, self.profile.sent_key(key)) for key in ours):
+        if self.own_keys == "trust" or self._is_ours(who, own):
             return
         self._report("foreign_key", f"under a key that is not its operation's ({_OWN_KEY})", request)
         if who.tried_before:
@@ -234,6 +248,25 @@ class Outgoing:
                 f"An earlier attempt may have reached {self.profile.name} under another key than this one's, "
                 f"which is not the operation's own: a call now could be a second one. {_OWN_KEY}"
             )
+
+    def _is_ours(self, who: Sender, own: str) -> bool:
+        """Whether a key that the handler has set is the operation's own."""
+        keys = [one.downstream_key for one in who.sent().steps] if isinstance(who, Operation) else [who.key]
+        return any(own in (key, self.profile.sent_key(key)) for key in keys if key is not None)
+
+    def _check_replayed(self, who: Sender, finished: Finished) -> None:
+        """What was answered before this operation has sent it: a gateway may have sent it twice. Or its key
+        is used anew after its retention, and the provider, whose own is longer, gives what it made then."""
+        if not (finished.told.replayed and finished.answer.status < 300):
+            return
+        sentence = (
+            f"{self.profile.name} says that it has answered this before, and this operation had not sent it. "
+            "It may be what was made for another one, when the key was used before; then nothing was done "
+            "now. Keep keys for at least as long as the provider does (ttl)."
+        )
+        if isinstance(who, Operation) and who.life > 1:
+            raise ProviderUnclear(sentence, finished.answer)
+        logger.error("%s", sentence)
 
     def _check_window(self, who: Sender) -> None:
         """The provider must still know the key, if it may have had it before."""
@@ -258,7 +291,7 @@ class Outgoing:
         return next((step for step, key in keys if own in (key, self.profile.sent_key(key))), None)
 
     def _said(
-        self, acts: Generator[Act, Any, Finished], name: str, calls: _Calls
+        self, acts: Generator[Act, Any, Finished], name: str, calls: Calls
     ) -> Generator[Act, Any, Finished]:
         """The end of a call in the engine's words."""
         provider = self.profile.name
@@ -286,7 +319,7 @@ class Outgoing:
             raise ProviderUnclear(f"{provider}: {doubt}", answer)
         return finished
 
-    def _doubt(self, finished: Finished, calls: _Calls) -> str | None:
+    def _doubt(self, finished: Finished, calls: Calls) -> str | None:
         """Why an answer, although the provider will give no other, does not say what became of the call."""
         answer, told = finished.answer, finished.told
         if code_of(answer) == "result_unavailable":
@@ -342,51 +375,9 @@ class Outgoing:
 def _is_no_word_of_others(refused: CallRefused, who: Sender) -> None:
     """That this call was not sent says nothing of those that were; nor of one by other means, for which the
     handler has asked for a key."""
-    calls = _calls_of(who)
+    calls = calls_of(who)
     asked = isinstance(who, Operation) and any(one.step != _step.get() for one in who.sent().steps)
     calls.is_no_word_of_others(refused, certainly=asked)
-
-
-class _Calls(MemoryJournal):
-    """What this run of an operation, effect or job has sent: a call that is made again, and may have
-    arrived, is no longer proof of anything; and another call under the same key is noticed."""
-
-    def __init__(self, who: Sender) -> None:
-        super().__init__()
-        self.tried_before = who.tried_before
-        """An earlier run may have sent anything of this, and nobody knows what."""
-        self._may_repeat = isinstance(who, Operation)
-
-    def begin(self, entry: Entry) -> Entry | None:
-        found = super().begin(entry)
-        if found is not None and found.finished_at is not None and not found.refused:
-            raise ConfigurationError(
-                "This operation has made this very call before, and it was answered: under the same key it "
-                "would be done once, and you would be given that answer twice. The second was not sent. Name "
-                'each: with step("line 2"): …; in phased work and jobs, give each an effect or a job.'
-            )
-        # What never left may be tried again where its operation was declared to be repeatable.
-        return entry if found is None and self.tried_before and not self._may_repeat else found
-
-    def not_executed(self, sentence: str, sdks: frozenset[str]) -> NotExecuted:
-        """A call was not carried out, by proof."""
-        error = NotExecuted(sentence)
-        error.sdks = sdks
-        self.is_no_word_of_others(error)
-        return error
-
-    def is_no_word_of_others(self, error: NotExecuted, *, certainly: bool = False) -> None:
-        """If other calls were sent, this proof about one of them frees no key."""
-        with self._lock:
-            if self._kept or certainly:
-                error.is_word_of("one of several calls", 0, next(MOMENTS))
-
-
-_senders: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
-
-
-def _calls_of(who: Sender) -> _Calls:
-    return _senders.setdefault(who, _Calls(who))
 
 
 def _at(place: str, body: bytes) -> str | None:

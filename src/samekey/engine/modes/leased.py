@@ -57,6 +57,7 @@ class Leased:
             running.attempts = record.attempts
             running.operation.tried_before = claim.mode is Mode.REPEATABLE and record.attempts > 1
             running.operation.age = max(0.0, time.time() - record.created_at / 1000)
+            running.operation.life = record.life
             running.reused = decision.reused
             return running
         except BaseException:
