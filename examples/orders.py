@@ -10,6 +10,7 @@ result becomes the answer that every retry of the request gets from then on.
 
 import os
 import sqlite3
+from contextlib import closing
 from typing import Any
 
 import httpx2
@@ -25,7 +26,7 @@ from samekey.tenants import by_api_key
 DATABASE = os.environ.get("ORDERS_DATABASE", "orders.db")
 PROVIDER = os.environ.get("ORDERS_PROVIDER", "http://127.0.0.1:9000")
 
-with sqlite3.connect(DATABASE) as database:
+with closing(sqlite3.connect(DATABASE)) as database:
     database.execute(
         "create table if not exists orders (id integer primary key, customer text, cents integer, state text)"
     )

@@ -9,6 +9,7 @@ the request goes on after the last one, and so does the worker, if the client ne
 
 import os
 import sqlite3
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +24,7 @@ from samekey.tenants import by_api_key
 DATABASE = os.environ.get("RIDES_DATABASE", "rides.db")
 PROVIDER = os.environ.get("RIDES_PROVIDER", "http://127.0.0.1:9000")
 
-with sqlite3.connect(DATABASE) as database:
+with closing(sqlite3.connect(DATABASE)) as database:
     database.executescript("""
         create table if not exists rides (
             id integer primary key, operation text unique, rider text, pick_up text, drop_off text,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -59,6 +60,48 @@ def test_the_page_ends_at_a_running_endpoint(page: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", server, *arguments, *where]
     environ = {**environment(), "PYTHONPATH": f"{tmp_path}:{environment().get('PYTHONPATH', '')}"}
     serve_and_ask_twice(command, ask, place, tmp_path, environ)
+
+
+@whole
+def test_the_page_runs_behind_a_server_that_loads_it_before_it_forks(tmp_path: Path) -> None:
+    """A connection that the module has left open would be refused in each worker."""
+    (tmp_path / "shop.py").write_text(blocks("docs/flask.md", "python")[0])
+    _, _, ask = blocks("docs/flask.md", "sh")[1].partition("\n")
+    place = f"{LOOPBACK}:{free_port()}"
+    command = [
+        sys.executable,
+        *("-m", "gunicorn", "--preload", "-w", "2", "--bind", place, "shop:create_app()"),
+    ]
+    environ = {**environment(), "PYTHONPATH": f"{tmp_path}:{environment().get('PYTHONPATH', '')}"}
+    serve_and_ask_twice(command, ask, place, tmp_path, environ)
+
+
+@whole
+@pytest.mark.parametrize("page", [*PAGES, "sqlalchemy.md"])
+def test_the_page_installs_what_its_steps_need(page: str, tmp_path: Path) -> None:
+    """Its test, and its look at all routes, with nothing else than the page's own line brings."""
+    (install, *_) = blocks(f"docs/{page}", "sh")
+    packages = " ".join(shlex.split(install)[2:])
+    service, test, *_ = blocks(f"docs/{page}", "python")
+    (tmp_path / "shop.py").write_text(service)
+    (tmp_path / "test_shop.py").write_text(test)
+    commands = [["pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"]]
+    if page != "sqlalchemy.md":
+        app = "shop:create_app()" if page == "flask.md" else "shop:app"
+        commands.append(["samekey.cli", "coverage", app])
+    environ = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ["PYTHONPATH"] = f"{tmp_path}:{ROOT / 'src'}:{ROOT}"
+    for command in commands:
+        ran = subprocess.run(
+            [sys.executable, "-m", "tests.frames.only", packages, *command],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_what_the_pages_install_can_be_installed() -> None:
