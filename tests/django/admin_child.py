@@ -8,8 +8,12 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from io import StringIO
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 from django.db import connections
 from django.http import HttpResponse
 from django.urls import path
@@ -17,6 +21,7 @@ from django.urls import path
 from examples.shop.orm import database
 from samekey import Idempotency, OutcomeUnknown, Response, current_operation
 from samekey.engine.engine import Engine
+from samekey.errors import ConfigurationError
 from samekey.workers.outbox import OutboxWorker
 from tests.django.world import project, world
 
@@ -119,6 +124,27 @@ def main(url: str) -> None:
         asyncio.run(_work(idempotency.engine))
         assert shipped == [False, True]
         assert shop.post("/order", "o").status_code == 201
+
+        # For looking only: fixtures neither take them along nor put a state back.
+        saved = StringIO()
+        call_command("dumpdata", stdout=saved)
+        assert '"model": "samekey.' not in saved.getvalue()
+        assert "olga" in saved.getvalue(), saved.getvalue()[:3000]
+        everything = Path(mkdtemp()) / "everything.json"
+        call_command("dumpdata", "--all", output=str(everything), verbosity=0)
+        row = Key.objects.get(pk=number)
+        for write in (
+            lambda: call_command("loaddata", str(everything), verbosity=0),
+            lambda: Key.objects.update(state="retryable"),
+            lambda: Key.objects.filter(pk=number).delete(),
+            lambda: Key.objects.bulk_create([row]),
+            lambda: AuditLine.objects.bulk_update([AuditLine.objects.first()], ["actor"]),
+            row.save,
+            row.delete,
+        ):
+            with pytest.raises(ConfigurationError, match="are not written by Django"):
+                write()
+        assert shop.post("/pay", "k").json()["code"] == "result_unavailable"
 
         # The audit: who has done it, and why. Nobody changes anything by hand.
         audit = page("auditline/")

@@ -51,7 +51,8 @@ class _ReadOnly(admin.ModelAdmin):  # type: ignore[misc]
         return obj is None and bool(super().has_change_permission(request, obj))
 
     def get_queryset(self, request: Any) -> Any:
-        return super().get_queryset(request).using(read().alias)
+        shown = self.model.objects.using(read().alias)
+        return shown.order_by(*self.get_ordering(request))
 
     @admin.display(description="created", ordering="created_at")  # type: ignore[untyped-decorator]
     def created(self, row: Any) -> datetime:

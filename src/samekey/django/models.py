@@ -1,11 +1,17 @@
-"""samekey's tables as Django may read them, for the admin: no key, no request and no answer is among them."""
+"""samekey's tables as Django may read them, for the admin: no key, no request and no answer is among them.
+
+They are for looking only. ``dumpdata`` finds nothing in them, and whatever would write through them is
+refused: they show a part of each row, and a state that was put back would have its work done again.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from django.db import models
+from django.db.models.signals import pre_delete, pre_save
 
+from ..errors import ConfigurationError
 from .tables import table
 
 
@@ -29,7 +35,36 @@ class TextField(_Decoded, models.TextField):  # type: ignore[misc]
     """A text of any length."""
 
 
-class Key(models.Model):  # type: ignore[misc]
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise ConfigurationError(
+        "samekey's tables are not written by Django: these models are for looking. Use the acts of the admin "
+        "or of the samekey command. A fixture that has them was made with dumpdata --all: leave samekey out "
+        "of it (--exclude samekey). To move a database with its keys, take the database's own tools."
+    )
+
+
+class _Rows(models.QuerySet):  # type: ignore[misc]
+    """What can be read, and no more."""
+
+    update = delete = bulk_create = bulk_update = _raw_delete = _refuse
+
+
+class _NothingToKeep(models.Manager):  # type: ignore[misc]
+    """What ``dumpdata`` reads."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().none()
+
+
+class _Shown(models.Model):  # type: ignore[misc]
+    kept = _NothingToKeep()  # the first one is what dumpdata goes by
+    objects = _Rows.as_manager()
+
+    class Meta:
+        abstract = True
+
+
+class Key(_Shown):
     """One operation: the present life of a key."""
 
     id = CharField(primary_key=True, max_length=64)
@@ -55,7 +90,7 @@ class Key(models.Model):  # type: ignore[misc]
         return str(self.id)
 
 
-class DeadLetter(models.Model):  # type: ignore[misc]
+class DeadLetter(_Shown):
     """A job, of which the admin shows those that were given up."""
 
     id = CharField(primary_key=True, max_length=64)
@@ -78,7 +113,7 @@ class DeadLetter(models.Model):  # type: ignore[misc]
         return f"{self.name} {self.id}"
 
 
-class AuditLine(models.Model):  # type: ignore[misc]
+class AuditLine(_Shown):
     """Who has moved what, when and why."""
 
     id = models.BigIntegerField(primary_key=True)
@@ -98,3 +133,8 @@ class AuditLine(models.Model):  # type: ignore[misc]
     def __str__(self) -> str:
         said: Any = f"{self.operation_id}: {self.from_state} → {self.to_state}"
         return str(said)
+
+
+for _model in (Key, DeadLetter, AuditLine):  # signals, since loaddata calls no method of the model's own
+    pre_save.connect(_refuse, sender=_model)
+    pre_delete.connect(_refuse, sender=_model)
