@@ -102,9 +102,19 @@ class LoopThread:
         return self.start(work).result(30)
 
     def close(self) -> None:
+        """With whatever tests have left in it, as a server's loop ends."""
+        self.start(_cancel_the_others()).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+async def _cancel_the_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=10)
 
 
 class AsgiClient:

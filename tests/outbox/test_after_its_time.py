@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from samekey import JobContext
 from samekey.drivers.run import run
+from samekey.workers import apart
+from samekey.workers.outbox import OutboxWorker
 from tests.outbox.world import NO_PAUSE, Outbox
 
 
@@ -80,7 +83,7 @@ def test_one_that_outlives_its_worker_still_holds_the_job(outbox: Outbox) -> Non
                 await asyncio.sleep(0.02)
             await worker.stop()
             go_on.set()
-            while worker._performer._late or outbox.job().state == "live":
+            while worker.slots.running or outbox.job().state == "live":
                 await asyncio.sleep(0.02)
 
     outbox.run(story())
@@ -116,3 +119,96 @@ def test_two_runs_that_have_made_two_objects_are_shown_to_an_operator(outbox: Ou
     tables, engine = outbox.idempotency.engine.store.tables, outbox.idempotency.engine
     shown = run(engine.drivers.sync, lambda: tables.effects.shown(operation))
     assert [(one.provider_id, one.state, one.says) for one in shown] == [("ch_1", "ambiguous", "executed")]
+
+
+def late_end(
+    outbox: Outbox, write: Callable[[Any], None], grace: float = 0.0
+) -> tuple[OutboxWorker, threading.Event]:
+    """A job whose time is over, whose thread goes on until it is let go, and then has something to write."""
+    go_on = threading.Event()
+
+    def charge_sync(job: JobContext, _payload: Any) -> None:
+        assert go_on.wait(60)
+        job.write(write)
+
+    outbox.idempotency.job("charge", max_attempts=5, timeout=0.1, backoff=NO_PAUSE)(charge_sync)
+    outbox.place("charge")
+    return outbox.worker(grace=timedelta(seconds=grace)), go_on
+
+
+async def until(predicate: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not predicate():
+            await asyncio.sleep(0.01)
+
+
+def test_a_late_end_that_is_being_recorded_is_waited_for_at_the_stop(outbox: Outbox) -> None:
+    writing, may_write = threading.Event(), threading.Event()
+
+    def write(_connection: Any) -> None:
+        writing.set()
+        assert may_write.wait(60)
+
+    worker, go_on = late_end(outbox, write, grace=60)
+
+    async def story() -> None:
+        await worker.run_once()
+        await worker.drain()
+        go_on.set()
+        await until(writing.is_set)
+        threading.Timer(0.3, may_write.set).start()
+        await worker.stop()
+        assert not worker.slots.running
+
+    outbox.run(story())
+    assert outbox.job().state == "done"
+
+
+def test_a_late_end_that_cannot_be_recorded_is_not_left_in_the_loop(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, may_write = threading.Event(), threading.Event()
+
+    def write(_connection: Any) -> None:
+        writing.set()
+        assert may_write.wait(60)
+
+    worker, go_on = late_end(outbox, write)
+
+    async def story() -> list[str]:
+        await worker.run_once()
+        await worker.drain()
+        before = asyncio.all_tasks()
+        go_on.set()
+        await until(writing.is_set)
+        monkeypatch.setattr(apart, "FAREWELL", 0.1)
+        await worker.stop()
+        return [repr(task) for task in asyncio.all_tasks() - before]
+
+    try:
+        assert not outbox.run(story())
+    finally:
+        may_write.set()
+
+
+def test_what_ends_after_its_worker_has_stopped_is_tried_once(
+    outbox: Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for it, and the loop may end at any time."""
+    tries: list[int] = []
+
+    def write(_connection: Any) -> None:
+        tries.append(1)
+        raise RuntimeError("a lock, say")
+
+    worker, go_on = late_end(outbox, write)
+
+    async def story() -> None:
+        await worker.run_once()
+        await worker.drain()
+        await worker.stop()
+        go_on.set()
+        await until(lambda: "could not be recorded" in caplog.text)
+
+    outbox.run(story())
+    assert len(tries) <= 2  # as who holds the job, and as who comes late

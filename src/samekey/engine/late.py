@@ -115,11 +115,12 @@ class LateOutcomes:
         self.attend()
 
     def attend(self) -> None:
-        """Sees to it that somebody tries what waits: it stays, also while no thread can be started."""
+        """Sees to it that somebody tries what waits: it stays, also while no thread can be started. What the
+        last tries of who has stopped have in hand is seen to after them."""
         with self._wake:
+            self._stopping = False
             if not self._items:
                 return
-            self._stopping = False
             try:
                 self._thread, _ = attending(self._thread, self._run, "samekey-late")
             except StoreBusy as error:
@@ -129,12 +130,16 @@ class LateOutcomes:
         me = threading.current_thread()
         while True:
             with self._wake:
-                if not self._stopping:
+                if self._goes_on(me):
                     self._wake.wait(self._wait())
-                if self._stopping or self._thread is not me:
+                if not self._goes_on(me):
                     break
             self._try_due()
         self._last_tries()
+
+    def _goes_on(self, thread: threading.Thread) -> bool:
+        """Not after a stop, also where another thread has begun since."""
+        return not self._stopping and self._thread is thread
 
     def _last_tries(self) -> None:
         """Everything that waits, as long as there is time: nobody else knows of it. The rest stays, for
@@ -148,10 +153,11 @@ class LateOutcomes:
             for item in tried:
                 if time.monotonic() >= deadline or not self._try(item):
                     left.append(item)
-            # What could not be done yet is back; a claim that has not landed is not waited for.
+            # What could not be done yet is back, and what has come meanwhile is there; a claim that has not
+            # landed is not waited for.
             back = self._taken(everything=True)
-            not_landed += [item for item in back if item.gives_back]
-            left += [item for item in back if not item.gives_back]
+            not_landed += [item for item in back if item.looked_for]
+            left += [item for item in back if not item.looked_for]
             if left:
                 time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
                 pause *= 2
@@ -161,6 +167,8 @@ class LateOutcomes:
                 "%d outcomes could not be recorded before the end: others have to find them out", lost
             )
         self._put_back([*left, *not_landed])
+        if not self._stopping:  # somebody has gone on meanwhile, and may have found nothing to attend to
+            self.attend()
 
     def _wait(self) -> float | None:
         """Until something is due; None while nothing waits."""
@@ -184,7 +192,8 @@ class LateOutcomes:
         now = time.monotonic()
         with self._wake:
             taken = [item for item in self._items if everything or item.due <= now]
-            self._trying = 0 if everything else len(taken)
+            if not everything:
+                self._trying = len(taken)
             self._items = [item for item in self._items if not everything and item.due > now]
         return taken
 
@@ -193,6 +202,7 @@ class LateOutcomes:
             for item in items:
                 item.due = max(item.due, due)
             self._items += items
+            self._wake.notify()
 
     def _try(self, item: _Item) -> bool:
         """One try. False if the store could not be reached; everything else is settled or put back here."""
@@ -231,7 +241,7 @@ def _at_exit(late: weakref.ref[LateOutcomes]) -> None:
 
     def stop() -> None:
         found = late()
-        if found is not None and found._items and not found._stopping:
+        if found is not None and (found._items or found._trying) and not found._stopping:
             found.stop()
 
     atexit.register(stop)

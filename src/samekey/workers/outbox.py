@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -76,8 +76,16 @@ class OutboxWorker:
         self.slots = Slots(concurrency, changed, self._hangs)
         self.unable = Unable()
         self._performer = Performer(
-            idempotency, self.slots.apart, self._keeper, self._lease_ms, self.unable, self._left_to_others
+            idempotency,
+            self.slots.apart,
+            self._keeper,
+            self._lease_ms,
+            self.unable,
+            self._left_to_others,
+            self._start_late,
         )
+        self._late: set[asyncio.Task[Any]] = set()
+        """Which record the ends of jobs that have come after their time."""
         self._held: dict[asyncio.Task[Any], Job] = {}
         self._buried: set[asyncio.Task[Any]] = set()
         """Those of them that were never entered, and only end as dead letters."""
@@ -262,12 +270,17 @@ class OutboxWorker:
         self._buried.add(self._start(job, self._performer.bury(job, sentence)))
 
     def _start(self, job: Job, work: Any) -> asyncio.Task[Any]:
-        task = self.slots.start(Piece(name_of(job), job.name, job.tenant), work)
+        task = self.slots.start(_piece(job), work)
         self._started += 1
         self._held[task] = job
         self._not_begun.pop(job.id, None)
         task.add_done_callback(self._finished)
         return task
+
+    def _start_late(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+        task = self.slots.start(_piece(job), work)
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._held.pop(task, None)
@@ -288,17 +301,29 @@ class OutboxWorker:
         """
         held, buried = dict(self._held), set(self._buried)
         await self.slots.stop(self._grace)
+        self._performer.has_stopped = True
         left = {task: job for task, job in held.items() if not task.done() or task.cancelled()}
         rest = [job for task, job in left.items() if task not in buried]
         # No attempt of theirs was cut short: none is given back, and who killed workers stays a suspect.
         self._not_begun.update((job.id, job) for task, job in left.items() if task in buried)
         try:
             async with asyncio.timeout(apart.FAREWELL):
-                await asyncio.gather(self._give_back_rest(), *map(self._let_go, rest))
+                await asyncio.gather(self._end_late(), self._give_back_rest(), *map(self._let_go, rest))
                 # Not in a pool whose threads are waited for at the end of the process.
                 await self.slots.apart.call("keeper", self._keeper.stop)
         except TimeoutError:
             logger.error("The store does not answer: %d jobs are left to their leases", len(rest))
+
+    async def _end_late(self) -> None:
+        """Nobody else knows what they record. None is left behind in a loop that may end now."""
+        try:
+            while self._late:
+                await asyncio.wait(self._late)
+        finally:
+            for task in self._late:
+                task.cancel()
+            if self._late:
+                await asyncio.wait(self._late, timeout=0.2)
 
     async def _give_back_rest(self) -> None:
         """What a look that was cut short has left."""
@@ -322,3 +347,7 @@ class OutboxWorker:
                 )
         except StoreError as error:
             logger.warning("The %s could not be given back; its lease runs out: %s", name_of(job), error)
+
+
+def _piece(job: Job) -> Piece:
+    return Piece(name_of(job), job.name, job.tenant)

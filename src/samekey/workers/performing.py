@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -107,8 +107,10 @@ class Performer:
         lease_ms: int,
         unable: Unable,
         left_to_others: Callable[[str, timedelta, str], timedelta],
+        record_late: Callable[[Job, Coroutine[Any, Any, None]], object],
     ) -> None:
-        """``left_to_others`` is told of a kind why its job waits, and since when; gives for how long."""
+        """``left_to_others`` is told of a kind why its job waits, and since when; gives for how long.
+        ``record_late`` is given what records the end of a job that has come after its time."""
         self._engine = engine
         self._driver = engine.drivers.aio
         self._outbox = engine.outbox
@@ -117,10 +119,12 @@ class Performer:
         self._lease_ms = lease_ms
         self._unable = unable
         self._left_to_others = left_to_others
+        self._start_late = record_late
         self._belated = Belated(engine.keys, engine.resolver)
         self.left: dict[str, str | None] = {}
         """The provider's ids of jobs that were cancelled, by the job's id."""
-        self._late: set[asyncio.Task[None]] = set()
+        self.has_stopped = False
+        """What comes later still is tried once: nobody waits for it, and the loop may end at any time."""
 
     async def run(self, job: Job, definition: JobDefinition, envelope: Envelope) -> None:
         """One attempt, to its end."""
@@ -275,9 +279,7 @@ class Performer:
         """A thread that could not be stopped has ended well after its time: nobody else knows that."""
         if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
             return  # and nobody runs it
-        task = asyncio.ensure_future(self._record_late(job, definition, context, result))
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
+        self._start_late(job, self._record_late(job, definition, context, result))
 
     async def _record_late(
         self, job: Job, definition: JobDefinition, context: JobContext, result: Any
@@ -474,7 +476,7 @@ class Performer:
                 if isinstance(error, WriteFailed) and will_last(error):
                     raise
                 longest = TRIED_FOR if isinstance(error, StoreUnavailable) else 0.0
-                if hopeless or time.monotonic() + shorter >= until + longest:
+                if self.has_stopped or hopeless or time.monotonic() + shorter >= until + longest:
                     raise
                 logger.warning("What came of the %s will be recorded again: %s", name_of(job), told(error))
                 await asyncio.sleep(shorter)

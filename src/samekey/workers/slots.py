@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -101,8 +102,9 @@ class Slots:
 
     async def stop(self, grace: timedelta) -> None:
         """Lets everything end for a while, then cancels the rest. What does not even end then is left."""
-        if self._running:
-            await asyncio.wait(list(self._running), timeout=grace.total_seconds())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace.total_seconds()):
+                await self.drain()
         rest = list(self._running)
         for task in rest:
             task.cancel()
