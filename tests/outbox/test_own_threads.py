@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -139,3 +140,30 @@ def test_a_process_does_not_wait_for_a_call_that_hangs_in_a_thread() -> None:
         check=True,
     )
     assert ran.stdout.strip() == "{'job': 1}"
+
+
+def test_what_ends_soon_after_it_was_stopped_is_given_back(
+    outbox: Outbox, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is still at work when the worker stops, and not for long: nobody has to wait for its lease."""
+    monkeypatch.setattr(apart, "FAREWELL", 20.0)
+
+    @outbox.idempotency.job("brief")
+    async def brief(job: JobContext, _: Any) -> None:
+        await waits(sdk)
+
+    outbox.place("brief")
+    worker = outbox.worker(grace=timedelta(0))
+
+    async def story() -> None:
+        own_threads.use_own_threads(asyncio.get_running_loop())
+        await worker.run_once()
+        async with asyncio.timeout(60):
+            while not sdk.inside:
+                await asyncio.sleep(0.01)
+        threading.Timer(0.3, sdk.answers.set).start()
+        await worker.stop()
+
+    outbox.run(story())
+    found = outbox.job()
+    assert (found.state, found.attempts, found.attempt) == ("live", 0, None)

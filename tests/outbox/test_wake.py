@@ -245,6 +245,7 @@ def test_a_listener_without_a_server_does_no_harm() -> None:
 def test_an_idle_worker_costs_next_to_nothing(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted for two seconds from the first one on; a slower machine only counts less."""
     counted: list[tuple[float, str]] = []
+    looks = {"due_jobs", "next_kind"}  # the second on MariaDB
     execute = outbox.idempotency.engine.drivers.aio.execute
 
     async def count(statement: Any) -> Any:
@@ -253,14 +254,14 @@ def test_an_idle_worker_costs_next_to_nothing(outbox: Outbox, monkeypatch: pytes
 
     monkeypatch.setattr(outbox.idempotency.engine.drivers.aio, "execute", count)
     with serving(outbox):
-        wait_until(lambda: len(counted) >= 2 and "due_jobs" in {name for _, name in counted})
+        wait_until(lambda: len(counted) >= 2 and looks & {name for _, name in counted})
         outbox.run(asyncio.sleep(2))
     statements = [name for at, name in counted if at < counted[0][0] + 2]
     # Looks at 0, 0.05, 0.15, 0.35, 0.75 and 1.55 s if it polls, a statement each; fewer if it listens. The
     # reaper, the sweeper and the reconciler look once, and the listener asks for one proof.
     assert len(statements) <= 10, statements
     once = {"find_abandoned", "take_unknown", "count_sweep", "stranded_evidence", "notify"}
-    assert set(statements) <= {"due_jobs", *once}
+    assert set(statements) <= {*looks, *once}
     assert all(statements.count(name) <= 1 for name in once), statements
 
 

@@ -333,7 +333,7 @@ def test_a_statement_is_sent_in_as_few_packets_as_the_connection_allows() -> Non
     assert sent(release, joined=False, alone=False) == 2
 
 
-NUMBERS = ("now", "batch", "suspects", "patience_ms", "ahead", "timeout_ms", "ttl_ms")
+NUMBERS = ("now", "batch", "suspects", "patience_ms", "until", "ahead", "timeout_ms", "ttl_ms")
 PLANS: dict[str, str] = {
     "find": "primary",
     "complete": "primary",
@@ -346,6 +346,8 @@ PLANS: dict[str, str] = {
     "find_by_downstream": "samekey_keys_downstream",
     "find_by_provider_id": "samekey_effects_provider",
     "take_jobs": "samekey_jobs_due",
+    "look_ahead": "samekey_jobs_due",
+    "next_kind": "samekey_jobs_due",
     "entered_jobs": "samekey_jobs_operation",
 }
 

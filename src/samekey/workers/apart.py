@@ -215,10 +215,15 @@ class Apart:
         raise TooLong
 
     async def farewell(self) -> None:
-        """A little time for the clean-up of what was let go of. What does not end even then is forsaken:
-        whoever closes the loop (``asyncio.run``, a server) would wait for it for ever."""
-        if self._let_go:
-            await asyncio.wait(list(self._let_go), timeout=FAREWELL)
+        """A little time for the clean-up of what was let go of, and for what it has left in threads. What
+        does not end even then is forsaken: whoever closes the loop (``asyncio.run``, a server) would wait for
+        it for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL):
+                if self._let_go:
+                    await asyncio.wait(list(self._let_go))
+                while any(call.at_work for call in self._left):
+                    await asyncio.sleep(0.01)
         for task in list(self._let_go):
             asyncio._unregister_task(task)
 

@@ -47,9 +47,15 @@ class Depths:
         depth = self._depth.get(kind, LOOK_AHEAD)
         deep = began >= self._rested.get(kind, 0.0)
         look = Look(depth if deep else LOOK_AHEAD)
-        yield look
-        now = time.monotonic()
-        if deep:
-            self._rested[kind] = now + REST * (now - began)
-        if deep and not look.found:
-            self._depth[kind] = min(depth * DEEPER, DEEPEST)
+        try:
+            yield look
+        except BaseException:
+            self._depth.pop(kind, None)  # it was too much for the store, perhaps
+            raise
+        else:
+            if deep and not look.found:
+                self._depth[kind] = min(depth * DEEPER, DEEPEST)
+        finally:
+            if deep:
+                now = time.monotonic()
+                self._rested[kind] = now + REST * (now - began)

@@ -26,14 +26,11 @@ select 1 from {jobs} where operation_id = :operation_id limit 1
 -- A batch of due jobs of one kind, each under an attempt id of its own. Taking counts nothing: enter_jobs does, when
 -- the function is about to be called. Those that have had all their attempts are taken too: the worker writes them
 -- off, because a job that kills its process can do no more itself.
--- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among the
--- oldest :ahead due ones), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
+-- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among those
+-- that are due until :until), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
 -- job whose worker has fallen silent while running it, and not for the first time.
 select id from {jobs} force index (samekey_jobs_due)
-where state = 'live' and name = :name and due_at <= if(:ahead = 0, {now}, coalesce((
-        select w.due_at from {jobs} as w where w.state = 'live' and w.name = :name and w.due_at <= {now}
-        order by w.due_at limit 1 offset :ahead
-    ), {now}))
+where state = 'live' and name = :name and due_at <= coalesce(:until, {now})
     and tenant not in (:full) and id not in (:here)
     and (:suspects = 1 or silences + entered < 2)
     and (attempt is null or due_at <= {now} - :patience_ms)
@@ -48,17 +45,17 @@ select id, operation_id, scope, `key`, tenant, name, payload, answers, attempt, 
     created_at, {now}
 from {jobs} where id in (:locked)
 
--- name: due_jobs
--- Each kind of job that is waiting, and how long until one of it may be taken, in milliseconds. From kind to kind
--- by the index: a backlog costs no more than a single job.
-with recursive kinds as (
-    select min(name) as name from {jobs} where state = 'live'
-    union all
-    select (select min(j.name) from {jobs} as j where j.state = 'live' and j.name > kinds.name)
-    from kinds where kinds.name is not null
-)
-select name, (select min(j.due_at) from {jobs} as j where j.state = 'live' and j.name = kinds.name) - {now}
-from kinds where name is not null
+-- name: look_ahead
+-- Where the oldest :ahead due jobs of a kind end; nothing if there are fewer.
+select due_at from {jobs} force index (samekey_jobs_due)
+where state = 'live' and name = :name and due_at <= {now}
+order by due_at limit 1 offset :ahead
+
+-- name: next_kind
+-- The next kind of job that is waiting, and how long until one of it may be taken, in milliseconds. One statement for
+-- each, because only the first entry of a range is always read alone: a backlog costs no more than a single job.
+select name, due_at - {now} from {jobs} force index (samekey_jobs_due)
+where state = 'live' and name > :after order by name, due_at limit 1
 
 -- name: enter_jobs
 -- Their functions are about to be called: now the attempts count. Said twice, it counts once. What a

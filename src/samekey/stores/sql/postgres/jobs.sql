@@ -56,8 +56,8 @@ select 1::bigint from {jobs} where operation_id = :operation_id::text limit 1
 -- A batch of due jobs of one kind, each under an attempt id of its own. Taking counts nothing: enter_jobs does, when
 -- the function is about to be called. Those that have had all their attempts are taken too: the worker writes them
 -- off, because a job that kills its process can do no more itself.
--- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among the
--- oldest :ahead due ones), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
+-- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among those
+-- that are due until :until), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
 -- job whose worker has fallen silent while running it, and not for the first time.
 -- The array is filled once, before the update, and keeps the plan on the primary key whatever the
 -- statistics say; a subquery in FROM may be run again for each row and take more than it was asked for.
@@ -66,11 +66,7 @@ update {jobs} as j set
     silences = j.silences + j.entered, entered = 0
 where j.id = any(array(
     select id from {jobs}
-    where state = 'live' and name = :name::text and due_at <= case when :ahead::bigint = 0 then {now} else coalesce((
-            select w.due_at from {jobs} as w
-            where w.state = 'live' and w.name = :name::text and w.due_at <= {now}
-            order by w.due_at offset :ahead::bigint limit 1
-        ), {now}) end
+    where state = 'live' and name = :name::text and due_at <= coalesce(:until::bigint, {now})
         and tenant <> all(:full::text[]) and id <> all(:here::text[])
         and (:suspects::bigint = 1 or silences + entered < 2)
         and (attempt is null or due_at <= {now} - :patience_ms::bigint)
@@ -78,6 +74,11 @@ where j.id = any(array(
 )) and {durable}
 returning j.id, j.operation_id, j.scope, j.key, j.tenant, j.name, j.payload, j.answers, j.attempt,
     j.attempts, j.sends, j.silences, j.created_at, {now}
+
+-- name: look_ahead
+-- Where the oldest :ahead due jobs of a kind end; nothing if there are fewer.
+select due_at from {jobs} where state = 'live' and name = :name::text and due_at <= {now}
+order by due_at offset :ahead::bigint limit 1
 
 -- name: due_jobs
 -- Each kind of job that is waiting, and how long until one of it may be taken, in milliseconds. From kind to kind

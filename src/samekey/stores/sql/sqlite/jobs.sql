@@ -24,17 +24,14 @@ select 1 from {jobs} where operation_id = :operation_id limit 1
 -- A batch of due jobs of one kind, each under an attempt id of its own. Taking counts nothing: enter_jobs does, when
 -- the function is about to be called. Those that have had all their attempts are taken too: the worker writes them
 -- off, because a job that kills its process can do no more itself.
--- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among the
--- oldest :ahead due ones), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
+-- Left alone: jobs that run in this very process, those of tenants that have no place left (looked for among those
+-- that are due until :until), suspects where they are not asked for, and jobs whose lease ran out too lately. A suspect is a
 -- job whose worker has fallen silent while running it, and not for the first time.
 update {jobs} set
     attempt = :token || id, due_at = {now} + :lease_ms, silences = silences + entered, entered = 0
 where id in (
     select id from {jobs}
-    where state = 'live' and name = :name and due_at <= case when :ahead = 0 then {now} else coalesce((
-            select w.due_at from {jobs} as w where w.state = 'live' and w.name = :name and w.due_at <= {now}
-            order by w.due_at limit 1 offset :ahead
-        ), {now}) end
+    where state = 'live' and name = :name and due_at <= coalesce(:until, {now})
         and tenant not in (select value from json_each(:full_list))
         and id not in (select value from json_each(:here_list))
         and (:suspects = 1 or silences + entered < 2)
@@ -43,6 +40,11 @@ where id in (
 )
 returning id, operation_id, scope, key, tenant, name, payload, answers, attempt, attempts, sends, silences,
     created_at, {now}
+
+-- name: look_ahead
+-- Where the oldest :ahead due jobs of a kind end; nothing if there are fewer.
+select due_at from {jobs} where state = 'live' and name = :name and due_at <= {now}
+order by due_at limit 1 offset :ahead
 
 -- name: due_jobs
 -- Each kind of job that is waiting, and how long until one of it may be taken, in milliseconds. From kind to kind
