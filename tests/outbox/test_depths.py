@@ -15,6 +15,14 @@ from samekey.workers.places import Room
 FULL = Room(5, ("ann",))
 
 
+def fails(depths: Depths, clock: list[float], found: list[int]) -> None:
+    """A look that the store does not answer in its time, of five seconds."""
+    with depths.look("import", FULL) as look:
+        found.append(look.depth)
+        clock[0] += 5
+        raise StoreUnavailable("MySQL did not answer in time")
+
+
 def test_a_look_that_fails_rests_and_makes_the_next_ones_shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [time.monotonic()]
     monkeypatch.setattr("samekey.workers.depths.time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -22,10 +30,10 @@ def test_a_look_that_fails_rests_and_makes_the_next_ones_shallow(monkeypatch: py
     for _ in range(3):  # each finds nothing, in no time
         with depths.look("import", FULL):
             pass
-    with pytest.raises(StoreUnavailable), depths.look("import", FULL) as deep:
-        clock[0] += 5
-        raise StoreUnavailable("MySQL did not answer in time")
-    assert deep.depth > LOOK_AHEAD
+    too_much: list[int] = []
+    with pytest.raises(StoreUnavailable):
+        fails(depths, clock, too_much)
+    assert too_much[0] > LOOK_AHEAD
     with depths.look("import", FULL) as next_one:
         pass
     assert next_one.depth == LOOK_AHEAD

@@ -145,7 +145,7 @@ def test_a_process_does_not_wait_for_a_call_that_hangs_in_a_thread() -> None:
 def test_what_ends_soon_after_it_was_stopped_is_given_back(
     outbox: Outbox, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread is still at work when the worker stops, and not for long: nobody has to wait for its lease."""
+    """Its thread is still at work when the worker stops, and not for long: nobody waits for its lease."""
     monkeypatch.setattr(apart, "FAREWELL", 20.0)
 
     @outbox.idempotency.job("brief")

@@ -34,8 +34,8 @@ def backlog(mariadb_server: NamedServer) -> Iterator[str]:
         ask(
             url,
             "insert into samekey_jobs (id, operation_id, scope, key, tenant, name, payload, answers, state,"
-            f" attempts, due_at, created_at) select concat('{name}', seq), '', '', '', 'ann', '{name}', '', 0,"
-            f" 'live', 0, seq, seq from seq_1_to_{count}",
+            f" attempts, due_at, created_at) select concat('{name}', seq), '', '', '', 'ann', '{name}', '',"
+            f" 0, 'live', 0, seq, seq from seq_1_to_{count}",
         )
     yield url
     mariadb_server.drop_database(url)

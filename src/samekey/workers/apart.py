@@ -222,7 +222,7 @@ class Apart:
             async with asyncio.timeout(FAREWELL):
                 if self._let_go:
                     await asyncio.wait(list(self._let_go))
-                while any(call.at_work for call in self._left):
+                while any(call.at_work for call in self._left):  # noqa: ASYNC110 - threads say nothing
                     await asyncio.sleep(0.01)
         for task in list(self._let_go):
             asyncio._unregister_task(task)
