@@ -131,6 +131,8 @@ def execute_on(wrapper: Any, statement: Statement) -> Sequence[Row]:
         case "postgresql":
             from ..drivers.postgres import psycopg_session
 
+            # The test's transaction began long before this statement: it has not waited since.
+            psycopg_session.send(raw, "set local samekey.nested = 'on'", _PATIENCE)
             rows = psycopg_session.execute(raw, statement, _PATIENCE)
         case _:
             from ..drivers.mysql import wire as pymysql_wire

@@ -35,7 +35,8 @@ taken here is found out once its lease has run out, like the outcome of a proces
 SETTLE = 60.0
 """Seconds for which a claim that cannot be found is looked for. That it is not there proves little: on
 PostgreSQL, one whose connection was cut still waits for a lock on the table that only writers mind (an index,
-a foreign key), or for a synchronous standby, and lands once that is over."""
+a foreign key), and lands once that is over, if it is over soon (``queries.WAITS_MS``). While commits wait for
+a synchronous standby the store cannot tell, and says so; the time counts anew from then on."""
 LAST_TRIES = 5.0
 """Seconds for what still waits when the process stops."""
 
@@ -216,6 +217,8 @@ class LateOutcomes:
             if str(error) != self._told:  # once, and not at each try
                 self._told = str(error)
                 logger.warning("An outcome could not be recorded and will be tried again: %s", error)
+            if item.gives_back:
+                item.looked_for, item.until = False, math.inf  # it was no word
             if isinstance(error, StoreUnavailable) and not isinstance(error, StoreBusy):
                 return False
             item.later()

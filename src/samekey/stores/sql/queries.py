@@ -64,6 +64,18 @@ _DURABLE: Final = (
     " or set_config('synchronous_commit', 'on', true) is not null)"
 )
 
+WAITS_MS: Final = 10_000
+"""How long a claim may wait at the server before it takes its key. Whoever sent it has gone by then, or asks
+again at once; it must be well below ``late.SETTLE``, for which a lost claim is looked for."""
+_IN_TIME: Final = (
+    "(clock_timestamp() < now() + interval '{ms} milliseconds'"
+    " or current_setting('samekey.nested', true) = 'on')"
+    " and set_config('lock_timeout', '{ms}', true) is not null"
+)
+"""While it waits for a lock a server does not look whether anybody is left to answer. A lock on the table is
+waited for before the statement begins and after its transaction has; one on a row or a key, inside of it. It
+is the server's own clock that counts, whatever others show, and no pooler has to keep a setting."""
+
 SEES_TRIGGERS: Final = "may see triggers"
 """Among the names of what is there: without it nobody can tell whether a trigger is missing on MySQL."""
 FEW: Final = 1000
@@ -275,6 +287,7 @@ def _words(dialect: Dialect, schema: str) -> Mapping[str, str]:
         f" case mode {lease_end} end end",
         "swept": ", ".join(f"'{mode}'" for mode in LEASE_END if mode is not Mode.PHASED),
         "durable": _DURABLE,
+        "in_time": _IN_TIME.format(ms=WAITS_MS),
         "same": _SAME,
         "expiry": _expiry(dialect, ""),
         "expiry:k": _expiry(dialect, "k."),

@@ -40,7 +40,7 @@ with wanted as (
         scope, key, id, tenant, endpoint, fingerprint, fingerprint_version, {to:claim}, mode, attempt,
         1, {now} + lease_ms, downstream, 1, ttl_ms, ttl_from, after_expiry, {now}, {now}, {now} + ttl_ms
     from wanted
-    where not exists (select from found where found.n = wanted.n) and {durable}
+    where not exists (select from found where found.n = wanted.n) and {durable} and {in_time}
     order by scope, key
     on conflict (scope, key) do nothing
     returning {record}

@@ -11,6 +11,7 @@
 -- {noted}    the attempt id of a record that its holder has noted something of
 -- {same}     whether this is still the transaction that took the lock of atomic work
 -- {durable}  true; makes sure that this commit is not one of synchronous_commit = off
+-- {in_time}  it has not waited so long for a lock that whoever sent it must have gone; for whatever takes a key
 
 -- name: reserve  event: claim
 -- Insert or nothing. Gives the new record ("mine"), or the one that is there, or neither: then somebody
@@ -27,7 +28,7 @@ with found as (
         :fingerprint_version::text, {to:claim}, :mode::text, :attempt::text, 1,
         {now} + :lease_ms::bigint, :downstream::text, 1, :ttl_ms::bigint, :ttl_from::text, :after_expiry::text,
         {now}, {now}, {now} + :ttl_ms::bigint
-    where not exists (select from found) and {durable}
+    where not exists (select from found) and {durable} and {in_time}
     on conflict (scope, key) do nothing
     returning {record}
 )
@@ -39,6 +40,13 @@ select {now}, 0::bigint, found.* from found
 -- The record of a key, if any; always one row, so that the store's clock comes along.
 select {now}, {record} from (select) as one
 left join {keys} on scope = :scope::text and key = :key::text
+
+-- name: kept_waiting
+-- Whether a commit of this role's has been waiting for its synchronous standby. It is done and cannot be seen yet.
+select {now} from pg_stat_activity
+where wait_event = 'SyncRep' and usename = current_user and datname = current_database()
+    and query_start < clock_timestamp() - interval '1 second'
+limit 1
 
 -- name: find_by_id
 select {now}, {record} from {keys} where id = :id::text
@@ -59,7 +67,7 @@ update {keys} set
     expires_at = {now} + ttl_ms, error_code = null, provider_id = null, reconcile_tries = 0,
     downstream = coalesce(downstream, :downstream::text)
 where scope = :scope::text and key = :key::text and attempt = :seen::text
-    and (state || '') in ({from:retry}) and {durable}
+    and (state || '') in ({from:retry}) and {durable} and {in_time}
 returning {now}, {record}
 
 -- name: resume  event: resume
@@ -68,7 +76,7 @@ update {keys} set
     state = {to:resume}, attempt = :attempt::text, attempts = attempts + 1,
     locked_until = {now} + :lease_ms::bigint, last_run_at = {now}
 where scope = :scope::text and key = :key::text and attempt = :seen::text
-    and state in ({from:resume}) and mode = 'phased' and locked_until <= {now} and {durable}
+    and state in ({from:resume}) and mode = 'phased' and locked_until <= {now} and {durable} and {in_time}
 returning {now}, {record}
 
 -- name: reuse  event: claim
@@ -77,7 +85,7 @@ returning {now}, {record}
 -- it is known as a former life's: it must not be taken for this one's.
 with former as (
     delete from {keys}
-    where scope = :scope::text and key = :key::text and attempt = :seen::text and {over} and {durable}
+    where scope = :scope::text and key = :key::text and attempt = :seen::text and {over} and {durable} and {in_time}
     returning id, life
 ), {past}, mine as (
     insert into {keys} (
