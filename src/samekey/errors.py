@@ -11,6 +11,7 @@
     │   │   ├── ConnectionLost      503: the connection died under the statement
     │   │   ├── ReadOnlyStore       503: the server can only be read: a standby, by mistake or after a switch
     │   │   └── StoreBusy           503: reachable, but somebody else has the lock for now
+    │   │       └── Sealed          503: it is stored, and whoever decrypts it could not be asked
     │   ├── TransactionConflict     the database aborted the transaction; it may be run again
     │   └── CommitUncertain         the acknowledgement of COMMIT was lost
     ├── Refused                     what once() raises in place of an HTTP answer
@@ -109,6 +110,16 @@ class StoreUnreachable(StoreUnavailable):
 
 class StoreBusy(StoreUnavailable):
     """The store is there, but a lock or a connection could not be had in time."""
+
+
+class Sealed(StoreBusy):
+    """What is stored cannot be decrypted just now: whoever decrypts it, a key service, could not be asked."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "What is stored cannot be decrypted just now: whoever decrypts it (a key service, say) could not "
+            "be asked."
+        )
 
 
 class ConnectionLost(StoreUnavailable):

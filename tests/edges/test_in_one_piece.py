@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import litestar
+import litestar.background_tasks
 import pytest
 from fastapi import BackgroundTasks, FastAPI, Request
 from flask import Flask
@@ -120,4 +122,50 @@ def test_a_large_one_is_committed_behind_a_layer_that_cuts_it(sqlite_url: str) -
     assert (sent.status_code, sent.text == LARGE, count()) == (200, True, 1)
     again = client.post("/", headers={"Idempotency-Key": "k"})
     assert (again.status_code, count()) == (409, 1)
+    idempotency.close()
+
+
+def _in_two_messages(app: Any) -> Any:
+    """A layer of Litestar's that sends each body on in a piece of its own, and then ends."""
+
+    async def layer(scope: Any, receive: Any, send: Any) -> None:
+        async def sends(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = [pair for pair in message["headers"] if pair[0].lower() != b"content-length"]
+                message = {**message, "headers": headers}
+            elif message["type"] == "http.response.body" and not message.get("more_body"):
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        await app(scope, receive, sends)
+
+    return layer
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, Model(), "text"], ids=repr)
+@pytest.mark.parametrize("as_response", [True, False])
+def test_what_follows_an_answer_of_litestars_sees_what_was_committed(
+    sqlite_url: str, value: Any, as_response: bool
+) -> None:
+    idempotency = Idempotency(sqlite_url)
+    count = _prepare(sqlite_url)
+    seen: list[int] = []
+
+    async def follows() -> None:
+        seen.append(count())
+
+    @litestar.post("/", background=None if as_response else litestar.background_tasks.BackgroundTask(follows))
+    @idempotency.atomic
+    async def order() -> Any:
+        await current_operation().connection.execute("insert into orders values (1)")
+        if as_response:
+            return litestar.Response(value, background=litestar.background_tasks.BackgroundTask(follows))
+        return value
+
+    app: Any = litestar.Litestar([order], middleware=[_in_two_messages])
+    guarded: Any = IdempotencyMiddleware(app, idempotency=idempotency, tenant=lambda _: "t")
+    with TestClient(guarded) as client:
+        assert client.post("/", headers={"Idempotency-Key": "k"}).status_code == 201
+    assert seen == [1]
     idempotency.close()

@@ -54,8 +54,8 @@ def test_an_application_that_ends_leaves_the_leases_of_another_alone(
             (watch,) = wait_until(lambda: list(keeper._watched.values()))
             with TestClient(application()):
                 pass  # the other one's lifespan ends, and closes the engine
-            held_until = watch.held_until
-            wait_until(lambda: watch.held_until > held_until + 1)
+            heard = watch.heard
+            wait_until(lambda: watch.heard > heard + 1)
             assert post(living).json()["code"] == "in_progress"
         finally:
             may_end.set()

@@ -221,3 +221,20 @@ def test_of_a_refusal_nothing_is_sent_so_it_is_the_answer(
             got = post()
             assert (got.status, got.body, got.replayed) == (409, {"error": "there is one"}, replayed)
     assert stack.rows() == ["account"]
+
+
+@EVERY
+def test_nothing_is_sent_either_of_what_is_to_be_done_elsewhere(stack: Stack) -> None:
+    """307 says that nothing was done here: everything falls, and a retry runs again."""
+    _with_an_account(stack)
+
+    def leads_on(session: Session) -> tuple[int, dict[str, str]]:
+        _holds_back(session)
+        return 307, {"see": "the other region"}
+
+    stack.act = leads_on
+    with stack.served() as post:
+        for _ in range(2):
+            got = post()
+            assert (got.status, got.body, got.replayed) == (307, {"see": "the other region"}, False)
+    assert stack.rows() == ["account"]

@@ -62,6 +62,10 @@ class Undecryptable(bytes):
     """In place of a value that cannot be decrypted: nothing may be made of it."""
 
 
+class NotNow(Undecryptable):
+    """In place of a value that cannot be decrypted just now: whoever decrypts could not be asked."""
+
+
 class Decrypted(bytes):
     """A value that was encrypted, and where it belongs: in another row or column it is nobody's."""
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
-from ..errors import CorruptRecord
+from ..errors import CorruptRecord, Sealed
 from .claim import AfterExpiry, TtlFrom, downstream_key
-from .program import Decrypted, Row, Undecryptable, Unsealed, at_home, home_of
+from .program import Decrypted, NotNow, Row, Undecryptable, Unsealed, at_home, home_of
 from .states import Mode, State
 
 T = TypeVar("T")
@@ -229,7 +229,9 @@ def _header(pair: object) -> tuple[bytes, bytes]:
 
 
 def decode_record(row: Row) -> Record:
-    """A row in the order of ``COLUMNS``, or ``CorruptRecord``: never a guess, never a second run."""
+    """A row in the order of ``COLUMNS``, or ``CorruptRecord``: never a guess, never a second run.
+
+    ``Sealed`` if its answer is there and cannot be read just now."""
     try:
         return _decode(dict(zip(COLUMNS, with_own_answer(row), strict=True)))
     except (ValueError, TypeError, RecursionError) as error:
@@ -319,6 +321,8 @@ _UNREADABLE = (
 
 
 def _bytes(value: object) -> bytes:
+    if isinstance(value, NotNow):
+        raise Sealed
     if isinstance(value, Undecryptable):
         raise TypeError(_UNREADABLE)
     if isinstance(value, memoryview):

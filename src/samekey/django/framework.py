@@ -13,7 +13,7 @@ from django.http.response import HttpResponseBase
 
 from ..core.record import Answer
 from ..engine.exchange import Asked, Exchange, Framework
-from ..engine.handler.streams import WatchedPieces, watched
+from ..engine.handler.streams import WatchedPieces, WatchedPiecesAsync
 from ..engine.operation import Running
 
 _REFUSALS: tuple[tuple[Any, int], ...] = (
@@ -40,7 +40,9 @@ class DjangoFramework(Framework):
         if isinstance(value, StreamingHttpResponse):
             pieces = value.streaming_content
             value.streaming_content = (
-                watched(pieces, running) if value.is_async else WatchedPieces(iter(pieces), running)
+                WatchedPiecesAsync(pieces, running)
+                if value.is_async
+                else WatchedPieces(iter(pieces), running)
             )
         return value
 

@@ -19,6 +19,17 @@ class _Late:
 LATE: Final = _Late()
 
 
+class _Short:
+    """In place of a connection: one of ours, for a program of ours and nobody's code between its statements.
+    The server may end it where it falls silent: its process stands still, or its machine is gone."""
+
+    def __repr__(self) -> str:
+        return "SHORT"
+
+
+SHORT: Final = _Short()
+
+
 class Session(Protocol):
     """One transaction on one connection. It may begin as late as its first use."""
 
@@ -83,7 +94,7 @@ class Driver(Protocol):
         """One statement that commits by itself."""
 
     def open(self, connection: Any = None) -> Session:
-        """A transaction, on a connection of ours or on the user's; or see ``LATE``."""
+        """A transaction, on a connection of ours or on the user's; or see ``LATE`` and ``SHORT``."""
 
     def close(self) -> None: ...
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from ..core.program import Begin, Program, Row
 from ..errors import ConnectionLost, StoreError, TransactionConflict
 from .caller import NotSent, leave_if_unwanted
-from .protocol import AsyncDriver, AsyncSession, Driver, Session
+from .protocol import SHORT, AsyncDriver, AsyncSession, Driver, Session
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def _run_once(driver: Driver, program: Program[T]) -> T:
             try:
                 if isinstance(request, Begin):
                     # A program made of others begins once.
-                    session = session or driver.open()
+                    session = session or driver.open(SHORT)
                     rows: Sequence[Row] = ()
                 else:
                     rows = (session or driver).execute(request)
@@ -126,7 +126,7 @@ async def _run_once_async(driver: AsyncDriver, program: Program[T]) -> T:
                 leave_if_unwanted()
                 if isinstance(request, Begin):
                     # A program made of others begins once.
-                    session = session or await driver.open()
+                    session = session or await driver.open(SHORT)
                     rows: Sequence[Row] = ()
                 else:
                     rows = await (session or driver).execute(request)

@@ -16,8 +16,9 @@ from typing import Any, Final
 from ..core.record import Answer
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.handler.around import is_wrapped
+from ..engine.handler.boundary import Pieces
 from ..engine.handler.marks import stands_in
-from ..engine.handler.streams import watched
+from ..engine.handler.streams import GIVES_MORE, WatchedPiecesAsync
 from ..engine.operation import Running
 from .bound import bound
 from .guards import NO_ROUTE, Found, Route
@@ -195,6 +196,8 @@ class LitestarFramework(Framework):
         base = sys.modules["litestar.response.base"]
         self._responses = (response.Response, base.ASGIResponse)
         self._streams = (response.Stream, sys.modules["litestar.response.streaming"].ASGIStreamingResponse)
+        whole = (response.Response, response.Redirect, response.Template)
+        self._at_once = {one.to_asgi_response for one in whole}
         self._connection = sys.modules["litestar.connection"].ASGIConnection
         self._exception = sys.modules["litestar.exceptions"].HTTPException
 
@@ -212,8 +215,18 @@ class LitestarFramework(Framework):
                 pieces = pieces()
             if not isinstance(pieces, AsyncIterable):
                 pieces = sys.modules["litestar.utils.sync"].AsyncIteratorWrapper(pieces)
-            value.iterator = watched(pieces, running)
+            value.iterator = WatchedPiecesAsync(pieces, running)
+        elif self._is_whole(value) and not running.boundary.wrapped:
+            running.boundary.pieces = Pieces.WHOLE
         return value
+
+    def _is_whole(self, value: Any) -> bool:
+        """Whether nothing of it is left to come: Litestar sends whatever is no response at once, and so do
+        responses of its own that are no files. What makes its own message may do anything."""
+        kind = type(value)
+        if isinstance(value, self._responses):
+            return kind is self._responses[1] or getattr(kind, "to_asgi_response", None) in self._at_once
+        return not any(GIVES_MORE & one.__dict__.keys() for one in kind.__mro__)
 
     def asked(self, arguments: Sequence[Any]) -> Asked | None:
         return _asked(next((one for one in arguments if isinstance(one, self._connection)), None))

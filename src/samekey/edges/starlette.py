@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from types import FunctionType
-from typing import Any, Final
+from typing import Any
 
 from ..core.record import Answer
 from ..engine.exchange import UNKNOWN_FRAMEWORK, Asked, Framework
 from ..engine.handler.around import is_wrapped
 from ..engine.handler.boundary import Pieces
 from ..engine.handler.marks import mark_of, own_handler, stands_in
-from ..engine.handler.streams import is_stream, watched
+from ..engine.handler.streams import GIVES_MORE, WatchedPiecesAsync, is_stream
 from ..engine.operation import Running
 from . import litestar
 from .bound import bound, bound_stream
@@ -248,14 +248,14 @@ class StarletteFramework(Framework):
     def watch(self, value: Any, running: Running) -> Any:
         kind, pieces = type(value), getattr(value, "body_iterator", None)
         if isinstance(value, self._response) and pieces is not None:
-            value.body_iterator = watched(pieces, running)
+            value.body_iterator = WatchedPiecesAsync(pieces, running)
             return value
         # FastAPI sends whatever is no response at once; what sends by itself, or has more to give, may do
         # anything.
         if self._response in kind.__mro__:
             whole = kind.__call__ is self._response.__call__ and type(getattr(value, "body", None)) is bytes
         else:
-            whole = not any(_GIVES_MORE & one.__dict__.keys() for one in kind.__mro__)
+            whole = not any(GIVES_MORE & one.__dict__.keys() for one in kind.__mro__)
         if whole and not running.boundary.wrapped:
             # Nothing of it is left to come, so its last message is its end, also where a layer in between
             # sends it on in pieces.
@@ -267,9 +267,6 @@ class StarletteFramework(Framework):
 
     def refusal(self, error: BaseException) -> int | None:
         return int(error.status_code) if isinstance(error, self._exception) else None
-
-
-_GIVES_MORE: Final = frozenset({"__call__", "__next__", "__anext__", "__await__"})
 
 
 class HiddenStarlette(StarletteFramework):

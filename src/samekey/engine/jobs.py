@@ -15,10 +15,10 @@ from ..core.backoff import Backoff
 from ..core.claim import downstream_key
 from ..core.phases import encode_value
 from ..core.policy import milliseconds
-from ..core.program import Program, Undecryptable
+from ..core.program import NotNow, Program, Undecryptable
 from ..core.provider import StoredText
 from ..core.texts import checked_text
-from ..errors import ConfigurationError, NotSerialisable
+from ..errors import ConfigurationError, NotSerialisable, Sealed
 from ..stores.sql.jobs import Job, Jobs
 from .handler.rules import seconds
 from .operation import Running
@@ -165,6 +165,8 @@ class Envelope:
     @staticmethod
     def decode(stored: bytes) -> Envelope:
         """``NotSerialisable`` if nobody can read it; ``NotForUs`` if another worker can."""
+        if isinstance(stored, NotNow):
+            raise NotForUs(str(Sealed()))
         if isinstance(stored, Undecryptable):
             raise NotForUs(
                 "Its payload cannot be decrypted here: this process lacks the encryption key that it was "

@@ -46,8 +46,10 @@ class _Watch:
     lease: Lease
     until: float
     due: float
-    held_until: float
-    """When the lease ends if nothing more is heard, by this process's clock and on the safe side."""
+    heard: float
+    heard_wall: float
+    """When the lease was last known to be ours, by two clocks: one stands still while its machine is
+    suspended or paused, the other may be set."""
 
     @property
     def beat(self) -> float:
@@ -94,7 +96,7 @@ class Keeper:
         ``StoreBusy`` if no thread can be started that would: then nothing may run under the lease.
         """
         now = time.monotonic()
-        watch = _Watch(lease, now + max_run_ms / 1000, now, now + _held_for(lease))
+        watch = _Watch(lease, now + max_run_ms / 1000, now, now, time.time())
         watch.due += watch.beat
         with self._wake:
             self._thread, new = attending(self._thread, self._run, "samekey-keeper")
@@ -109,7 +111,8 @@ class Keeper:
         """Seconds for which the lease is certainly still ours; 0 if it is lost or not known."""
         with self._wake:
             watch = self._watched.get(lease.attempt)
-            return 0.0 if watch is None else max(0.0, watch.held_until - time.monotonic())
+            held = 0.0 if watch is None else _held_for(lease) - gone_by(watch.heard, watch.heard_wall)
+        return max(0.0, held)
 
     def forget(self, lease: Lease) -> None:
         with self._wake:
@@ -188,14 +191,14 @@ class Keeper:
         return [watch for watch in watches if watch.due <= now + watch.beat / 2]
 
     def _renew_together(self, watches: list[_Watch]) -> None:
-        asked = time.monotonic()
+        asked, asked_wall = time.monotonic(), time.time()
         answer = self._ask(self._renew, watches)
         renewed = answer or set()
         with self._wake:
             for watch in watches:
                 if watch.lease.attempt in renewed:
                     watch.due = asked + watch.beat
-                    watch.held_until = asked + _held_for(watch.lease)
+                    watch.heard, watch.heard_wall = asked, asked_wall
                 else:
                     watch.try_again()
         left = [watch for watch in watches if watch.lease.attempt not in renewed]
@@ -221,6 +224,11 @@ class Keeper:
             return None
         self._heard(True, asked)
         return answer
+
+
+def gone_by(since: float, since_wall: float) -> float:
+    """Seconds since then, at most: by the clock that has gone further."""
+    return max(time.monotonic() - since, time.time() - since_wall)
 
 
 def _held_for(lease: Lease) -> float:

@@ -308,7 +308,7 @@ class Running:
         """Whether its transaction falls by the handler's own word, whatever becomes of its answer."""
         said = word if self.boundary.said is None else self.boundary.said
         least = 400 if self.rules.on_4xx == "rollback" else 500
-        return said is not None and said >= least and not self.boundary.wrapped
+        return said is not None and (said >= least or said in (307, 308)) and not self.boundary.wrapped
 
     def drop(self) -> None:
         """The handler has raised: what joined its transaction, and was not sent, falls too."""

@@ -28,7 +28,7 @@ from ...errors import (
 from ..caller import is_handlers
 from ..loan import Loan
 from ..pool import Pool
-from ..protocol import Ready
+from ..protocol import SHORT, Ready
 from ..threaded_session import TAKES_BACK
 from .errors import unreachable
 from .lent import DemandingConnection, OurConnection, PyMySQLFace, sever
@@ -66,7 +66,7 @@ class PyMySQLDriver:
             self._statements.give_back(connection)
 
     def open(self, connection: Any = None) -> PyMySQLSession:
-        if connection is not None:
+        if connection is not None and connection is not SHORT:
             if not isinstance(connection, PlainConnection):
                 raise ConfigurationError(
                     "On MySQL, atomic work takes a connection of PyMySQL's; in async code samekey runs it in "

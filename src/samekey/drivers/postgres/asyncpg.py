@@ -27,7 +27,7 @@ from ...errors import (
 )
 from ..homes import Homes, Pools, end_without_loop
 from ..pool import AsyncPool
-from ..protocol import LATE, Ready
+from ..protocol import LATE, SHORT, Ready
 from ..spelled import Prepared
 from .asyncpg_bounds import bounded
 from .asyncpg_session import CONNECTION_ERRORS, AsyncpgSession, translate, words_of
@@ -79,17 +79,17 @@ class AsyncpgDriver:
 
     async def open(self, connection: Any = None) -> AsyncpgSession:
         pool = self._homes.here().operations
-        late = connection is LATE
-        if connection is not None and not late:
+        late, short = connection is LATE, connection is SHORT
+        if connection is not None and not late and not short:
             return await AsyncpgSession.begin(connection, bound=self.timeout, pool=None)
         try:
-            return await self._open(pool, late)
+            return await self._open(pool, late, short)
         except ConnectionLost:
             # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
             pool.drop_idle()
-            return await self._open(pool, late)
+            return await self._open(pool, late, short)
 
-    async def _open(self, pool: AsyncPool[Any], late: bool) -> AsyncpgSession:
+    async def _open(self, pool: AsyncPool[Any], late: bool, short: bool) -> AsyncpgSession:
         held = await self._take(pool)
         if late:
             prepared = self._prepared if self._cache else None
@@ -97,7 +97,7 @@ class AsyncpgDriver:
                 held, bound=self.timeout, pool=pool, prepared=prepared, another=lambda: self._take(pool)
             )
         try:
-            return await AsyncpgSession.begin(held, bound=self.timeout, pool=pool)
+            return await AsyncpgSession.begin(held, bound=self.timeout, pool=pool, short=short)
         except BaseException:
             pool.give_back(held)
             raise

@@ -47,6 +47,7 @@ from .sqlstate import (
     RESET_ROLE,
     SESSION_ENDED,
     at_commit,
+    ends_if_silent,
     from_sqlstate,
 )
 
@@ -93,13 +94,15 @@ class AsyncpgSession:
         """Why there is no transaction any more."""
 
     @classmethod
-    async def begin(cls, connection: Any, *, bound: float, pool: AsyncPool[Any] | None) -> AsyncpgSession:
+    async def begin(
+        cls, connection: Any, *, bound: float, pool: AsyncPool[Any] | None, short: bool = False
+    ) -> AsyncpgSession:
         if is_over(connection):
             raise ConnectionLost("The connection that was given for atomic work is closed.")
         if connection.is_in_transaction() or connection._top_xact is not None:
             raise OpenTransaction
         session = cls(connection, bound=bound, pool=pool)
-        await session._start()
+        await session._start(ends_if_silent(bound) if short else "")
         return session
 
     async def _start(self, along: str = "") -> str:

@@ -15,7 +15,7 @@ from psycopg.pq import TransactionStatus
 from ...core.program import Row, Statement
 from ...errors import ConnectionLost, ReadOnlyStore, StoreUnavailable
 from ..pool import Pool
-from ..protocol import LATE, Ready
+from ..protocol import LATE, SHORT, Ready
 from ..spelled import Prepared
 from .psycopg_session import BoundedConnection, Connection, PsycopgSession, bounded, execute, usable
 from .sqlstate import OLDEST_SERVER, is_standby, servers_of, too_old, unreachable
@@ -61,20 +61,20 @@ class PsycopgDriver:
             self._statements.give_back(connection)
 
     def open(self, connection: Any = None) -> PsycopgSession:
-        late = self._prepared if connection is LATE else None
-        if connection is not None and late is None:
+        late, short = self._prepared if connection is LATE else None, connection is SHORT
+        if connection is not None and late is None and not short:
             return PsycopgSession(connection, pool=None, bound=self._timeout)
         try:
-            return self._open(late)
+            return self._open(late, short)
         except ConnectionLost:
             # The pooled connection had died unseen. Nothing was done on it: try a fresh one.
             self._operations.drop_idle()
-            return self._open(late)
+            return self._open(late, short)
 
-    def _open(self, late: Prepared | None) -> PsycopgSession:
-        held, pool = self._take(), self._operations
+    def _open(self, late: Prepared | None, short: bool) -> PsycopgSession:
+        held, pool, bound = self._take(), self._operations, self._timeout
         try:
-            return PsycopgSession(held, pool=pool, bound=self._timeout, late=late, another=self._take)
+            return PsycopgSession(held, pool=pool, bound=bound, late=late, short=short, another=self._take)
         except BaseException:
             pool.give_back(held)
             raise

@@ -46,6 +46,7 @@ from .sqlstate import (
     RESET_ROLE,
     SESSION_ENDED,
     at_commit,
+    ends_if_silent,
     from_sqlstate,
 )
 
@@ -135,6 +136,7 @@ class PsycopgSession:
         pool: Pool[Connection] | None,
         bound: float,
         late: Prepared | None = None,
+        short: bool = False,
         another: Callable[[], Connection] | None = None,
     ) -> None:
         self._bound = bound
@@ -165,7 +167,7 @@ class PsycopgSession:
             with _translated():
                 self._transaction.__enter__()
         else:
-            send(connection, _BEGIN, bound)
+            send(connection, f"{_BEGIN};{ends_if_silent(bound)}" if short else _BEGIN, bound)
 
     def _start_with(self, statement: Statement) -> Sequence[Row]:
         """BEGIN and the first statement in one round trip: its rows have no columns."""

@@ -40,6 +40,8 @@ RESET_ROLE = "reset session authorization; reset role"
 COMMIT_ROLLED_BACK: Final = (
     "COMMIT was answered with ROLLBACK: the transaction had failed before, so nothing of it was kept."
 )
+SILENT_FOR: Final = 4
+"""How many times as long as for one statement a program's transaction may say nothing."""
 RAN_TOO_LONG: Final = (
     "The operation ran longer than its max_run, so it was rolled back and its connection was closed."
 )
@@ -94,6 +96,12 @@ _ADVICE: Final = (
         "No server in the URL can be written to now: is there a primary? " + _STANDBY,
     ),
 )
+
+
+def ends_if_silent(bound: float) -> str:
+    """For the transaction of a program: its locks are not held for longer by a process that stands still. In
+    the text of BEGIN, since a pooler keeps no setting of a session's."""
+    return f"set local idle_in_transaction_session_timeout = {max(1, round(bound * SILENT_FOR * 1000))}"
 
 
 def servers_of(url: str) -> list[dict[str, str]]:

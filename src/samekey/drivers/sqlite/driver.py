@@ -30,7 +30,7 @@ from ...errors import (
 from ..fork import anew_after_fork
 from ..loan import Loan
 from ..pool import Pool
-from ..protocol import Ready
+from ..protocol import SHORT, Ready
 from .files import make_private, private_folder
 from .forks import Opening, closed_before_fork, inherited, refuse_if_inherited
 from .lent import HandlerConnection, gone
@@ -106,7 +106,7 @@ class SQLiteDriver:
         return rows
 
     def open(self, connection: Any = None) -> SQLiteSession:
-        if connection is not None:
+        if connection is not None and connection is not SHORT:
             raise ConfigurationError(
                 "On SQLite, atomic work runs on samekey's own connection: use "
                 "current_operation().connection for the writes that belong to the operation."

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from ...core.program import Decrypted, Row, Statement, Undecryptable, Unsealed, Value, home_of
-from ...errors import StoreBusy
+from ...core.arrival import left_this_machine, may_have_happened
+from ...core.program import Decrypted, NotNow, Row, Statement, Undecryptable, Unsealed, Value, home_of
+from ...errors import StoreBusy, StoreUnavailable
 from ..errand import moves
 from ..protocol import AsyncDriver, AsyncSession, Driver, Lending, Session
 
@@ -23,7 +24,11 @@ _MARK: Final = b"\x00samekey-encrypted-2\x00"
 
 
 class Cipher(Protocol):
-    """Anything that encrypts and decrypts; ``decrypt`` raises if it cannot."""
+    """Anything that encrypts and decrypts; ``decrypt`` raises if it cannot.
+
+    What it raises because it cannot be reached (an ``OSError``, a client library's time-out) means that it
+    can be tried again, and so does ``samekey.StoreUnavailable``: for a refusal that passes.
+    """
 
     def encrypt(self, data: bytes) -> bytes: ...
 
@@ -70,10 +75,19 @@ class Sealing:
             end = 4 + int.from_bytes(plain[:4], "big")
             opened = Decrypted(plain[end:])
             opened.home = plain[4:end].decode()
-        except Exception:
+        except Exception as error:
             # One value that nobody can read must not keep the rows beside it from being read.
-            return Undecryptable()
+            return NotNow() if _is_away(error) else Undecryptable()
         return opened
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether a cipher could not be asked, by its own word or by the nature of the error; else it cannot."""
+    return (
+        isinstance(error, OSError | StoreUnavailable)
+        or may_have_happened(error)
+        or left_this_machine(error) is not None
+    )
 
 
 def _home(name: str, parameters: Mapping[str, Value]) -> str:

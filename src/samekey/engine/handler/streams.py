@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from typing import Any, Final
 
@@ -60,30 +60,43 @@ def called_at_first_step(handler: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return steps_async() if any(map(inspect.isasyncgenfunction, _behind(handler))) else steps()
 
 
-def watched(pieces: AsyncIterable[Any], running: Running) -> AsyncIterator[Any]:
+class WatchedPiecesAsync:
     """The pieces of an answer that a handler returned. They are the handler's own lines, and run in its
-    operation; the boundary hears whether they came to their end."""
-    running.boundary.pieces = Pieces.OPEN
-    return _watched(aiter(pieces), running)
+    operation; the boundary hears whether they came to their end. What they come from is closed with them,
+    once: at their end, where they break, or by whoever sends them."""
 
+    def __init__(self, pieces: AsyncIterable[Any], running: Running) -> None:
+        self._pieces = aiter(pieces)
+        self._running = running
+        self._closed = False
+        running.boundary.pieces = Pieces.OPEN
 
-async def _watched(pieces: AsyncIterator[Any], running: Running) -> AsyncIterator[Any]:
-    try:
-        while True:
-            with _step(running, nullcontext):
-                piece = await anext(pieces, _END)
-            if piece is _END:
-                break
-            yield piece
-        running.boundary.pieces = Pieces.WHOLE
-    finally:
-        if isinstance(pieces, AsyncGenerator):
-            await pieces.aclose()
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            with _step(self._running, nullcontext):
+                piece = await anext(self._pieces, _END)
+        except BaseException:
+            await self.aclose()
+            raise
+        if piece is _END:
+            self._running.boundary.pieces = Pieces.WHOLE
+            await self.aclose()
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        close = getattr(self._pieces, "aclose", None)
+        if close is not None and not self._closed:
+            self._closed = True
+            await close()
 
 
 class WatchedPieces:
-    """``watched`` for sync code. Nobody may ask for them, of a 204, say; but whoever sends the answer closes
-    them, begun or not, and with them whatever they come from: a cursor, a file."""
+    """``WatchedPiecesAsync`` for sync code. Nobody may ask for them, of a 204, say; but whoever sends the
+    answer closes them, begun or not, and with them whatever they come from: a cursor, a file."""
 
     def __init__(self, pieces: Iterator[Any], running: Running) -> None:
         self._pieces = pieces
@@ -194,4 +207,6 @@ async def _steps_async(
         await given.aclose()
 
 
+GIVES_MORE: Final = frozenset({"__call__", "__next__", "__anext__", "__await__"})
+"""Names in a class whose objects are not sent at once: they send by themselves, or have more to give."""
 _END: Final[Any] = object()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from ...core.claim import Claim
 from ...core.decide import Execute, Replay, Uncertain, Verdict, Withheld
 from ...core.effects import NOT_NOTED, NOTHING_SENT, Sent
 from ...core.outcome import Outcome
-from ...core.problem import uncertain_answer, verdict_answer
+from ...core.problem import Refusal, refuse, uncertain_answer, verdict_answer
 from ...core.program import Program
 from ...core.record import Answer, Lease, Record
 from ...core.states import Mode
@@ -106,10 +106,12 @@ class Leased:
                 lease,
                 lambda: self._completed(lease, operation_id, kept, answer.status, provider_id, sent),
                 bare=lambda: self._completed(lease, operation_id, kept, answer.status),
-                otherwise=running.expires_at,
+                otherwise=_UNTOLD if running.claim.mode is Mode.REPEATABLE else running.expires_at,
             )
             if expires_at is None:
                 return Finished((yield from self._overtaken(running)))
+            if expires_at is _UNTOLD:
+                return Finished(refuse(Refusal(503, *_NOT_RECORDED, policy.retry_after), policy))
             return Finished(with_expiry(answer, policy, expires_at), handled.propagated)
         if outcome is Outcome.UNKNOWN:
             code = handled.error_code
@@ -185,7 +187,8 @@ class Leased:
 
         The handler has run, so its answer is the truth whether or not the store can be reached. The
         client gets it, recording goes on in the background, and a retry meanwhile finds the lease, or an
-        unknown outcome, and does not run. What the handler noted beside its outcome matters less than that:
+        unknown outcome, and does not run; where it may be repeated it does run, and so the client is told to
+        ask for the answer that counts. What the handler noted beside its outcome matters less than that:
         where the store will not have the one with the other, the ``bare`` outcome is recorded.
         """
         try:
@@ -217,6 +220,13 @@ class Leased:
         if isinstance(seen, Absent | Seen):
             return uncertain_answer(policy, running.operation.id, None)
         return verdict_answer(seen, policy)
+
+
+_UNTOLD: Final[Any] = object()
+_NOT_RECORDED: Final = (
+    "It was done, and its answer could not be recorded, so it may be done again. Retry with the same key.",
+    "store_unavailable",
+)
 
 
 def max_run_of(rules: Rules) -> int:

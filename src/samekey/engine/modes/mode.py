@@ -22,6 +22,7 @@ from ...errors import (
     OutcomeUnknown,
     ReadOnlyStore,
     SamekeyError,
+    Sealed,
     StoreBusy,
     StoreError,
     StoreUnavailable,
@@ -237,6 +238,9 @@ def unavailable(policy: Policy, error: Exception) -> Answer:
         return refuse(
             Refusal(503, "Nothing was done. Retry with the same key.", None, policy.retry_after), policy
         )
+    if isinstance(error, Sealed):
+        said = "What is stored under this key cannot be read right now. Retry with the same key."
+        return refuse(Refusal(503, said, "store_unavailable", policy.retry_after), policy)
     detail = (
         "It is not known yet whether it was done: the store was lost at the end. Retry with the same key."
         if isinstance(error, CommitUncertain)

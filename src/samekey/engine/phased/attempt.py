@@ -59,6 +59,7 @@ from ...stores.sql.phases import Disputed, Overtaken, Work
 from ..evidence.said import FoundWord
 from ..flow import Commit, Flow, Open, Rollback, ask, ask_in
 from ..handler import raised
+from ..keeper import gone_by
 from ..modes.mode import Finished, Handled, keep, unavailable, with_expiry
 from ..operation import MOMENTS
 from .definition import Definition, Effect, EffectRules, NotSettled, StoppedByWord, max_run_ms
@@ -129,7 +130,7 @@ class PhasedRun:
         self._recording = False
         """A result could not be stored yet and is tried again in the background: the lease must stay ours."""
         self._provider_id: str | None = None
-        self._meant_at = 0.0
+        self._meant_at = 0.0, 0.0
         self._began = next(MOMENTS)
 
     @contextmanager
@@ -231,7 +232,7 @@ class PhasedRun:
         self, position: int, name: str, phase: Phase | None, rules: EffectRules
     ) -> Flow[ResumeEffect | FoundWord | None]:
         """Commits the intent, or says what to do about an older one. None: make the call."""
-        self._meant_at = time.monotonic()
+        self._meant_at = time.monotonic(), time.time()
         phases, lease, operation_id = self.ways.phases, self.lease, self.operation_id
         if phase is None:
             try:
@@ -327,7 +328,7 @@ class PhasedRun:
         settled = settles_at(phase.intent_at, rules.timeout_ms, rules.settle_ms)
         if now < settled:
             raise NotSettled(name, settled - now)
-        self._meant_at = time.monotonic()
+        self._meant_at = time.monotonic(), time.time()
         try:
             yield from ask(
                 lambda: self.ways.phases.intend_anew(
@@ -359,7 +360,7 @@ class PhasedRun:
         from the intent, is over: "not found" would already be believed while it still calls. A pause
         between this check and the call itself cannot be closed by anybody.
         """
-        left = rules.timeout_ms / 1000 - (time.monotonic() - self._meant_at)
+        left = rules.timeout_ms / 1000 - gone_by(*self._meant_at)
         held = self.ways.keeper.remaining(self.lease)
         if held > 0 and left > 0:
             return left

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from ...core.claim import downstream_key
 from ...core.effects import Says
 from ...core.phases import Phase, decode_phases
-from ...core.program import BEGIN, Program, Value, at_home, home_of
+from ...core.program import BEGIN, NotNow, Program, Value, at_home, home_of
 from ...core.record import Answer, Lease, Record
-from ...errors import CorruptRecord, EscapedTransaction, LeaseLost
+from ...errors import CorruptRecord, EscapedTransaction, LeaseLost, Sealed
 from ..protocols import Actor
 from ..readable import Tell, never_empty, records
 from .keys import SqlKeys
@@ -75,7 +75,10 @@ class Phases:
             assert isinstance(version, int) and isinstance(payload, bytes)
             stored = StoredInput(str(name), version, at_home(payload, home_of("payload", operation_id)))
         rows = yield self._queries.statement("load_phases", now, operation_id=operation_id)
-        return Work(stored, decode_phases(operation_id, rows))
+        phases = decode_phases(operation_id, rows)
+        if any(isinstance(one, NotNow) for one in (stored and stored.payload, *(x.result for x in phases))):
+            raise Sealed
+        return Work(stored, phases)
 
     def clock(self, *, now: int | None = None) -> Program[int]:
         """The store's clock, in milliseconds."""

@@ -45,7 +45,7 @@ left join {keys} on scope = :scope::text and key = :key::text
 -- Whether a commit of this role's has been waiting for its synchronous standby. It is done and cannot be seen yet.
 select {now} from pg_stat_activity
 where wait_event = 'SyncRep' and usename = current_user and datname = current_database()
-    and query_start < clock_timestamp() - interval '1 second'
+    and query_start < statement_timestamp() - interval '1 second'
 limit 1
 
 -- name: find_by_id
