@@ -47,6 +47,10 @@ class Figures:
     """The longest pause of Python's garbage collector."""
     megabytes: list[float] = field(default_factory=list)
     """Memory after each part."""
+    allocated: list[float] = field(default_factory=list)
+    """Of it what C code has asked for and not given back: what is more is the C library's to keep."""
+    blocks: list[int] = field(default_factory=list)
+    """Pieces of memory that Python objects hold."""
     examples: list[str] = field(default_factory=list)
     """Requests that were answered with 5xx."""
 
@@ -91,6 +95,8 @@ def fuzz(app: str, values: int, seed: int = 0, *, bare: bool = False, freeze: bo
             figures.collector_ms = max(figures.collector_ms, found["collector_ms"])
             figures.long += found["long"][: 5 - len(figures.long)]
             figures.megabytes.append(round(found["megabytes"], 1))
+            figures.allocated.append(round(found["allocated"], 1))
+            figures.blocks.append(found["blocks"])
         if figures.failed:
             figures.examples.append(served.output()[-4000:])
     return figures

@@ -40,6 +40,8 @@ __all__ = [
     "connected",
     "find_binary",
     "find_server",
+    "is_mariadb",
+    "numbers",
 ]
 
 URL_VARIABLE = "SAMEKEY_TEST_MYSQL_URL"
@@ -163,6 +165,17 @@ def ask(url: str, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
     with connected(url, conv=decoders) as connection, connection.cursor() as cursor:
         cursor.execute(text.replace("%", "%%").replace("?", "%s"), tuple(parameters))
         return list(cursor.fetchall())
+
+
+def is_mariadb(url: str) -> bool:
+    """Whether the server is MariaDB; else it is MySQL."""
+    return "mariadb" in str(ask(url, "select version()")[0][0]).lower()
+
+
+def numbers(count: int) -> str:
+    """A table of the numbers from 1 on, in a column ``seq``; MariaDB and MySQL know it."""
+    listed = f"concat('[', repeat('0,', {count - 1}), '0]')"
+    return f"json_table({listed}, '$[*]' columns (seq for ordinality)) as numbers"
 
 
 def _text_if_text(data: bytes | str) -> bytes | str:

@@ -12,6 +12,7 @@ import pymysql  # type: ignore[import-untyped]
 import pytest
 
 from lab.processes import wait_until
+from lab.servers.mariadb import numbers
 from samekey.ops import doctor_tables
 from tests.chosen import whole
 from tests.operator.command import samekey
@@ -145,7 +146,7 @@ def room(patient: Patient) -> None:
     patient.patch.setattr(doctor_tables, "ROOM", 1 << 20)
     patient.sql(
         "insert into samekey_inputs (operation_id, name, version, payload, created_at)"
-        " select seq, '', 1, repeat('x', 8000), 1 from seq_1_to_4000",
+        f" select seq, '', 1, repeat('x', 8000), 1 from {numbers(4000)}",
         "delete from samekey_inputs",
     )
     patient.after.callback(patient.sql, "optimize table samekey_inputs")

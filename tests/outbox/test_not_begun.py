@@ -14,6 +14,7 @@ from cryptography.fernet import Fernet
 
 from lab.processes import wait_until
 from lab.proxy import CutAfter, FaultProxy
+from lab.servers import mariadb
 from samekey import JobContext
 from samekey.core.claim import scope_part
 from samekey.encryption import fernet
@@ -172,7 +173,7 @@ def test_no_tenants_backlog_however_long_hides_the_others(outbox: Outbox) -> Non
     else:
         numbers = {
             "postgres": "select i from generate_series(1, ?) as n(i)",
-            "mysql": "select seq as i from seq_1_to_4000 where seq <= ?",
+            "mysql": f"select seq as i from {mariadb.numbers(4000)} where seq <= ?",
         }[outbox.dialect]
     glue = "concat('x', n.i)" if outbox.dialect == "mysql" else "'x' || n.i"
     outbox.ask(

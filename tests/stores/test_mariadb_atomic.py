@@ -22,6 +22,7 @@ from samekey.core.states import Mode
 from samekey.drivers.mysql.driver import PyMySQLDriver
 from samekey.drivers.mysql.lent import OurConnection
 from samekey.drivers.mysql.text import ends_transaction
+from samekey.drivers.mysql.url import isolation_variable
 from samekey.drivers.run import run_in
 from samekey.engine.handler.rules import rules_from
 from samekey.engine.modes.mode import Handled
@@ -265,7 +266,8 @@ def test_what_a_handler_set_does_not_meet_the_next(url: str) -> None:
         running = begun(idempotency, label)
         connection = running.operation.connection
         rows = connection.execute(
-            "select @mine, @@sql_mode like '%%ANSI_QUOTES%%', @@tx_isolation, @@autocommit, "
+            "select @mine, @@sql_mode like '%%ANSI_QUOTES%%', "
+            f"@@{isolation_variable(connection.server_version)}, @@autocommit, "
             "get_lock('handler', 0)"
         ).fetchall()
         assert rows == ((None, 0, "READ-COMMITTED", 1, 1),)
@@ -340,7 +342,7 @@ SETTINGS = [
     "set character_set_results = utf16",
     "set collation_connection = utf16_bin",
     "set names latin1",
-    "set max_statement_time = 0.0001",
+    "/*M! set max_statement_time = 0.0001 *//*!80000 set max_execution_time = 1 */",
 ]
 
 

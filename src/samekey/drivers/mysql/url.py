@@ -213,7 +213,7 @@ def setup(version: str, *, short: bool) -> str:
     ``short``: for our short statements. Elsewhere the user's statements run too, and wait as long as the
     server says.
     """
-    isolation = _isolation_variable(version)
+    isolation = isolation_variable(version)
     waits = f", session innodb_lock_wait_timeout = {LOCK_SECONDS}" if short else ""
     return (
         f"set names utf8mb4, session autocommit = 1, session {isolation} = 'READ-COMMITTED'{waits}, "
@@ -231,7 +231,8 @@ def as_found(version: str, *, own: bool) -> str:
     return f"set names utf8mb4, {clock}, {longest} = default"
 
 
-def _isolation_variable(version: str) -> str:
+def isolation_variable(version: str) -> str:
+    """How this server calls it; one that is too old is refused."""
     # MariaDB may put "5.5.5-" before its own number, for clients that are older than it.
     mariadb = "mariadb" in version.lower()
     plain = version.removeprefix("5.5.5-") if mariadb else version

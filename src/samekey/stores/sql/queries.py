@@ -227,8 +227,12 @@ _OPEN_WORD: Final = (
 def _kept(dialect: Dialect, tables: Mapping[str, str], table: str) -> str:
     """Something of this operation is left to do, to find out or to be seen: whoever asks, reaper or retry,
     its record stays, its answer with it."""
-    # "offset 0": see postgres/upkeep.sql.
-    head, end = ("select", " offset 0") if dialect == "postgres" else ("select 1", "")
+    # "offset 0": see postgres/upkeep.sql. MySQL would read all jobs first, the records after that.
+    head, end = {
+        "postgres": ("select", " offset 0"),
+        "mysql": ("select /*+ no_semijoin() */ 1", ""),
+        "sqlite": ("select 1", ""),
+    }[dialect]
 
     def has(part: str, alias: str, rule: str) -> str:
         rule = rule.replace("k.", f"{table}.")

@@ -11,6 +11,7 @@
 -- -- then    what follows on the same connection; the last rows that there are count
 -- :mark      16 random bytes, new with every execution
 -- :locked    the first column of the rows before; without rows the statement ends there
+-- /*+ … */   a word to MySQL's planner, a comment to MariaDB: ask for each record, or it reads the other table whole
 --
 -- Who won is never told by the number of affected rows: it depends on a flag of the connection (FOUND_ROWS).
 -- A change of one row signs it with :mark, and what comes after reads the row that bears the mark. The two need

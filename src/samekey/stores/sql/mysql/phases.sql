@@ -103,7 +103,7 @@ delete from {phases} where operation_id = :operation_id
 select a.id from {keys} as a force index (samekey_keys_lease)
 where a.state = 'in_progress' and a.mode = 'phased' and a.locked_until <= {now}
     and a.tenant not in (:full) and exists (
-        select 1 from {inputs} as i
+        select /*+ no_semijoin() */ 1 from {inputs} as i
         where i.operation_id = a.id
             and concat(i.name, '/', i.version) in (:known)
     )

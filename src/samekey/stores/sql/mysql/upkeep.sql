@@ -25,7 +25,7 @@ select {now}, {record} from {keys} where id in (:locked)
 select k.id from {keys} as k force index (samekey_keys_lease)
 where k.state = 'in_progress' and k.mode = 'phased' and k.locked_until <= {now}
     and not exists (
-        select 1 from {inputs} as i where i.operation_id = k.id
+        select /*+ no_semijoin() */ 1 from {inputs} as i where i.operation_id = k.id
     )
 order by k.locked_until limit :batch
 for update skip locked
@@ -42,7 +42,7 @@ select {now}, {record} from {keys} where id in (:locked)
 select mode, count(*) from {keys} as k
 where state = 'in_progress' and locked_until <= {now} and (
     mode <> 'phased' or not exists (
-        select 1 from {inputs} as i where i.operation_id = k.id
+        select /*+ no_semijoin() */ 1 from {inputs} as i where i.operation_id = k.id
     )
 )
 group by mode order by mode
@@ -145,7 +145,7 @@ delete from {evidence} where operation_id in (:ids)
 select k.scope, k.`key`, k.id from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
     and not exists (
-        select 1 from {jobs} as j where j.operation_id = k.id and (
+        select /*+ no_semijoin() */ 1 from {jobs} as j where j.operation_id = k.id and (
             j.sends > 0 or (j.state = 'live' and j.due_at > {now} - :timeout_ms)
         )
     )
@@ -155,7 +155,7 @@ order by k.last_run_at limit :batch
 select count(*) from {keys} as k
 where k.state = 'pending' and k.last_run_at <= {now} - :timeout_ms
     and not exists (
-        select 1 from {jobs} as j where j.operation_id = k.id and (
+        select /*+ no_semijoin() */ 1 from {jobs} as j where j.operation_id = k.id and (
             j.sends > 0 or (j.state = 'live' and j.due_at > {now} - :timeout_ms)
         )
     )
@@ -191,7 +191,7 @@ select max(s.id), max(s.at), count(case when s.at < :before and not exists (
 
 -- name: prune_audit
 delete from {audit} where id > :after and id <= :last and at < :before and not exists (
-    select 1 from {keys} as k where k.scope = {audit}.scope and k.`key` = {audit}.`key`
+    select /*+ no_semijoin() */ 1 from {keys} as k where k.scope = {audit}.scope and k.`key` = {audit}.`key`
         and (k.id = {audit}.operation_id or ({audit}.to_state is null and {audit}.from_state <> 'in_progress'))
 )
 
