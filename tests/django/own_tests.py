@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
 from examples.shop.orm import database
 from tests.django import world
@@ -15,14 +16,14 @@ URLS = "tests.django.own_urls"
 
 
 def main(url: str) -> int:
-    world.project()
+    world.project({"default": database(url)})
     from django.conf import settings
-    from django.db import connections
+    from django.db import connection
     from django.test.runner import DiscoverRunner
 
     settings.ROOT_URLCONF = URLS
     settings.SILENCED_SYSTEM_CHECKS = ["admin.E408", "admin.E409", "admin.E410"]  # it is not served here
-    connections.settings = connections.configure_settings({"default": database(url)})
+    assert connection.vendor == urlsplit(url).scheme, "another database"
     runner: Any = DiscoverRunner(verbosity=1, interactive=False)
     failures: int = runner.run_tests(["tests.django.own_cases"])
     return failures

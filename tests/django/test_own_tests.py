@@ -11,7 +11,7 @@ from lab import environment
 from tests.chosen import stores
 
 
-@pytest.mark.parametrize("store", stores("memory", "sqlite", "postgres", first=1))
+@pytest.mark.parametrize("store", stores("memory", "postgres", "sqlite", "mariadb", first=2))
 def test_a_project_runs_its_own_tests(store: str, request: pytest.FixtureRequest) -> None:
     url = "sqlite:///:memory:" if store == "memory" else request.getfixturevalue(f"{store}_url")
     command = [sys.executable, "-W", "error", "-m", "tests.django.own_tests", url]

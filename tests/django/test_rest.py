@@ -158,3 +158,37 @@ def test_the_api_page_describes_an_endpoint_by_its_own_words() -> None:
         pass
 
     assert get_doc(Orders) == ""
+
+
+def test_a_method_that_one_view_guards_is_another_ones_own(sqlite_url: str) -> None:
+    """REST framework's classes share it: each POST to the other one was a 500, with and without a key."""
+    from samekey.django import Idempotent
+    from tests.django.ledger.models import Entry
+
+    class EntrySerializer(ModelSerializer):  # type: ignore[misc]
+        class Meta:
+            model = Entry
+            fields = ("id", "text")
+
+    def urls(idempotency: Idempotency) -> list[Any]:
+        class Guarded(Idempotent, ModelViewSet):  # type: ignore[misc]
+            queryset = Entry.objects.all()
+            serializer_class = EntrySerializer
+            idempotent: ClassVar = {"create": idempotency.atomic}
+
+        class Plain(ModelViewSet):  # type: ignore[misc]
+            queryset = Entry.objects.all()
+            serializer_class = EntrySerializer
+
+        router = SimpleRouter()
+        router.register("guarded", Guarded, basename="guarded")
+        router.register("plain", Plain, basename="plain")
+        return [path("", include(router.urls))]
+
+    with world(sqlite_url, urls) as shop:
+        assert shop.post("/plain/", None, {"text": "a"}).status_code == 201
+        assert shop.post("/plain/", "p", {"text": "b"}).status_code == 201
+        assert shop.post("/guarded/", None, {"text": "c"}).status_code == 400
+        answers = [shop.post("/guarded/", "g", {"text": "d"}) for _ in range(2)]
+        assert [one.status_code for one in answers] == [201, 201]
+        assert answers[1]["Idempotent-Replayed"] == "true"

@@ -23,7 +23,7 @@ from ..core.record import Answer
 from ..core.states import Mode
 from ..edges.guards import NO_ROUTE, Found, Route, RouteGuards, leads_to, too_large, unguarded_answer
 from ..edges.startup import Wrong, look
-from ..edges.walk import Guard, ReachedRoute, state_changing
+from ..edges.walk import READ_ONLY, Guard, ReachedRoute, state_changing
 from ..engine.exchange import SEEN, Exchange, Unguarded, current_exchange
 from ..engine.gate import asker_of
 from ..engine.modes.anonymous import anonymous_operation
@@ -179,7 +179,9 @@ class IdempotencyMiddleware:
         """What a request is to those whom it will meet, which it carries with it."""
         method = request.META["REQUEST_METHOD"].upper()
         if method not in self._policy.methods:
-            seen = request.META[SEEN] = Unguarded(lambda: leads_to(_found(request, method)), self._policy)
+            again = method not in READ_ONLY and self._variable in request.META
+            seen = Unguarded(lambda: leads_to(_found(request, method)), self._policy, again)
+            request.META[SEEN] = seen
             return seen
         if isinstance(request.META.get(SEEN), Exchange):
             raise ConfigurationError(

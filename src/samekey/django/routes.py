@@ -77,6 +77,11 @@ class Handler:
         function = own_handler(self.function) if self.owner is not None else _behind_harmless(self.function)
         return is_wrapped(_of_api_view(function) or function)
 
+    @property
+    def in_class(self) -> bool:
+        """Whether it is a method; the class that REST framework makes of a function is none of the user's."""
+        return self.owner is not None and _of_api_view(own_handler(self.function)) is None
+
     def before_claim(self) -> list[str]:
         """What of the project's own runs before the guarded function, by name."""
         owner = self.owner
@@ -204,6 +209,7 @@ class Urlconf:
                         guard_handler=partial(_guard, pattern.callback, handler, pattern),
                         route=pattern,
                         wrapped=handler.is_wrapped,
+                        in_class=handler.in_class,
                     )
 
 

@@ -45,7 +45,7 @@ from .held import Held
 from .messages import PATH, App, Message, Receive, Scope, Send, from_outside, noticing, send_answer
 from .routing import router_behind, ways_of
 from .startup import Wrong, look
-from .walk import state_changing
+from .walk import READ_ONLY, state_changing
 
 logger = logging.getLogger("samekey")
 
@@ -119,7 +119,8 @@ class AsgiMiddleware:
         elif method not in self._policy.methods:
             as_it_came = dict(scope)  # mounts change it on the way
             self._guard_handlers()
-            unguarded = Unguarded(lambda: leads_to(self._find(as_it_came)), self._policy)
+            again = method not in READ_ONLY and self._guards.header in dict(scope["headers"])
+            unguarded = Unguarded(lambda: leads_to(self._find(as_it_came)), self._policy, again)
             await self._pass(scope, receive, send, unguarded)
         else:
             await self._guard(scope, receive, send)
@@ -289,7 +290,7 @@ class AsgiMiddleware:
             found = "\n".join(self.look(scope.get("root_path", "")))
             if found:
                 await send({"type": "lifespan.startup.failed", "message": found})
-                return
+                raise ConfigurationError(found)  # test clients go by this, and else wait for ever at the end
 
         async def receive_lifespan() -> Message:
             nonlocal first

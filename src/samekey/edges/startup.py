@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..engine.engine import Engine
 from ..engine.handler.around import REFUSED
-from ..engine.handler.marks import GUARD, Mark, identity, mark_of
+from ..engine.handler.marks import GUARD, Mark, hidden_mark, identity, mark_of
 from ..engine.handler.shape import DEFINITION, Shape
 from ..errors import ConfigurationError
 from .calls import guarded_call, meets_another, two_guards_of
@@ -112,13 +112,15 @@ class Declared:
     """The methods by which it is reached with others around its function."""
     method_of: tuple[type, str] | None = None
     """Its class, and its name there."""
+    in_class: bool = False
 
     @classmethod
     def of(cls, reached: Sequence[ReachedRoute]) -> Declared:
         one, methods = reached[0], frozenset(each.method for each in reached)
         wrapped = frozenset(each.method for each in reached if each.wrapped)
         method_of = next((each.method_of for each in reached if each.method not in READ_ONLY), None)
-        return cls(one.path, plain(one.handler), methods, one.opaque, one.route, wrapped, method_of)
+        more = (one.opaque, one.route, wrapped, method_of, one.in_class)
+        return cls(one.path, plain(one.handler), methods, *more)
 
     def __str__(self) -> str:
         changing = sorted(self.methods - READ_ONLY) or sorted(self.methods)
@@ -173,6 +175,18 @@ def wrong_with(
                 "decorators stand in the wrong order: write the route's (@app.post) above samekey's, so that "
                 "it is given the guarded function. If it is meant so, say it: "
                 f"routes={{{one.path!r}: 'exempt'}}."
+            )
+        elif (
+            of_path != "exempt"
+            and (of_path is not None or undecorated == "guard")
+            and one.methods & idempotency.policy.methods
+            and (hidden := hidden_mark(one.handler)) is not None
+        ):
+            yield (
+                f"{one}: a decorator above that of {_name(hidden.function)} hides it, for want of "
+                "functools.wraps: two guards would meet, or a replay would pass that decorator by. Put "
+                f"functools.wraps on it, or @idempotency.{hidden.rules.mode} above it; or give the "
+                'middleware undecorated="pass", so that only decorated functions are guarded, each by itself.'
             )
         elif (
             (of_path in ("required", "optional") or (of_path is None and undecorated == "guard"))
@@ -235,10 +249,11 @@ def _decorated(
 
 def _is_bare(one: Declared, idempotency: Engine, guarded: Guarded, of_path: RouteGuard | None) -> bool:
     """Whether a handler without a mark is, or wraps, a function that was declared, and nothing says that this
-    is meant so: that its path is exempt, or is guarded in another way than another route of it is."""
+    is meant so: that its path is exempt, or is guarded in another way than another route of it is. A method
+    that a class inherits is its own: that another class guards it says nothing of this one."""
     here = {(method, one.path) for method in one.methods}
     known = [identity(each) for each in _chain(one.handler) if identity(each) in idempotency.declared]
-    if not known or of_path == "exempt":
+    if not known or of_path == "exempt" or one.in_class:
         return False
     return of_path is None or any(not set(guarded.get(each, ())) - here for each in known)
 

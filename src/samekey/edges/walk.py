@@ -82,6 +82,8 @@ class ReachedRoute:
     """Others stand around the function of the handler."""
     method_of: tuple[type, str] | None = None
     """The class of the handler, and its name there, where it is a method of one."""
+    in_class: bool = False
+    """The handler is a method that other classes may inherit as well, and guard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ def _endpoint(route: Any, endpoint: Any, template: str, place: RoutePlace) -> It
                 guard_handler=hook,
                 wrapped=starlette.is_wrapped_handler(found.endpoint),
                 method_of=(endpoint, method.lower()) if isinstance(endpoint, type) else None,
+                in_class=isinstance(endpoint, type),
             )
 
 

@@ -56,7 +56,7 @@ from .guards import (
 from .messages import announced, is_replaced
 from .startup import Wrong, look
 from .unclaimed import Unclaimed, close, noticing
-from .walk import state_changing
+from .walk import READ_ONLY, state_changing
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -102,7 +102,9 @@ class WsgiMiddleware:
             as_it_came = dict(environ)  # dispatchers change it on the way
             methods = self._policy.methods
             unguarded = Unguarded(
-                lambda: leads_to(reached_view(methods) or self._find(as_it_came, path)), self._policy
+                lambda: leads_to(reached_view(methods) or self._find(as_it_came, path)),
+                self._policy,
+                again=method not in READ_ONLY and self._variable in environ,
             )
             return self._pass(environ, start_response, unguarded)
         wrong = self._look(root)

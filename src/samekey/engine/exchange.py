@@ -361,11 +361,13 @@ class Unguarded:
     once for each such request, and nobody would know.
     """
 
-    __slots__ = ("_policy", "_routed_to", "over")
+    __slots__ = ("_again", "_policy", "_routed_to", "over")
 
-    def __init__(self, routed_to: Callable[[], object | None], policy: Policy) -> None:
+    def __init__(self, routed_to: Callable[[], object | None], policy: Policy, again: bool = False) -> None:
         self._routed_to = routed_to
         self._policy = policy
+        self._again = again
+        """A key came by a method that changes something and is not guarded: the request may come again."""
         self.over = False
         """The request has been answered; what it has started may still run."""
 
@@ -373,7 +375,7 @@ class Unguarded:
         """Whether the guarded function with this mark may run as it is: it is the handler that a request by
         such a method has reached, or will by its router; or, where the router does not know, it is given
         this very request."""
-        if self.over:
+        if self.over or self._again:
             return False
         handler, method = reached.get()
         if handler is mark:

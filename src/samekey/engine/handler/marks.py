@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
 
-from .hands import holds
+from .hands import closed_over, holds
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -57,6 +58,23 @@ def mark_of(handler: Any) -> Mark | Literal["exempt"] | None:
     if not isinstance(mark, Mark | Exempt):
         return None
     return _said(mark) if _leads_to(handler, mark.function) else None
+
+
+def hidden_mark(handler: Any) -> Mark | None:
+    """The mark of a function that a handler without one was made around, by a decorator without
+    ``functools.wraps``: one that passes on whatever it is given, or whose code was generated. Anything else
+    that a handler holds may be a part of its work."""
+    handler = own_handler(handler)
+    handler = getattr(handler, "__func__", handler)
+    if not isinstance(handler, FunctionType):
+        return None
+    code, held = handler.__code__, list(closed_over(handler))
+    if code.co_filename.startswith("<"):
+        held += [handler.__globals__[name] for name in code.co_names if name in handler.__globals__]
+    elif code.co_argcount or not (code.co_flags & CO_VARARGS and code.co_flags & CO_VARKEYWORDS):
+        return None
+    marks = (mark_of(one) for one in held if callable(one))
+    return next((mark for mark in marks if isinstance(mark, Mark)), None)
 
 
 def _said(mark: Mark | Exempt) -> Mark | Literal["exempt"]:

@@ -78,7 +78,8 @@ def reach(guarded: Any, arguments: tuple[Any, ...]) -> Exchange | Part | None:
         raise ConfigurationError(
             f"{guarded.__qualname__} is guarded, but was called in a request that is not (by its method), so "
             "nothing was run: each such request would run it once more. Call it in a guarded request (a "
-            "POST), or give this call a key of its own: idempotency.once(…)."
+            "POST), guard this method in the policy (methods={…}), or give this call a key of its own: "
+            "idempotency.once(…)."
         )
     if exchange is None:
         raise ConfigurationError(
