@@ -216,7 +216,7 @@ UPKEEP: Final = (
     Case("reconciler, stranded evidence", "stranded_evidence", share=2_000),
     Case("completer", "take_abandoned", {"known": ["ride/1"]}, 8 * DUE),
     Case("worker, what is due", "due_jobs", {}, 4 * BATCH),
-    Case("worker, a batch", "take_jobs", {"name": "settle 1"}, 4 * BATCH),
+    Case("worker, a batch", "take_jobs", {"name": "settle 1", "until": None}, 4 * BATCH),
 )
 NOTHING: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("state", "tenant", "key", "endpoint", "created_after", "created_before", "source")),
