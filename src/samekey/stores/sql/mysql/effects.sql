@@ -2,8 +2,9 @@
 
 -- name: effects_of
 -- What an operation may have sent. A job's own row tells how often it was begun, and what became
--- of it.
-select e.step, e.kind, e.place, e.attempt, e.source, e.downstream_key, coalesce(j.provider_id, e.provider_id),
+-- of it. MySQL gives what is made of two texts as a blob, unless it is told that it is a text.
+select e.step, e.kind, e.place, e.attempt, e.source, e.downstream_key,
+    convert(coalesce(j.provider_id, e.provider_id) using utf8mb4),
     case when e.kind = 'job' then coalesce(j.sends, 0) else e.sends end,
     case when e.kind = 'job' then j.run_at else e.sent_at end,
     e.outcome, j.state, j.answers
