@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-import samekey.core.effects as rules
+import samekey.core.judging as rules
 import samekey.engine.evidence.reconcile as applying
-from samekey.core.effects import KnownEffect, Verdict, Word
+from samekey.core.effects import KnownEffect, Word
+from samekey.core.judging import Verdict
 from samekey.core.program import Program
 from samekey.core.record import Record
+from samekey.core.whose import Whose
 from samekey.errors import StoreBusy
 from samekey.stores.sql.effects import Effects
 from tests.chosen import whole
@@ -41,7 +43,7 @@ def drop_the_step(patch: pytest.MonkeyPatch) -> None:
 
 def ignore_the_attempt(patch: pytest.MonkeyPatch) -> None:
     """A "no" counts whenever it happened."""
-    patch.setattr(rules, "_about_now", lambda *_: True)
+    patch.setattr(rules, "send_of_call", lambda *_: Whose.OURS)
 
 
 def forget_the_yes(patch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def believe_the_no(patch: pytest.MonkeyPatch) -> None:
         return rules._judge(word, record, effects, others)
 
     patch.setattr(applying, "judge", alone)
-    patch.setattr(rules, "_in_doubt", lambda _about_now: None)
+    patch.setattr(rules, "_in_doubt", lambda _send: None)
 
 
 IGNORED = [

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from samekey import Executed, Idempotency, NotExecuted, current_operation
+from samekey import Declined, Executed, Idempotency, NotExecuted, current_operation
 from samekey import Response as Answer
 from samekey.asgi import IdempotencyMiddleware
 from samekey.core.effects import Sent, SentStep
@@ -295,11 +295,11 @@ def test_an_event_that_names_its_effect_in_another_way_is_the_same(world: World)
 TOLERANCE = CLOCK_TOLERANCE_MS
 
 
-def attempts(world: World, *, second_at: int) -> Record:
+def attempts(world: World, *, second_at: int, made: str | None = None) -> Record:
     """One that failed, then one whose outcome is unknown."""
     record = world.claim("k", at=second_at - 300)
     fail(world, record, at=second_at - 200)
-    lose(world, world.claim("k", at=second_at), at=second_at)
+    lose(world, world.claim("k", at=second_at), at=second_at, provider_id=made)
     return record
 
 
@@ -318,11 +318,25 @@ def test_a_no_counts_for_the_last_send_only_beyond_the_clocks_tolerance(
     world: World, after: int, resolution: Resolution, state: str
 ) -> None:
     """Within it, it may be about the one before: it is kept, and frees nothing."""
-    record = attempts(world, second_at=-MINUTE)
-    told = world.tell(NotExecuted, at=-MINUTE + after, downstream_key=record.downstream_key())
+    record = attempts(world, second_at=-MINUTE, made="ch_2")
+    told = world.tell(NotExecuted, at=-MINUTE + after, tenant="acme", provider_id="ch_2")
     # Where it happened even before the operation itself, the first attempt is not meant either.
     assert told is resolution or (after < -TOLERANCE and told is Resolution.UNPLACED)
     assert world.read(record).state == state
+
+
+@pytest.mark.parametrize("named", ["operation_id", "downstream_key"])
+@pytest.mark.parametrize(
+    "provider_says", [NotExecuted, Declined(Answer(402, {}), "ch_9"), Declined(Answer(402, {}))]
+)
+def test_a_no_about_one_of_several_sends_counts_by_the_object_of_the_last_alone(
+    world: World, provider_says: Any, named: str
+) -> None:
+    """All of them bear one key. The provider may cancel what the first has made after the last began."""
+    record = attempts(world, second_at=-HOUR)
+    given = {"operation_id": record.id, "downstream_key": record.downstream_key()}[named]
+    assert world.tell(provider_says, at=-MINUTE, **{named: given}) is Resolution.KEPT
+    assert world.read(record).state == "unknown"
 
 
 @pytest.mark.parametrize("provider_says", [PAID, NotExecuted])
@@ -333,16 +347,20 @@ def test_a_word_in_whole_seconds_about_a_second_life_is_not_burnt(world: World, 
     assert record.life == 2
     lose(world, record, at=-MINUTE)
     told = world.tell(provider_says, at=-MINUTE - 900, downstream_key=record.downstream_key())
-    # A no that names nothing may be about what the first life made: it waits for a lookup, or an operator.
-    assert told is (Resolution.RESOLVED if provider_says is PAID else Resolution.KEPT)
+    # What names nothing may be about what the first life made: it waits for a lookup, or an operator.
+    assert told is Resolution.KEPT
+    assert world.read(record).state == "unknown"
+    made = Executed(PAID.response, "ch_2")
+    told = world.tell(made, "e2", at=-MINUTE - 900, downstream_key=record.downstream_key())
+    assert told is Resolution.RESOLVED
 
 
 def test_a_yes_in_whole_seconds_stops_the_retry_of_a_second_life(world: World) -> None:
     world.completed("k", at=-2 * DAY)
     record = world.claim("k", at=-MINUTE)
     fail(world, record, at=-MINUTE)
-    assert world.tell(PAID, at=-MINUTE - 900, downstream_key=record.downstream_key()) is Resolution.RESOLVED
-    assert world.read(record).state == "completed"
+    assert world.tell(PAID, at=-MINUTE - 900, downstream_key=record.downstream_key()) is Resolution.KEPT
+    assert world.read(record).state == "unknown"
 
 
 # ------------------------------------------------------------------ which event it was

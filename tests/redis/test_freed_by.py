@@ -11,7 +11,7 @@ from lab.servers.dynamodb import CREDENTIALS
 from lab.servers.dynamodb import find_server as find_dynamodb
 from lab.servers.redis_server import find_server as find_redis
 from samekey import Idempotency, NotExecuted, current_operation
-from samekey.core import effects
+from samekey.core import placing
 from samekey.engine.evidence.said import Resolution
 from samekey.errors import SamekeyError
 from tests.dynamodb.conftest import migrated
@@ -36,11 +36,13 @@ def idempotency(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def test_an_event_that_comes_again_frees_no_second_attempt(
     idempotency: Idempotency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(effects, "CLOCK_TOLERANCE_MS", 0)  # else the test would have to wait for as long
+    monkeypatch.setattr(placing, "CLOCK_TOLERANCE_MS", 0)  # else the test would have to wait for as long
     keys: list[str] = []
 
     def lose() -> None:
-        keys.append(current_operation().downstream_key())
+        operation = current_operation()
+        keys.append(operation.downstream_key())
+        operation.source, operation.provider_id = "psp", f"ch_{len(keys)}"
         raise TimeoutError("nobody knows")
 
     def attempt() -> None:
@@ -54,10 +56,10 @@ def test_an_event_that_comes_again_frees_no_second_attempt(
             NotExecuted,
             source="psp",
             event_id=event_id,
-            tenant=None,
+            tenant="acme",
             occurred_at=ahead,
             verify=lambda: True,
-            downstream_key=keys[0],
+            provider_id=f"ch_{len(keys)}",
         )
 
     attempt()

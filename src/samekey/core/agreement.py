@@ -1,6 +1,6 @@
 """What a provider's word about something that is settled says of the answer that stands.
 
-Pure, as ``core/effects.py``. A conflict is for a person: one of the two is wrong, and the client has been
+Pure, as ``core/judging.py``. A conflict is for a person: one of the two is wrong, and the client has been
 told the other. Doubt is none: a "no" that may be about a former attempt contradicts nothing.
 """
 
@@ -10,9 +10,12 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from .disputes import Yes, is_known_to
-from .effects import EffectKind, KnownEffect, Says, SentStep, TooLate, Word, certainly_about, is_before, judge
+from .effects import EffectKind, KnownEffect, Says, SentStep, Word
+from .judging import TooLate, certainly_about, judge
+from .placing import is_before, life_of
 from .record import Record
 from .states import Mode, State
+from .whose import Whose
 
 ERRORS_FROM = 400
 
@@ -29,11 +32,15 @@ class Aftermath(StrEnum):
 
 
 def aftermath(
-    word: Word, record: Record, effects: Sequence[KnownEffect], heard_of: Collection[str | None] = ()
+    word: Word,
+    record: Record,
+    effects: Sequence[KnownEffect],
+    past: Collection[str | None] = (),
+    heard_of: Collection[str | None] = (),
 ) -> Aftermath:
-    """Of a word that cannot change anything any more. ``heard_of``: objects of the provider's that former
-    events about the operation have named: each is shown to a person once."""
-    if is_before(word, record):
+    """Of a word that cannot change anything any more. ``past``: as for ``judge``. ``heard_of``: objects
+    of the provider's that former events about the operation have named: each is shown to a person once."""
+    if life_of(word, record, effects, past) is Whose.NOT_OURS or is_before(word, record):
         return Aftermath.LATE
     effect = _meant(word, record, effects)
     yes = word.says is Says.EXECUTED
@@ -59,7 +66,7 @@ def is_no_news(
     """Whether a word tells an operation nothing: what it is about has its end there, and that is no other
     than the word says."""
     over = isinstance(judge(word, record, effects, (), past), TooLate)
-    return over and aftermath(word, record, effects) is not Aftermath.CONFLICT
+    return over and aftermath(word, record, effects, past) is not Aftermath.CONFLICT
 
 
 def _made_twice(

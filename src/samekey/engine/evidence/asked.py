@@ -9,9 +9,11 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from ...core.effects import KnownEffect, another_step, is_former
+from ...core.effects import KnownEffect, another_step
+from ...core.placing import life_found
 from ...core.record import Record
 from ...core.states import Mode
+from ...core.whose import Whose
 from ...errors import ConfigurationError
 from ...evidence import Declined, Evidence, Executed
 from ...stores.protocols import Actor
@@ -68,12 +70,13 @@ def check_life(
     if not isinstance(finding, Executed | Declined):
         return
     given = finding.provider_id
-    former = is_former(given, record, effects, past)
-    doubtful = asked.asking is not None and not asked.asking.looked_since
-    if former or (former is None and doubtful):
+    since = asked.asking is None or asked.asking.looked_since
+    life = life_found(given, record, effects, past, since=since)
+    if life is not Whose.OURS:
         named = "What was found" if given is None else f"The provider's id {given!r}"
         raise ConfigurationError(
-            f"{named} {'is' if former else 'may be'} that of what a former life of the key has made, and "
-            "this is another operation: nothing was settled. All lives of a key have the same downstream "
-            "keys: a lookup must look for nothing older than record.since, and name what it has found."
+            f"{named} {'is' if life is Whose.NOT_OURS else 'may be'} that of what a former life of the key "
+            "has made, and this is another operation: nothing was settled. All lives of a key have the same "
+            "downstream keys: a lookup must look for nothing older than record.since, and name what it has "
+            "found."
         )

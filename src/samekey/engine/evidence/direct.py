@@ -7,7 +7,8 @@ from typing import Final, assert_never
 
 from ...core.agreement import Aftermath, aftermath
 from ...core.disputes import Yes, check_set_aside
-from ...core.effects import Foreign, Keep, Says, Settle, TooLate, Unplaced, judge, unburied
+from ...core.effects import Says, unburied
+from ...core.judging import Foreign, Keep, Settle, TooLate, Unplaced, judge
 from ...core.program import Program
 from ...core.record import Record
 from ...core.states import State
@@ -115,7 +116,7 @@ class DirectResolver:
                 yield from self._dispute(record, said)
                 return Resolution.UNPLACED
             case TooLate():
-                if aftermath(said.word(now), record, effects) is Aftermath.CONFLICT:
+                if aftermath(said.word(now), record, effects, past) is Aftermath.CONFLICT:
                     tell_conflict(said.word(now), record)  # there is no place to keep it
                 return Resolution.TOO_LATE
             case _:

@@ -1,6 +1,6 @@
 """Applying evidence: a provider's webhook, a lookup's finding, an operator's word.
 
-Evidence is about one effect of one attempt of one operation. ``core/effects.py`` says what it means; here it
+Evidence is about one effect of one attempt of one operation. ``core/judging.py`` says what it means; here it
 is carried out, in one transaction with the note that it was used. Whatever comes late, early, twice or out of
 order never moves a settled record, and what could not be used is not used up.
 """
@@ -8,34 +8,20 @@ order never moves a settled record, and what could not be used is not used up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
 from ...core.agreement import Aftermath, aftermath, is_no_news
-from ...core.effects import (
-    EffectKind,
-    Foreign,
-    Keep,
-    KnownEffect,
-    Says,
-    Settle,
-    TooLate,
-    Unplaced,
-    Word,
-    asked_about,
-    choose,
-    is_former,
-    judge,
-    names_what_is_done,
-    placed,
-    unburied,
-)
+from ...core.effects import EffectKind, KnownEffect, Says, Word, asked_about, unburied
+from ...core.judging import Foreign, Keep, Settle, TooLate, Unplaced, choose, judge
 from ...core.phases import encode_value
+from ...core.placing import life_found, names_what_is_done, placed
 from ...core.program import BEGIN, Program
 from ...core.record import Record
 from ...core.states import Mode, State
 from ...core.texts import LONGEST
+from ...core.whose import Whose
 from ...errors import ConfigurationError
 from ...evidence import Declined, Evidence, Executed, answer_for, check_about, encode_evidence, says, value_in
 from ...stores.protocols import Actor, Searching
@@ -194,7 +180,7 @@ class NotingResolver:
             verdict = Keep()
         match verdict:
             case TooLate():
-                yield from self._note(said, record, now, (yield from self._late(word, record, effects)))
+                yield from self._note(said, record, now, (yield from self._late(word, record, effects, past)))
                 yield from self._effects.go_on_undisputed(record.id, said.actor)
                 return Resolution.TOO_LATE
             case Keep() | Unplaced():
@@ -233,7 +219,9 @@ class NotingResolver:
                 continue
             verdict = judge(word, record, effects, [other for other in words if other is not word], past)
             if isinstance(verdict, TooLate):
-                yield from self._effects.mark(kept_as(word), (yield from self._late(word, record, effects)))
+                yield from self._effects.mark(
+                    kept_as(word), (yield from self._late(word, record, effects, past))
+                )
             if not isinstance(verdict, Settle) or not is_usable(verdict.word):
                 continue
             used = kept_as(verdict.word)
@@ -251,10 +239,12 @@ class NotingResolver:
         """What was noted of this event before."""
         return self._effects.event(said.source, said.event_id, operation_id, said.about, said.names_id)
 
-    def _late(self, word: Word, record: Record, effects: Sequence[KnownEffect]) -> Program[Aftermath]:
+    def _late(
+        self, word: Word, record: Record, effects: Sequence[KnownEffect], past: Collection[str | None]
+    ) -> Program[Aftermath]:
         """What becomes of a word that changes nothing any more. A contradiction is told."""
         heard_of = yield from self._effects.heard_of(record.id)
-        found = aftermath(word, record, effects, heard_of)
+        found = aftermath(word, record, effects, past, heard_of)
         if found is Aftermath.CONFLICT:
             tell_conflict(word, record)
         return found
@@ -290,14 +280,15 @@ class NotingResolver:
             names_what_is_done(heard(event), effects) for event in unsettled if event.says == Says.EXECUTED
         )
 
-    def is_former(self, operation_id: str, provider_id: str | None) -> Program[bool | None]:
-        """Whether a former life of the operation's key has made this, and this one has not. None: nobody can
-        tell, since it is not named, or what former lives have made is forgotten."""
+    def life_found(self, operation_id: str, provider_id: str | None, *, since: bool) -> Program[Whose]:
+        """Which life of its key has made what a lookup found. ``since``: it has asked from when on to
+        look."""
         found = yield from self._effects.locked(operation_id)
         if found is None:
-            return False
+            return Whose.OURS
         record, past = yield from self._past(found[1])
-        return is_former(provider_id, record, (yield from self._effects.of(operation_id)), past)
+        effects = yield from self._effects.of(operation_id)
+        return life_found(provider_id, record, effects, past, since=since)
 
     def told_about(self, operation_id: str, about: str) -> Program[Executed | Declined | None]:
         """What is known of a job that is about to run, and that it need not send any more: what settled it
@@ -380,7 +371,7 @@ class NotingResolver:
         earlier = yield from self._earlier(said, operation_id)
         if earlier is not None and earlier.state in OVER:
             return False
-        state = yield from self._late(word, record, effects)
+        state = yield from self._late(word, record, effects, past)
         yield from self._note(replace(said, about=word.about), record, now, state)
         return state is Aftermath.CONFLICT
 

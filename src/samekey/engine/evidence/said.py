@@ -100,9 +100,10 @@ class Said:
 
     @property
     def names_id(self) -> str | None:
-        """The provider's id that it gives, or was found by."""
+        """The provider's id that it was found by, which the operation has noted; or the one that it gives. (A
+        provider may have several for one payment.)"""
         given = self.evidence
-        return (given.provider_id if isinstance(given, Executed | Declined) else None) or self.provider_id
+        return self.provider_id or (given.provider_id if isinstance(given, Executed | Declined) else None)
 
     @property
     def digest(self) -> str:

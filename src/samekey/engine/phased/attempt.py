@@ -38,6 +38,7 @@ from ...core.program import Program
 from ...core.record import Answer, Lease
 from ...core.states import State
 from ...core.texts import checked_text
+from ...core.whose import Whose
 from ...errors import (
     ConfigurationError,
     ConnectionLost,
@@ -309,15 +310,17 @@ class PhasedRun:
     def looked_up(self, position: int, name: str, effect: Effect, result: Any) -> Flow[Any]:
         """What its lookup has found is the result, unless it is a former life's, or may be."""
         found = effect.provider_id
-        former = yield from ask(lambda: self.ways.resolver.is_former(self.operation_id, found))
-        if former or (former is None and not effect.has_looked_since):
+        since = effect.has_looked_since
+        life = yield from ask(lambda: self.ways.resolver.life_found(self.operation_id, found, since=since))
+        if life is not Whose.OURS:
             effect.provider_id = None
             self._resumable = False
             named = "something" if found is None else repr(found)
             raise OutcomeUnknown(
                 f"The lookup of {name!r} found {named}, which a former life of the key "
-                f"{'has' if former else 'may have'} made. This is another operation, so nobody can tell "
-                "whether it happened. Have the lookup look for nothing older than effect.since."
+                f"{'has' if life is Whose.NOT_OURS else 'may have'} made. This is another operation, so "
+                "nobody can tell whether it happened. Have the lookup look for nothing older than "
+                "effect.since."
             )
         return (yield from self.record(position, name, effect, result))
 
