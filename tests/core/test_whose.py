@@ -15,6 +15,7 @@ from samekey.core.whose import (
     End,
     Facts,
     Former,
+    MadeBy,
     Moment,
     Named,
     Object,
@@ -23,7 +24,6 @@ from samekey.core.whose import (
     OfSend,
     Others,
     Row,
-    Sent,
     Whose,
     row_for,
     whose,
@@ -96,4 +96,4 @@ def test_what_was_not_sent_is_nobodys() -> None:
 def test_of_several_sends_a_no_frees_none_but_by_the_object_of_the_last() -> None:
     for facts in every(OfSend):
         if facts.several and whose(facts) is Whose.OURS:
-            assert facts.object is Sent.LAST and facts.moment is Moment.AFTER
+            assert facts.object is MadeBy.LAST and facts.moment is Moment.AFTER

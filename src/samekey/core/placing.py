@@ -16,6 +16,7 @@ from .whose import (
     By,
     End,
     Former,
+    MadeBy,
     Moment,
     Named,
     Object,
@@ -23,7 +24,6 @@ from .whose import (
     OfLife,
     OfSend,
     Others,
-    Sent,
     Stage,
     Whose,
     whose,
@@ -221,11 +221,11 @@ def _of_send(
 ) -> OfSend:
     named = word.provider_id
     if named is None:
-        made = Sent.NONE
+        made = MadeBy.NONE
     elif named == known:
-        made = Sent.LAST
+        made = MadeBy.LAST
     else:
-        made = Sent.FORMER if named in former else Sent.OTHER
+        made = MadeBy.FORMER if named in former else MadeBy.OTHER
     moment = Moment.AROUND
     if word.occurred_at < sent_at - CLOCK_TOLERANCE_MS:
         moment = Moment.BEFORE

@@ -233,7 +233,7 @@ EFFECT: Final = (
 # Which send of the effect
 
 
-class Sent(StrEnum):
+class MadeBy(StrEnum):
     """The object that a "no" names, as the effect's sends have noted theirs."""
 
     NONE = "none"
@@ -255,7 +255,7 @@ class OfSend:
     """What is known of a "no" where it is asked whether it is about the last send. (That something happened
     is true for good, whichever send did it.)"""
 
-    object: Sent
+    object: MadeBy
     noted: bool
     """The last send has noted an object."""
     by_operation: bool
@@ -265,17 +265,17 @@ class OfSend:
 
 
 SEND: Final = (
-    _row(NOT_OURS, "a former send has made it", object=Sent.FORMER),
+    _row(NOT_OURS, "a former send has made it", object=MadeBy.FORMER),
     _row(
         UNTOLD,
         "something was made, and this may be about a try before it, under the same key",
-        object=Sent.NONE,
+        object=MadeBy.NONE,
         noted=True,
         by_operation=False,
     ),
     _row(OURS, "there was one send only, whichever of its objects is named", several=False),
     _row(NOT_OURS, "it tells nothing of what was sent after it", moment=Moment.BEFORE),
-    _row(OURS, "the last send has made it", object=Sent.LAST, moment=Moment.AFTER),
+    _row(OURS, "the last send has made it", object=MadeBy.LAST, moment=Moment.AFTER),
     _row(UNTOLD, "each send may have made an object, and one of them may end after the next began"),
 )
 
