@@ -143,3 +143,12 @@ def test_a_claim_that_was_given_back_was_no_life(sql_node: Node) -> None:
     assert sql_node.record("k").scope == claim.scope
     assert rent.told(NotExecuted) is Resolution.RESOLVED
     assert rent.debit("ch_1") == "run 2"
+
+
+def test_what_was_found_by_an_object_of_this_life_is_its_own_whatever_else_it_names(second: Rent) -> None:
+    """A provider may have two ids for one payment."""
+    with pytest.raises(OutcomeUnknown):
+        second.debit("ch_2", OutcomeUnknown)
+    told = second.told(Executed("paid", "pi_2"), provider_id="ch_2", tenant="acme")
+    assert told is Resolution.RESOLVED
+    assert second.node.state("k") is State.COMPLETED

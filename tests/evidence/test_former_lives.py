@@ -94,6 +94,15 @@ def test_a_word_that_names_what_a_former_life_made_changes_nothing(second: Rent,
     assert second.node.state("k") is State.UNKNOWN
 
 
+def test_a_yes_that_names_nothing_is_not_taken_for_this_life(second: Rent) -> None:
+    """It comes by the key that both lives have. An operator sees it, and nothing runs before that."""
+    doubt = Resolution.KEPT if second.node.is_sql else Resolution.UNPLACED
+    assert second.told(Executed("captured")) is doubt
+    assert second.node.state("k") is State.UNKNOWN
+    assert second.told(Executed("captured", "ch_2"), "e2") is Resolution.RESOLVED
+    assert second.debit(None) == "captured" and second.runs == 2
+
+
 @pytest.mark.parametrize(
     "evidence", [Declined("it bounced", "ch_1"), Executed("captured", "ch_1")], ids=["declined", "executed"]
 )
