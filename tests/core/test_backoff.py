@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from samekey import Backoff
+from samekey.errors import ConfigurationError
 
 ALMOST_ONE = 0.999999999
 spans = st.timedeltas(timedelta(0), timedelta(days=30))
@@ -61,3 +63,17 @@ def test_jobs_that_failed_together_do_not_come_back_together() -> None:
     backoff = Backoff()
     pauses = {backoff.pause_ms(8, number / 100) for number in range(100)}
     assert len(pauses) == 100
+
+
+def test_numbers_are_seconds() -> None:
+    """As everywhere else; what cannot be counted was met at the first failure, and cost its record."""
+    made: Any = Backoff
+    assert made(first=1, longest=0.5) == Backoff(timedelta(seconds=1), timedelta(seconds=0.5))
+
+
+@pytest.mark.parametrize("span", ["1", None, -1, timedelta(seconds=-1), True, float("inf"), float("nan")])
+def test_what_is_no_pause_is_refused_when_it_is_declared(span: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a number of seconds"):
+        Backoff(first=span)
+    with pytest.raises(ConfigurationError, match="a number of seconds"):
+        Backoff(longest=span)

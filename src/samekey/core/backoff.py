@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+
+from ..errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,11 +14,24 @@ class Backoff:
     """``first`` is the longest first pause; each later one may be twice as long, up to ``longest``.
 
     Full jitter: the pause is anywhere between nothing and that, so that jobs which failed together do not
-    come back together.
+    come back together. Numbers are seconds.
     """
 
     first: timedelta = timedelta(seconds=1)
     longest: timedelta = timedelta(minutes=5)
+
+    def __post_init__(self) -> None:
+        for name in ("first", "longest"):
+            span = getattr(self, name)
+            if isinstance(span, int | float) and not isinstance(span, bool):
+                with suppress(OverflowError, ValueError):
+                    span = timedelta(seconds=span)
+                object.__setattr__(self, name, span)
+            if not isinstance(span, timedelta) or span < timedelta(0):
+                raise ConfigurationError(
+                    f"Backoff({name}={span!r}): a pause is a timedelta, or a number of seconds, and not less "
+                    "than nothing."
+                )
 
     def pause_ms(self, attempts: int, random: float) -> int:
         """The pause after that many attempts; ``random`` is in [0, 1)."""
