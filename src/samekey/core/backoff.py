@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -24,8 +23,10 @@ class Backoff:
         for name in ("first", "longest"):
             span = getattr(self, name)
             if isinstance(span, int | float) and not isinstance(span, bool):
-                with suppress(OverflowError, ValueError):
+                try:
                     span = timedelta(seconds=span)
+                except (OverflowError, ValueError):
+                    span = None
                 object.__setattr__(self, name, span)
             if not isinstance(span, timedelta) or span < timedelta(0):
                 raise ConfigurationError(

@@ -38,8 +38,8 @@ _UNAVAILABLE: Final = {1021, 1037, 1040, 1041, 1047, 1114, 1180, 1203, 1226, 131
 _PROOF_GONE: Final = "SAVEPOINT samekey_proof does not exist"
 
 _GRANT: Final = (
-    "Grant this user that right, and no more: docs/stores/mysql.md lists what an application, a worker and "
-    "an operator need, table by table. To migrate, a user also needs create, alter, index, drop and trigger."
+    "Grant this user what samekey needs: grant select, insert, update, delete on DATABASE.* to USER. To "
+    "migrate, a user also needs create, alter, index, drop and trigger."
 )
 _ADVICE: Final = {
     1044: "Grant this user the use of that database.",

@@ -53,9 +53,9 @@ _POOLER: Final = (
     "(asyncpg: statement_cache_size=0, psycopg: prepare_threshold=None)."
 )
 _GRANT: Final = (
-    "Grant this role that right, as the owner of samekey's tables, and no more: docs/stores/postgresql.md "
-    "lists what an application, a worker and an operator need. To migrate, a role must own the schema, or "
-    "have the right to create it."
+    "Grant this role what it needs, as the owner of samekey's tables: grant usage on schema SCHEMA to ROLE; "
+    "grant select, insert, update, delete on all tables in schema SCHEMA to ROLE. To migrate, a role must "
+    "own the schema, or have the right to create it."
 )
 _STANDBY: Final = (
     "Name the primary in the URL, or all servers and target_session_attrs=read-write: "

@@ -138,9 +138,9 @@ def check(queries: Queries) -> Program[None]:
         rows = yield Statement(queries["missing_rights"], {"schema_name": queries.schema})
         if rows[0][0] is not None:
             raise ConfigurationError(
-                f"This role lacks rights: permission denied to {rows[0][0]!s}. Grant it these, as owner of "
-                f'the tables (and usage on schema "{queries.schema}"), and no more: '
-                "docs/stores/postgresql.md lists what an application, a worker and an operator need."
+                f"This role lacks rights: permission denied to {rows[0][0]!s}. Grant them, as owner of the "
+                f'tables: grant usage on schema "{queries.schema}" to ROLE; grant select, insert, update, '
+                f'delete on all tables in schema "{queries.schema}" to ROLE.'
             )
 
 
