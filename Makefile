@@ -24,12 +24,9 @@ test: $(VENV)/.installed
 test-all: $(VENV)/.installed
 	SAMEKEY_TESTS=all $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-# What `make test` leaves out, and nothing else; CI runs this after it. Thousands of stories with real processes and
-# servers run side by side here: what fails among them is told, and run once more by itself. Twice red is red.
+# What `make test` leaves out, and nothing else; CI runs this after it.
 test-rest: $(VENV)/.installed
-	@SAMEKEY_TESTS=rest $(BIN)/pytest -n $(WORKERS) --dist worksteal; code=$$?; [ $$code -eq 1 ] || exit $$code; \
-		echo "Once more, each by itself: what failed beside the others."; \
-		SAMEKEY_TESTS=rest $(BIN)/pytest -v --last-failed --last-failed-no-failures none
+	SAMEKEY_TESTS=rest $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # The reference service under load and faults, judged from outside: on SQLite, PostgreSQL and MariaDB, two runs at
 # the same time, with a seed that is known and with one that is not; and with keys that are used anew. In CI a server that is missing is installed;

@@ -17,8 +17,7 @@ from lab.torture.service.run import torture_service
 from tests.chosen import whole
 from tests.torture.mutants import MUTANTS, VARIABLE
 
-# Connections that a mutant has left half-way are closed when they are collected, in whichever test that is.
-pytestmark = [whole, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+pytestmark = whole
 
 
 FOCUSED = Plan(
