@@ -277,7 +277,7 @@ def walk(store: Subject, tending: Tending, queries: Queries | None = None, **opt
     try:
         run_state_machine_as_test(Walk, settings=chosen)
     except SystemError as error:
-        # Python 3.11's own fault: parsing a source miscounts when a collection comes between.
+        # A race in Python before 3.11.8 (gh-106905), in parsing the machine's source; no step was walked yet.
         if "AST constructor recursion depth mismatch" not in str(error):
             raise
         run_state_machine_as_test(Walk, settings=chosen)
