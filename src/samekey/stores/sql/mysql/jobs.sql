@@ -52,9 +52,9 @@ where state = 'live' and name = :name and due_at <= {now}
 order by due_at limit 1 offset :ahead
 
 -- name: next_kind
--- The next kind of job that is waiting, and how long until one of it may be taken, in milliseconds. One statement for
+-- The next kind of job that is waiting, when one of it may be taken, and what time it is. One statement for
 -- each, because only the first entry of a range is always read alone: a backlog costs no more than a single job.
-select name, due_at - {now} from {jobs} force index (samekey_jobs_due)
+select name, due_at, {now} from {jobs} force index (samekey_jobs_due)
 where state = 'live' and name > :after order by name, due_at limit 1
 
 -- name: enter_jobs
